@@ -1,0 +1,75 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh machine with Python 3.11 and pip.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The build of torch. CPU:  TORCH='torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu'
+#                     CUDA: TORCH='torch==2.13.0+cu130 --extra-index-url https://download.pytorch.org/whl/cu130'
+TORCH ?= torch==2.13.0
+DATA ?=
+NAME ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-reference test-crash test-demo test-soak check format bench proto up down lock clean
+
+help: ## show this list
+	@echo "AE-Enc services. Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv from the lock (TORCH='…' chooses the build of torch); free when nothing changed
+	@$(PYTHON) -m tools.setup --venv "$(VENV)" --torch "$(TORCH)"
+
+demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's layout
+	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
+
+test: setup ## the default suite: no network, no GPU, under five minutes
+	@$(PYTEST)
+
+test-reference: setup ## compare with the published figures (needs ../shared/data; minutes)
+	@$(PYTEST) -m reference --timeout 1800
+
+test-crash: setup ## kill processes again and again and look for what was lost
+	@$(PYTEST) -m crash --timeout 1800
+
+test-demo: setup ## run the whole demo as a test
+	@$(PYTEST) -m demo --timeout 1800
+
+test-soak: setup ## keep a fleet under load for a long time
+	@$(PYTEST) -m soak --timeout 7200
+
+check: setup ## ruff, mypy, buf, and whether the generated code is fresh
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(PY) -m tools.protos lint
+	@$(PY) -m tools.protos breaking
+	@$(PY) -m tools.protos check
+
+format: setup ## let ruff put the code in order
+	@$(BIN)/ruff check --fix --exit-zero
+	@$(BIN)/ruff format
+
+bench: setup ## run one benchmark: NAME=x runs benchmarks/x.py and writes benchmarks/results/x.json
+	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=…, one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 2; }
+	@$(PY) benchmarks/$(NAME).py
+
+proto: setup ## generate clients/python/aeenc/v1 from protos/
+	@$(PY) -m tools.protos generate
+
+up: setup ## start everything on this machine, state under ./.aeenc
+	@$(BIN)/aeenc up
+
+down: setup ## stop what `make up` started
+	@$(BIN)/aeenc down
+
+lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
+	@tools/lock.sh $(UPGRADE)
+
+clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
+	@rm -rf .venv .venv-protoc .venv-lock build clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf *.egg-info clients/python/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

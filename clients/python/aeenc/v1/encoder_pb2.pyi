@@ -1,0 +1,152 @@
+from aeenc.v1 import types_pb2 as _types_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_QUERY: _ClassVar[Role]
+    ROLE_PREMISE: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_QUERY: Role
+ROLE_PREMISE: Role
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("texts", "role", "model", "truncate", "space_id")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    role: Role
+    model: _types_pb2.ModelSelector
+    truncate: _types_pb2.Truncate
+    space_id: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("embeddings", "model_version", "space_id", "timings", "truncated")
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _types_pb2.Embeddings
+    model_version: str
+    space_id: str
+    timings: _types_pb2.Timings
+    truncated: int
+    def __init__(self, embeddings: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ...) -> None: ...
+
+class EncodeStreamRequest(_message.Message):
+    __slots__ = ("batch", "batch_seq")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQ_FIELD_NUMBER: _ClassVar[int]
+    batch: EncodeRequest
+    batch_seq: int
+    def __init__(self, batch: _Optional[_Union[EncodeRequest, _Mapping]] = ..., batch_seq: _Optional[int] = ...) -> None: ...
+
+class EncodeStreamResponse(_message.Message):
+    __slots__ = ("batch", "batch_seq")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQ_FIELD_NUMBER: _ClassVar[int]
+    batch: EncodeResponse
+    batch_seq: int
+    def __init__(self, batch: _Optional[_Union[EncodeResponse, _Mapping]] = ..., batch_seq: _Optional[int] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("query", "premises", "model", "truncate")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    premises: _containers.RepeatedScalarFieldContainer[str]
+    model: _types_pb2.ModelSelector
+    truncate: _types_pb2.Truncate
+    def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("scores", "model_version", "timings")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    model_version: str
+    timings: _types_pb2.Timings
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+
+class EncoderServiceGetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EncoderServiceGetInfoResponse(_message.Message):
+    __slots__ = ("service", "default_space_id", "dim", "versions", "labels", "swaps", "runtime")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    service: _types_pb2.ServiceInfo
+    default_space_id: str
+    dim: int
+    versions: _containers.RepeatedCompositeFieldContainer[LoadedVersion]
+    labels: _containers.RepeatedCompositeFieldContainer[AppliedLabel]
+    swaps: _containers.RepeatedCompositeFieldContainer[SwapOutcome]
+    runtime: str
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[AppliedLabel, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ...) -> None: ...
+
+class LoadedVersion(_message.Message):
+    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_ENCODER_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    space_id: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    premise_encoder: bool
+    in_flight: int
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ...) -> None: ...
+
+class AppliedLabel(_message.Message):
+    __slots__ = ("space_id", "label", "version", "revision")
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    space_id: str
+    label: str
+    version: str
+    revision: int
+    def __init__(self, space_id: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SwapOutcome(_message.Message):
+    __slots__ = ("label", "version", "revision", "ok", "reason", "finished_at", "duration")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    version: str
+    revision: int
+    ok: bool
+    reason: str
+    finished_at: _timestamp_pb2.Timestamp
+    duration: _duration_pb2.Duration
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,344 @@
+from aeenc.v1 import types_pb2 as _types_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RetrieveMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRIEVE_MODE_UNSPECIFIED: _ClassVar[RetrieveMode]
+    RETRIEVE_MODE_DENSE: _ClassVar[RetrieveMode]
+    RETRIEVE_MODE_LEXICAL: _ClassVar[RetrieveMode]
+    RETRIEVE_MODE_HYBRID: _ClassVar[RetrieveMode]
+
+class AckLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACK_LEVEL_UNSPECIFIED: _ClassVar[AckLevel]
+    ACK_LEVEL_RECEIVED: _ClassVar[AckLevel]
+    ACK_LEVEL_DURABLE: _ClassVar[AckLevel]
+    ACK_LEVEL_SEARCHABLE: _ClassVar[AckLevel]
+RETRIEVE_MODE_UNSPECIFIED: RetrieveMode
+RETRIEVE_MODE_DENSE: RetrieveMode
+RETRIEVE_MODE_LEXICAL: RetrieveMode
+RETRIEVE_MODE_HYBRID: RetrieveMode
+ACK_LEVEL_UNSPECIFIED: AckLevel
+ACK_LEVEL_RECEIVED: AckLevel
+ACK_LEVEL_DURABLE: AckLevel
+ACK_LEVEL_SEARCHABLE: AckLevel
+
+class SearchRequest(_message.Message):
+    __slots__ = ("corpus", "vectors", "space_id", "k", "exclude_ids", "filter", "generation", "params")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    vectors: _types_pb2.Embeddings
+    space_id: str
+    k: int
+    exclude_ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: PremiseFilter
+    generation: str
+    params: SearchParams
+    def __init__(self, corpus: _Optional[str] = ..., vectors: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., space_id: _Optional[str] = ..., k: _Optional[int] = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
+
+class SearchResponse(_message.Message):
+    __slots__ = ("results", "generation", "space_id", "exact", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Hits]
+    generation: str
+    space_id: str
+    exact: bool
+    timings: _types_pb2.Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[Hits, _Mapping]]] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+
+class Hits(_message.Message):
+    __slots__ = ("premise_ids", "scores")
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PremiseFilter(_message.Message):
+    __slots__ = ("any_split",)
+    ANY_SPLIT_FIELD_NUMBER: _ClassVar[int]
+    any_split: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, any_split: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SearchParams(_message.Message):
+    __slots__ = ("ef_search", "nprobe", "exact")
+    EF_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    NPROBE_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    ef_search: int
+    nprobe: int
+    exact: bool
+    def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
+
+class RetrieveRequest(_message.Message):
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RERANK_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    DROP_SELF_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    k: int
+    mode: RetrieveMode
+    model: _types_pb2.ModelSelector
+    accepted: _containers.RepeatedCompositeFieldContainer[AcceptedPremises]
+    rerank: int
+    prior: float
+    drop_self: bool
+    exclude_ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: PremiseFilter
+    generation: str
+    truncate: _types_pb2.Truncate
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ...) -> None: ...
+
+class AcceptedPremises(_message.Message):
+    __slots__ = ("premise_ids",)
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RetrieveResponse(_message.Message):
+    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[RetrievedPremises]
+    model_version: str
+    space_id: str
+    generation: str
+    exact: bool
+    timings: _types_pb2.Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+
+class RetrievedPremises(_message.Message):
+    __slots__ = ("premises",)
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    premises: _containers.RepeatedCompositeFieldContainer[RetrievedPremise]
+    def __init__(self, premises: _Optional[_Iterable[_Union[RetrievedPremise, _Mapping]]] = ...) -> None: ...
+
+class RetrievedPremise(_message.Message):
+    __slots__ = ("id", "text", "score")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    score: float
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class GetPremisesRequest(_message.Message):
+    __slots__ = ("corpus", "ids", "generation")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    generation: str
+    def __init__(self, corpus: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class GetPremisesResponse(_message.Message):
+    __slots__ = ("premises", "generation")
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.Premise]
+    generation: str
+    def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class ListPremisesRequest(_message.Message):
+    __slots__ = ("corpus", "page_size", "page_token", "generation")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    page_size: int
+    page_token: str
+    generation: str
+    def __init__(self, corpus: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class ListPremisesResponse(_message.Message):
+    __slots__ = ("premises", "next_page_token", "generation", "total_size")
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.Premise]
+    next_page_token: str
+    generation: str
+    total_size: int
+    def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., generation: _Optional[str] = ..., total_size: _Optional[int] = ...) -> None: ...
+
+class IndexServiceGetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class IndexServiceGetInfoResponse(_message.Message):
+    __slots__ = ("service", "corpora")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    CORPORA_FIELD_NUMBER: _ClassVar[int]
+    service: _types_pb2.ServiceInfo
+    corpora: _containers.RepeatedCompositeFieldContainer[CorpusInfo]
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., corpora: _Optional[_Iterable[_Union[CorpusInfo, _Mapping]]] = ...) -> None: ...
+
+class CorpusInfo(_message.Message):
+    __slots__ = ("corpus", "active")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    active: Generation
+    def __init__(self, corpus: _Optional[str] = ..., active: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
+
+class BuildGenerationRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: BuildHeader
+    chunk: PremiseChunk
+    def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., chunk: _Optional[_Union[PremiseChunk, _Mapping]] = ...) -> None: ...
+
+class BuildHeader(_message.Message):
+    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DELETE_IDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_PREMISES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    request_id: str
+    base_generation: str
+    delete_ids: _containers.RepeatedScalarFieldContainer[str]
+    expected_premises: int
+    activate: bool
+    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ...) -> None: ...
+
+class PremiseChunk(_message.Message):
+    __slots__ = ("premises",)
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    premises: _containers.RepeatedCompositeFieldContainer[_types_pb2.Premise]
+    def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
+
+class BuildGenerationResponse(_message.Message):
+    __slots__ = ("received", "encoded", "ack_level", "generation", "activated")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
+    ACK_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    encoded: int
+    ack_level: AckLevel
+    generation: Generation
+    activated: bool
+    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    corpus: str
+    space_id: str
+    premise_version: str
+    premises: int
+    dim: int
+    engine: str
+    manifest_sha256: str
+    created_at: _timestamp_pb2.Timestamp
+    active: bool
+    size_bytes: int
+    def __init__(self, id: _Optional[str] = ..., corpus: _Optional[str] = ..., space_id: _Optional[str] = ..., premise_version: _Optional[str] = ..., premises: _Optional[int] = ..., dim: _Optional[int] = ..., engine: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., active: bool = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ActivateGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation", "expected_generation", "request_id")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    expected_generation: str
+    request_id: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., expected_generation: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ActivateGenerationResponse(_message.Message):
+    __slots__ = ("active", "previous_generation")
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    active: Generation
+    previous_generation: str
+    def __init__(self, active: _Optional[_Union[Generation, _Mapping]] = ..., previous_generation: _Optional[str] = ...) -> None: ...
+
+class ListGenerationsRequest(_message.Message):
+    __slots__ = ("corpus", "page_size", "page_token")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    page_size: int
+    page_token: str
+    def __init__(self, corpus: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListGenerationsResponse(_message.Message):
+    __slots__ = ("generations", "next_page_token")
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    generations: _containers.RepeatedCompositeFieldContainer[Generation]
+    next_page_token: str
+    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation", "request_id")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    request_id: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteGenerationResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: str
+    def __init__(self, generation: _Optional[str] = ...) -> None: ...

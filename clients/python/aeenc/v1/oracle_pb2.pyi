@@ -1,0 +1,85 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Judgement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JUDGEMENT_UNSPECIFIED: _ClassVar[Judgement]
+    JUDGEMENT_EXPLAINS: _ClassVar[Judgement]
+    JUDGEMENT_DOES_NOT_EXPLAIN: _ClassVar[Judgement]
+    JUDGEMENT_ABSTAIN: _ClassVar[Judgement]
+    JUDGEMENT_UNSEEN: _ClassVar[Judgement]
+JUDGEMENT_UNSPECIFIED: Judgement
+JUDGEMENT_EXPLAINS: Judgement
+JUDGEMENT_DOES_NOT_EXPLAIN: Judgement
+JUDGEMENT_ABSTAIN: Judgement
+JUDGEMENT_UNSEEN: Judgement
+
+class JudgeRequest(_message.Message):
+    __slots__ = ("run_id", "tasks")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    tasks: _containers.RepeatedCompositeFieldContainer[OracleTask]
+    def __init__(self, run_id: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[OracleTask, _Mapping]]] = ...) -> None: ...
+
+class OracleTask(_message.Message):
+    __slots__ = ("task_id", "query", "path", "accepted", "candidates")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    query: str
+    path: _containers.RepeatedScalarFieldContainer[str]
+    accepted: _containers.RepeatedCompositeFieldContainer[Candidate]
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, task_id: _Optional[str] = ..., query: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("premise_id", "text", "rank", "score")
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    premise_id: str
+    text: str
+    rank: int
+    score: float
+    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
+
+class JudgeResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[OracleAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[OracleAnswer, _Mapping]]] = ...) -> None: ...
+
+class OracleAnswer(_message.Message):
+    __slots__ = ("task_id", "verdicts", "annotator", "note")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    annotator: str
+    note: str
+    def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("premise_id", "judgement", "leaf", "grade")
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    JUDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    GRADE_FIELD_NUMBER: _ClassVar[int]
+    premise_id: str
+    judgement: Judgement
+    leaf: bool
+    grade: float
+    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,149 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PublishRequest(_message.Message):
+    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    label: str
+    expected_revision: int
+    force: bool
+    wait: _duration_pb2.Duration
+    request_id: str
+    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ("label", "rollouts", "complete")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    label: Label
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    complete: bool
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ...) -> None: ...
+
+class SetLabelRequest(_message.Message):
+    __slots__ = ("label", "version", "expected_revision", "request_id")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    version: str
+    expected_revision: int
+    request_id: str
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SetLabelResponse(_message.Message):
+    __slots__ = ("label",)
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    label: Label
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ...) -> None: ...
+
+class DeleteLabelRequest(_message.Message):
+    __slots__ = ("label", "space_id", "request_id")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    space_id: str
+    request_id: str
+    def __init__(self, label: _Optional[str] = ..., space_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteLabelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("label", "expected_revision", "space_id", "request_id", "wait")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    expected_revision: int
+    space_id: str
+    request_id: str
+    wait: _duration_pb2.Duration
+    def __init__(self, label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., space_id: _Optional[str] = ..., request_id: _Optional[str] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("label", "rollouts", "complete")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    label: Label
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    complete: bool
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ...) -> None: ...
+
+class ListLabelsRequest(_message.Message):
+    __slots__ = ("space_id",)
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    space_id: str
+    def __init__(self, space_id: _Optional[str] = ...) -> None: ...
+
+class ListLabelsResponse(_message.Message):
+    __slots__ = ("labels",)
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedCompositeFieldContainer[Label]
+    def __init__(self, labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("space_id", "name", "version", "revision", "previous_version", "moved_at")
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MOVED_AT_FIELD_NUMBER: _ClassVar[int]
+    space_id: str
+    name: str
+    version: str
+    revision: int
+    previous_version: str
+    moved_at: _timestamp_pb2.Timestamp
+    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., previous_version: _Optional[str] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListRolloutsRequest(_message.Message):
+    __slots__ = ("label", "space_id")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    space_id: str
+    def __init__(self, label: _Optional[str] = ..., space_id: _Optional[str] = ...) -> None: ...
+
+class ListRolloutsResponse(_message.Message):
+    __slots__ = ("label", "rollouts")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    label: Label
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("instance", "revision", "ok", "reason", "acknowledged_at")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_AT_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    revision: int
+    ok: bool
+    reason: str
+    acknowledged_at: _timestamp_pb2.Timestamp
+    def __init__(self, instance: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., acknowledged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,457 @@
+from aeenc.v1 import oracle_pb2 as _oracle_pb2
+from aeenc.v1 import types_pb2 as _types_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Collect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COLLECT_UNSPECIFIED: _ClassVar[Collect]
+    COLLECT_BOTH: _ClassVar[Collect]
+    COLLECT_POSITIVES_ONLY: _ClassVar[Collect]
+
+class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
+    RUN_STATE_PENDING: _ClassVar[RunState]
+    RUN_STATE_RUNNING: _ClassVar[RunState]
+    RUN_STATE_SUCCEEDED: _ClassVar[RunState]
+    RUN_STATE_FAILED: _ClassVar[RunState]
+    RUN_STATE_CANCELLED: _ClassVar[RunState]
+
+class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_EVENT_UNSPECIFIED: _ClassVar[TaskEvent]
+    TASK_EVENT_QUEUED: _ClassVar[TaskEvent]
+    TASK_EVENT_LEASED: _ClassVar[TaskEvent]
+    TASK_EVENT_ANSWERED: _ClassVar[TaskEvent]
+    TASK_EVENT_EXPIRED: _ClassVar[TaskEvent]
+    TASK_EVENT_CONFLICT: _ClassVar[TaskEvent]
+    TASK_EVENT_ADJUDICATED: _ClassVar[TaskEvent]
+COLLECT_UNSPECIFIED: Collect
+COLLECT_BOTH: Collect
+COLLECT_POSITIVES_ONLY: Collect
+RUN_STATE_UNSPECIFIED: RunState
+RUN_STATE_PENDING: RunState
+RUN_STATE_RUNNING: RunState
+RUN_STATE_SUCCEEDED: RunState
+RUN_STATE_FAILED: RunState
+RUN_STATE_CANCELLED: RunState
+TASK_EVENT_UNSPECIFIED: TaskEvent
+TASK_EVENT_QUEUED: TaskEvent
+TASK_EVENT_LEASED: TaskEvent
+TASK_EVENT_ANSWERED: TaskEvent
+TASK_EVENT_EXPIRED: TaskEvent
+TASK_EVENT_CONFLICT: TaskEvent
+TASK_EVENT_ADJUDICATED: TaskEvent
+
+class StartRunRequest(_message.Message):
+    __slots__ = ("config", "hypotheses")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    config: RunConfig
+    hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
+    def __init__(self, config: _Optional[_Union[RunConfig, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+
+class RunConfig(_message.Message):
+    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEGATIVES_PER_QUERY_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_PER_TREE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    oracle: str
+    idempotency_key: str
+    k: int
+    max_depth: int
+    max_judgements: int
+    collect: Collect
+    model: _types_pb2.ModelSelector
+    split: str
+    conditioned: bool
+    max_negatives_per_query: int
+    max_nodes_per_tree: int
+    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ...) -> None: ...
+
+class Hypothesis(_message.Message):
+    __slots__ = ("id", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class StartRunResponse(_message.Message):
+    __slots__ = ("run", "existed")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    existed: bool
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: bool = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("id", "config", "state", "error", "model_version", "generation", "progress", "created_at", "ended_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    config: RunConfig
+    state: RunState
+    error: str
+    model_version: str
+    generation: str
+    progress: RunProgress
+    created_at: _timestamp_pb2.Timestamp
+    ended_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class RunProgress(_message.Message):
+    __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed")
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    TREES_DONE_FIELD_NUMBER: _ClassVar[int]
+    NODES_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    NODES_PENDING_FIELD_NUMBER: _ClassVar[int]
+    POSITIVES_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    trees: int
+    trees_done: int
+    nodes_judged: int
+    nodes_pending: int
+    positives: int
+    negatives: int
+    skipped: int
+    judgements: int
+    nodes_failed: int
+    def __init__(self, trees: _Optional[int] = ..., trees_done: _Optional[int] = ..., nodes_judged: _Optional[int] = ..., nodes_pending: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., skipped: _Optional[int] = ..., judgements: _Optional[int] = ..., nodes_failed: _Optional[int] = ...) -> None: ...
+
+class GetRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs", "next_page_token")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    next_page_token: str
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class WatchRunRequest(_message.Message):
+    __slots__ = ("run_id", "from_seq")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_seq: int
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+
+class WatchRunResponse(_message.Message):
+    __slots__ = ("seq", "at", "run")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    at: _timestamp_pb2.Timestamp
+    run: Run
+    def __init__(self, seq: _Optional[int] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class CancelRunRequest(_message.Message):
+    __slots__ = ("run_id", "request_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request_id: str
+    def __init__(self, run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CancelRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ("run_id", "request_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request_id: str
+    def __init__(self, run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ResumeRunResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class ListPairsRequest(_message.Message):
+    __slots__ = ("run_id", "page_size", "page_token", "sign")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SIGN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    page_size: int
+    page_token: str
+    sign: _types_pb2.PairSign
+    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., sign: _Optional[_Union[_types_pb2.PairSign, str]] = ...) -> None: ...
+
+class ListPairsResponse(_message.Message):
+    __slots__ = ("pairs", "next_page_token")
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pairs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Pair]
+    next_page_token: str
+    def __init__(self, pairs: _Optional[_Iterable[_Union[_types_pb2.Pair, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ImportPairsRequest(_message.Message):
+    __slots__ = ("corpus", "pairs", "run_id", "request_id")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    pairs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Pair]
+    run_id: str
+    request_id: str
+    def __init__(self, corpus: _Optional[str] = ..., pairs: _Optional[_Iterable[_Union[_types_pb2.Pair, _Mapping]]] = ..., run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ImportPairsResponse(_message.Message):
+    __slots__ = ("run_id", "added")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    added: int
+    def __init__(self, run_id: _Optional[str] = ..., added: _Optional[int] = ...) -> None: ...
+
+class ExportTreesRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ExportTreesResponse(_message.Message):
+    __slots__ = ("hypothesis_id", "record_json")
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_JSON_FIELD_NUMBER: _ClassVar[int]
+    hypothesis_id: str
+    record_json: str
+    def __init__(self, hypothesis_id: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
+
+class LeaseTaskRequest(_message.Message):
+    __slots__ = ("run_id", "annotator", "max_tasks")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    annotator: str
+    max_tasks: int
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ...) -> None: ...
+
+class LeaseTaskResponse(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "run_id", "task", "expires_at")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    run_id: str
+    task: _oracle_pb2.OracleTask
+    expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("expires_at",)
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReleaseTaskRequest(_message.Message):
+    __slots__ = ("lease_id", "reason")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    reason: str
+    def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReleaseTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubmitVerdictsRequest(_message.Message):
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    seen_upto: int
+    elapsed: _duration_pb2.Duration
+    client_seq: int
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ...) -> None: ...
+
+class SubmitVerdictsResponse(_message.Message):
+    __slots__ = ("answer_id", "late")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    late: bool
+    def __init__(self, answer_id: _Optional[str] = ..., late: bool = ...) -> None: ...
+
+class UndoVerdictsRequest(_message.Message):
+    __slots__ = ("annotator", "count", "run_id")
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    count: int
+    run_id: str
+    def __init__(self, annotator: _Optional[str] = ..., count: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class UndoVerdictsResponse(_message.Message):
+    __slots__ = ("answer_ids",)
+    ANSWER_IDS_FIELD_NUMBER: _ClassVar[int]
+    answer_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AmendVerdictsRequest(_message.Message):
+    __slots__ = ("answer_id", "verdicts", "annotator")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    annotator: str
+    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ...) -> None: ...
+
+class AmendVerdictsResponse(_message.Message):
+    __slots__ = ("answer_id",)
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
+
+class AdjudicateRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "verdicts", "adjudicator")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    adjudicator: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
+
+class AdjudicateResponse(_message.Message):
+    __slots__ = ("answer_id",)
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
+
+class GetAgreementRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetAgreementResponse(_message.Message):
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators")
+    COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
+    FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
+    KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATORS_FIELD_NUMBER: _ClassVar[int]
+    cohen_kappa: float
+    fleiss_kappa: float
+    krippendorff_alpha: float
+    candidates: int
+    annotators: int
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ...) -> None: ...
+
+class WatchTasksRequest(_message.Message):
+    __slots__ = ("run_id", "from_seq")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    from_seq: int
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+
+class WatchTasksResponse(_message.Message):
+    __slots__ = ("seq", "event", "task_id", "run_id", "at")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    event: TaskEvent
+    task_id: str
+    run_id: str
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, seq: _Optional[int] = ..., event: _Optional[_Union[TaskEvent, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class SamplerServiceGetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SamplerServiceGetInfoResponse(_message.Message):
+    __slots__ = ("service", "oracles", "active_runs")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    ORACLES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    service: _types_pb2.ServiceInfo
+    oracles: _containers.RepeatedScalarFieldContainer[str]
+    active_runs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., oracles: _Optional[_Iterable[str]] = ..., active_runs: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,299 @@
+from aeenc.v1 import types_pb2 as _types_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOSS_UNSPECIFIED: _ClassVar[Loss]
+    LOSS_FULL_CORPUS_SOFTMAX: _ClassVar[Loss]
+    LOSS_TRIPLET_MARGIN: _ClassVar[Loss]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_PENDING: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_SUCCEEDED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+LOSS_UNSPECIFIED: Loss
+LOSS_FULL_CORPUS_SOFTMAX: Loss
+LOSS_TRIPLET_MARGIN: Loss
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_PENDING: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_SUCCEEDED: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
+
+class StartJobRequest(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: JobConfig
+    def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
+
+class JobConfig(_message.Message):
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    RUN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    REGULARIZATION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    run_ids: _containers.RepeatedScalarFieldContainer[str]
+    idempotency_key: str
+    base_version: str
+    loss: Loss
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    temperature: float
+    margin: float
+    regularization: float
+    refused_weight: float
+    seed: int
+    validation: _containers.RepeatedCompositeFieldContainer[_types_pb2.GoldQuery]
+    split: str
+    note: str
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
+class StartJobResponse(_message.Message):
+    __slots__ = ("job", "existed")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    existed: bool
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., existed: bool = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("id", "config", "state", "error", "progress", "version", "created_at", "ended_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    config: JobConfig
+    state: JobState
+    error: str
+    progress: JobProgress
+    version: str
+    created_at: _timestamp_pb2.Timestamp
+    ended_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[JobConfig, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., error: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., version: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_MAP_FIELD_NUMBER: _ClassVar[int]
+    BEST_VALIDATION_MAP_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    POSITIVES_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    epochs_done: int
+    steps_done: int
+    steps: int
+    loss: float
+    validation_map: float
+    best_validation_map: float
+    remaining: _duration_pb2.Duration
+    queries: int
+    positives: int
+    negatives: int
+    def __init__(self, phase: _Optional[str] = ..., epochs_done: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_map: _Optional[float] = ..., best_validation_map: _Optional[float] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queries: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs", "next_page_token")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class WatchJobRequest(_message.Message):
+    __slots__ = ("job_id", "from_seq")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    from_seq: int
+    def __init__(self, job_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+
+class WatchJobResponse(_message.Message):
+    __slots__ = ("seq", "at", "job")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    at: _timestamp_pb2.Timestamp
+    job: Job
+    def __init__(self, seq: _Optional[int] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id", "request_id")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    request_id: str
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class ResumeJobRequest(_message.Message):
+    __slots__ = ("job_id", "request_id")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    request_id: str
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ResumeJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class EvaluateRequest(_message.Message):
+    __slots__ = ("config", "queries")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    config: EvaluateConfig
+    queries: _containers.RepeatedCompositeFieldContainer[_types_pb2.GoldQuery]
+    def __init__(self, config: _Optional[_Union[EvaluateConfig, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ...) -> None: ...
+
+class EvaluateConfig(_message.Message):
+    __slots__ = ("corpus", "model", "generation")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    model: _types_pb2.ModelSelector
+    generation: str
+    def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class EvaluateResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: _types_pb2.EvaluationReport
+    def __init__(self, report: _Optional[_Union[_types_pb2.EvaluationReport, _Mapping]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("version", "space_id", "pretrained", "base_version", "job_id", "validation_map", "manifest_sha256", "labels", "created_at", "size_bytes", "dim")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRETRAINED_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_MAP_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    space_id: str
+    pretrained: bool
+    base_version: str
+    job_id: str
+    validation_map: float
+    manifest_sha256: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    created_at: _timestamp_pb2.Timestamp
+    size_bytes: int
+    dim: int
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., pretrained: bool = ..., base_version: _Optional[str] = ..., job_id: _Optional[str] = ..., validation_map: _Optional[float] = ..., manifest_sha256: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., size_bytes: _Optional[int] = ..., dim: _Optional[int] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCheckpointsResponse(_message.Message):
+    __slots__ = ("checkpoints", "next_page_token")
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
+    next_page_token: str
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetCheckpointRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    def __init__(self, version: _Optional[str] = ...) -> None: ...
+
+class GetCheckpointResponse(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+
+class TrainerServiceGetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TrainerServiceGetInfoResponse(_message.Message):
+    __slots__ = ("service", "default_space_id", "device", "active_job")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_JOB_FIELD_NUMBER: _ClassVar[int]
+    service: _types_pb2.ServiceInfo
+    default_space_id: str
+    device: str
+    active_job: str
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., device: _Optional[str] = ..., active_job: _Optional[str] = ...) -> None: ...

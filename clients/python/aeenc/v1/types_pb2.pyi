@@ -1,0 +1,214 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    D_TYPE_UNSPECIFIED: _ClassVar[DType]
+    D_TYPE_FLOAT32: _ClassVar[DType]
+    D_TYPE_FLOAT16: _ClassVar[DType]
+
+class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAIR_SIGN_UNSPECIFIED: _ClassVar[PairSign]
+    PAIR_SIGN_POSITIVE: _ClassVar[PairSign]
+    PAIR_SIGN_NEGATIVE: _ClassVar[PairSign]
+
+class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVICE_STATE_UNSPECIFIED: _ClassVar[ServiceState]
+    SERVICE_STATE_STARTING: _ClassVar[ServiceState]
+    SERVICE_STATE_SERVING: _ClassVar[ServiceState]
+    SERVICE_STATE_DEGRADED: _ClassVar[ServiceState]
+    SERVICE_STATE_DRAINING: _ClassVar[ServiceState]
+
+class Truncate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATE_UNSPECIFIED: _ClassVar[Truncate]
+    TRUNCATE_ERROR: _ClassVar[Truncate]
+    TRUNCATE_END: _ClassVar[Truncate]
+D_TYPE_UNSPECIFIED: DType
+D_TYPE_FLOAT32: DType
+D_TYPE_FLOAT16: DType
+PAIR_SIGN_UNSPECIFIED: PairSign
+PAIR_SIGN_POSITIVE: PairSign
+PAIR_SIGN_NEGATIVE: PairSign
+SERVICE_STATE_UNSPECIFIED: ServiceState
+SERVICE_STATE_STARTING: ServiceState
+SERVICE_STATE_SERVING: ServiceState
+SERVICE_STATE_DEGRADED: ServiceState
+SERVICE_STATE_DRAINING: ServiceState
+TRUNCATE_UNSPECIFIED: Truncate
+TRUNCATE_ERROR: Truncate
+TRUNCATE_END: Truncate
+
+class Embeddings(_message.Message):
+    __slots__ = ("data", "dtype", "rows", "dim")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    dtype: DType
+    rows: int
+    dim: int
+    def __init__(self, data: _Optional[bytes] = ..., dtype: _Optional[_Union[DType, str]] = ..., rows: _Optional[int] = ..., dim: _Optional[int] = ...) -> None: ...
+
+class ModelSelector(_message.Message):
+    __slots__ = ("label", "version")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    version: str
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Premise(_message.Message):
+    __slots__ = ("id", "text", "aliases", "splits")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    splits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GoldQuery(_message.Message):
+    __slots__ = ("text", "premises")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREMISES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    premises: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Pair(_message.Message):
+    __slots__ = ("seq", "query", "premise_id", "premise", "sign", "provenance")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_FIELD_NUMBER: _ClassVar[int]
+    SIGN_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    query: str
+    premise_id: str
+    premise: str
+    sign: PairSign
+    provenance: Provenance
+    def __init__(self, seq: _Optional[int] = ..., query: _Optional[str] = ..., premise_id: _Optional[str] = ..., premise: _Optional[str] = ..., sign: _Optional[_Union[PairSign, str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+
+class Provenance(_message.Message):
+    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_AT_FIELD_NUMBER: _ClassVar[int]
+    GRADE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    node_id: str
+    rank: int
+    score: float
+    model_version: str
+    generation: str
+    oracle: str
+    annotator: str
+    judged_at: _timestamp_pb2.Timestamp
+    grade: float
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("total", "queue", "tokenize", "compute", "encode")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
+    total: _duration_pb2.Duration
+    queue: _duration_pb2.Duration
+    tokenize: _duration_pb2.Duration
+    compute: _duration_pb2.Duration
+    encode: _duration_pb2.Duration
+    def __init__(self, total: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tokenize: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., compute: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., encode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ServiceInfo(_message.Message):
+    __slots__ = ("software_version", "api_version", "instance", "state", "state_reason", "started_at", "limits")
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    API_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_REASON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    software_version: str
+    api_version: str
+    instance: str
+    state: ServiceState
+    state_reason: str
+    started_at: _timestamp_pb2.Timestamp
+    limits: Limits
+    def __init__(self, software_version: _Optional[str] = ..., api_version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., state_reason: _Optional[str] = ..., started_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("message_bytes", "items", "text_bytes", "k", "tokens", "queued_items")
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    message_bytes: int
+    items: int
+    text_bytes: int
+    k: int
+    tokens: int
+    queued_items: int
+    def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ...) -> None: ...
+
+class EvaluationReport(_message.Message):
+    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation")
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    PAPER_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    strict: RetrievalMetrics
+    paper: RetrievalMetrics
+    candidates: int
+    queries: int
+    pairs: int
+    model_version: str
+    generation: str
+    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class RetrievalMetrics(_message.Message):
+    __slots__ = ("map", "ndcg", "ndcg_at_10", "ndcg_at_50", "hit_at_10", "hit_at_20", "hit_at_50")
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    NDCG_FIELD_NUMBER: _ClassVar[int]
+    NDCG_AT_10_FIELD_NUMBER: _ClassVar[int]
+    NDCG_AT_50_FIELD_NUMBER: _ClassVar[int]
+    HIT_AT_10_FIELD_NUMBER: _ClassVar[int]
+    HIT_AT_20_FIELD_NUMBER: _ClassVar[int]
+    HIT_AT_50_FIELD_NUMBER: _ClassVar[int]
+    map: float
+    ndcg: float
+    ndcg_at_10: float
+    ndcg_at_50: float
+    hit_at_10: float
+    hit_at_20: float
+    hit_at_50: float
+    def __init__(self, map: _Optional[float] = ..., ndcg: _Optional[float] = ..., ndcg_at_10: _Optional[float] = ..., ndcg_at_50: _Optional[float] = ..., hit_at_10: _Optional[float] = ..., hit_at_20: _Optional[float] = ..., hit_at_50: _Optional[float] = ...) -> None: ...

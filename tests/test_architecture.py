@@ -1,0 +1,181 @@
+"""The rules that no linter knows: import direction, fresh generated code, file sizes, what may be stored and written.
+
+Reads the source, runs none of it. A folder that does not exist yet is simply absent.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVICES = ROOT / "services"
+SDK = ROOT / "clients" / "python" / "aeenc"
+GENERATED = SDK / "v1"
+
+# The only places of a service that know the transport: the servicer, the wiring, and convert.py, which turns messages
+# into the domain's values and back.
+TRANSPORT_MODULES = {"servicer.py", "__main__.py", "convert.py"}
+TRANSPORT_PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "aeenc.v1")
+
+# What clients/python/pyproject.toml lists, by import name.
+SDK_DEPENDENCIES = {"aeenc", "google", "grpc", "numpy"}
+CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
+
+MAX_LINES = 300
+# path in the repository: why it is longer
+LONG_FILES: dict[str, str] = {}
+
+PICKLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+PICKLING_CALLS = {"torch.load", "torch.save", "torch.jit.load", "pandas.read_pickle"}
+
+TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_NAMES = {"Dockerfile", "Makefile", "run"}
+SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "data"}
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(home|Users|root|work|opt/wheels|opt/pypi|tmp/w)/|[A-Z]:\\\\?Users")
+
+
+def test_a_service_imports_no_other_service():
+    offences = []
+    for file in python_files(SERVICES):
+        own = file.relative_to(SERVICES).parts[0]
+        for line, name in imports(file):
+            parts = name.split(".")
+            if parts[0] == "services" and len(parts) > 1 and parts[1] not in {own, "kit"}:
+                offences.append(f"{where(file, line)} imports {name}")
+    assert not offences, "services talk through the SDK that users have:\n" + "\n".join(offences)
+
+
+def test_the_sdk_imports_no_service_and_nothing_beyond_its_dependencies():
+    offences = []
+    for file in python_files(SDK):
+        folder = file.relative_to(SDK).parts[0]
+        for line, name in imports(file):
+            top = name.split(".")[0]
+            allowed = CLI_DEPENDENCIES if folder == "cli" else SDK_DEPENDENCIES
+            refused = top not in allowed and top not in sys.stdlib_module_names
+            if top == "services" or (refused and folder != "oracles"):
+                offences.append(f"{where(file, line)} imports {name}")
+    assert not offences, "other systems install the SDK with these dependencies only:\n" + "\n".join(offences)
+
+
+def test_domain_modules_know_neither_grpc_nor_the_messages():
+    offences = []
+    for file in domain_modules():
+        for line, name in imports(file):
+            if any(name == package or name.startswith(package + ".") for package in TRANSPORT_PACKAGES):
+                offences.append(f"{where(file, line)} imports {name}")
+    assert not offences, f"transport belongs in {', '.join(sorted(TRANSPORT_MODULES))}:\n" + "\n".join(offences)
+
+
+def test_generated_code_is_what_the_protos_generate():
+    result = subprocess.run(
+        [sys.executable, "-m", "tools.protos", "check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_proto_element_is_commented_and_lint_clean():
+    result = subprocess.run(
+        [sys.executable, "-m", "tools.protos", "lint"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_no_file_is_longer_than_a_reader_can_hold():
+    lengths = {path_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in hand_written()}
+    too_long = {path: n for path, n in lengths.items() if n > MAX_LINES and path not in LONG_FILES}
+    assert not too_long, f"over {MAX_LINES} lines; split, or give a reason in LONG_FILES: {too_long}"
+    unneeded = [path for path in LONG_FILES if lengths.get(path, 0) <= MAX_LINES]
+    assert not unneeded, f"no longer too long, take out of LONG_FILES: {unneeded}"
+
+
+def test_nothing_is_pickled():
+    offences = []
+    for file in hand_written():
+        offences += [f"{where(file, n)} imports {name}" for n, name in imports(file) if name in PICKLING_MODULES]
+        offences += [f"{where(file, n)} calls {what}" for n, what in pickling_calls(file)]
+    assert not offences, "a pickle runs code when read; use safetensors, npy, json:\n" + "\n".join(offences)
+
+
+def test_no_path_of_a_developers_machine_is_written_down():
+    offences = []
+    for file in text_files():
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            if MACHINE_PATH.search(line):
+                offences.append(f"{where(file, number)}: {line.strip()[:100]}")
+    assert not offences, "\n".join(offences)
+
+
+def test_packages_that_own_the_same_module_are_never_installed_together():
+    locked = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
+    names = set(re.findall(r"^([a-z0-9][a-z0-9._-]*)==", locked, flags=re.MULTILINE))
+    assert {"onnxruntime", "faiss-cpu"} <= names
+    assert not names & {"onnxruntime-gpu", "faiss-gpu", "torch", "triton"}
+    assert not [name for name in names if name.startswith("nvidia-")]
+
+
+def python_files(folder: Path) -> list[Path]:
+    """The Python files below a folder, generated ones left out."""
+    return sorted(
+        file
+        for file in folder.rglob("*.py")
+        if GENERATED not in file.parents and not SKIPPED_FOLDERS & set(file.relative_to(folder).parts)
+    )
+
+
+def domain_modules() -> Iterator[Path]:
+    """What is neither transport nor shared machinery: kit serves gRPC and launcher starts processes."""
+    for file in python_files(SERVICES):
+        service, *rest = file.relative_to(SERVICES).parts
+        if rest and service not in {"kit", "launcher"} and file.name not in TRANSPORT_MODULES:
+            yield file
+
+
+def hand_written() -> Iterator[Path]:
+    """Every Python file that a person writes."""
+    for folder in ("services", "clients/python/aeenc", "tests", "tools", "benchmarks", "examples"):
+        yield from python_files(ROOT / folder)
+
+
+def text_files() -> Iterator[Path]:
+    """Every text file of the repository; this one is left out, it names what it looks for."""
+    for path in sorted(ROOT.iterdir()):
+        hidden = path.name.startswith(".") and path.name not in {".ci", ".dockerignore", ".gitignore", ".editorconfig"}
+        if hidden or path.name in SKIPPED_FOLDERS:
+            continue
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            known = file.suffix in TEXT_SUFFIXES or file.name in TEXT_NAMES or file.name.startswith(".")
+            if known and file.is_file() and file != Path(__file__) and not SKIPPED_FOLDERS & set(file.parts):
+                yield file
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything a file imports, in functions too; `from a import b` counts as a.b as well."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def pickling_calls(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every call that reads or writes a pickle."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        allows = any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in node.keywords)
+        if name in PICKLING_CALLS or allows:
+            yield node.lineno, name + ("(allow_pickle=…)" if allows else "")
+
+
+def path_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def where(file: Path, line: int) -> str:
+    return f"{path_of(file)}:{line}"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Resolves the pyproject files to requirements/*.lock, with hashes, for every platform. Arguments go to uv (--upgrade).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [ ! -x .venv-lock/bin/uv ]; then
+    "${PYTHON:-python3}" -m venv .venv-lock
+    .venv-lock/bin/python -m pip install --quiet "uv>=0.9"
+fi
+
+# The public index and no machine's own settings: a lock made anywhere is the same.
+compile() {
+    .venv-lock/bin/uv pip compile --quiet --no-config --default-index https://pypi.org/simple --universal \
+        --python-version 3.11 --generate-hashes --custom-compile-command "make lock" "$@"
+}
+
+compile --excludes requirements/exclude.txt \
+    --extra cli --extra encoder-cpu --extra index-cpu --extra sampler --extra trainer --extra local --extra dev \
+    --output-file requirements/cpu.lock "$@" \
+    pyproject.toml clients/python/pyproject.toml requirements/install.in
+compile --output-file requirements/protoc.lock "$@" requirements/protoc.in
