@@ -1,0 +1,43 @@
+"""Client of the AE-Enc services: premise retrieval that learns what explains.
+
+import aeenc
+client = aeenc.connect()
+for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], k=5)[0]:
+    print(f"{hit.score:.3f}  {hit.text}")
+"""
+
+from aeenc import errors
+from aeenc.channel import Channel
+from aeenc.client import AsyncClient, Client, connect, connect_async
+from aeenc.encoder import Encoded, EncoderClient
+from aeenc.errors import AeencError
+from aeenc.index import Hit, IndexClient, Retrieved, SearchResult
+from aeenc.oracle import Candidate, Oracle, Task, Verdict
+from aeenc.registry import RegistryClient
+from aeenc.sampler import SamplerClient
+from aeenc.trainer import TrainerClient
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AeencError",
+    "AsyncClient",
+    "Candidate",
+    "Channel",
+    "Client",
+    "Encoded",
+    "EncoderClient",
+    "Hit",
+    "IndexClient",
+    "Oracle",
+    "RegistryClient",
+    "Retrieved",
+    "SamplerClient",
+    "SearchResult",
+    "Task",
+    "TrainerClient",
+    "Verdict",
+    "connect",
+    "connect_async",
+    "errors",
+]

@@ -1,0 +1,149 @@
+"""One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
+
+It is not a pool and does no discovery of its own: gRPC resolves `dns:///name:port` and spreads calls over what it
+finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from aeenc import errors, status
+
+T = TypeVar("T")
+
+MESSAGE_BYTES = 64 * 1024 * 1024  # what we accept; what a service accepts stands in its GetInfo
+MAX_BACKOFF_S = 2.0
+_RETRYABLE = (errors.Unavailable, errors.Overloaded)
+_ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+
+
+class Channel:
+    """A connection to the service at `target` (`host:port`, `unix:path` or `dns:///name:port`).
+
+    `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
+    certificate. `timeout_s` is the default deadline of a call. Raises InvalidArgument for half a key pair.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        if (cert is None) != (key is None):
+            raise errors.InvalidArgument("cert and key belong together; give both or neither")
+        self.target = target
+        self.timeout_s = timeout_s
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        options = [
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.service_config", _ROUND_ROBIN),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
+        if ca is None:
+            self.grpc = grpc.aio.insecure_channel(target, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(
+                Path(ca).read_bytes(),
+                Path(key).read_bytes() if key else None,
+                Path(cert).read_bytes() if cert else None,
+            )
+            self.grpc = grpc.aio.secure_channel(target, credentials, options=options)
+
+    def metadata(self) -> list[tuple[str, str]]:
+        """The metadata of one call: the credential and a fresh request id."""
+        return [*self._metadata, ("x-request-id", uuid.uuid4().hex)]
+
+    async def unary(
+        self,
+        method: Callable[..., Awaitable[T]],
+        request: object,
+        *,
+        timeout_s: float | None = None,
+        retry: bool = True,
+    ) -> T:
+        """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
+
+        Set `retry` to False for calls that must not run twice. Raises the class of `aeenc.errors` that the service
+        raised.
+        """
+        budget_s = timeout_s or self.timeout_s
+        deadline = time.monotonic() + budget_s
+        metadata = self.metadata()
+        for attempt in range(1_000_000):
+            left_s = deadline - time.monotonic()
+            try:
+                return await method(request, timeout=max(left_s, 0.001), metadata=metadata)
+            except grpc.aio.AioRpcError as rpc_error:
+                error = self._translate(rpc_error, budget_s)
+                pause_s = _pause_s(error, attempt)
+                if not (retry and isinstance(error, _RETRYABLE)) or pause_s > deadline - time.monotonic():
+                    raise error from None
+            await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    async def send_stream(
+        self, method: Callable[..., Any], requests: AsyncIterator[Any], *, timeout_s: float | None = None
+    ) -> Any:
+        """Calls a client-streaming method; `requests` is consumed once, so it is not retried."""
+        budget_s = timeout_s or self.timeout_s
+        try:
+            return await method(requests, timeout=budget_s, metadata=self.metadata())
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, budget_s) from None
+
+    async def stream(
+        self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None
+    ) -> AsyncIterator[Any]:
+        """Calls a method that answers a stream; `request` is a message, or an async iterator of messages.
+
+        No default deadline: a watch may last as long as what it watches.
+        """
+        call = method(request, timeout=timeout_s, metadata=self.metadata())
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, timeout_s) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Closes the connection; calls in flight are cancelled."""
+        await self.grpc.close()
+
+    def _translate(self, rpc_error: grpc.aio.AioRpcError, budget_s: float | None) -> errors.AeencError:
+        error = status.from_rpc_error(rpc_error)
+        if _is_ours(rpc_error):
+            return error
+        if isinstance(error, errors.Unavailable):
+            return errors.Unavailable(f"no service answers at {self.target} ({error.message}); is it running?")
+        if isinstance(error, errors.DeadlineExceeded) and budget_s:
+            return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
+        return error
+
+
+def _is_ours(rpc_error: grpc.aio.AioRpcError) -> bool:
+    return any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
+
+
+def _pause_s(error: errors.AeencError, attempt: int) -> float:
+    backoff_s: float = min(0.05 * 2.0 ** min(attempt, 10), MAX_BACKOFF_S)
+    if error.retry_after_s is not None:
+        backoff_s = max(error.retry_after_s, 0.01)
+    return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads callers out, protects nothing

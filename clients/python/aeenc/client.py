@@ -1,0 +1,84 @@
+"""One object for all four services: `aeenc.connect()` blocks, `aeenc.connect_async()` awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from aeenc.channel import Channel
+from aeenc.encoder import EncoderClient
+from aeenc.index import IndexClient
+from aeenc.registry import RegistryClient
+from aeenc.sampler import SamplerClient
+from aeenc.sync import LOOP, Blocking
+from aeenc.trainer import TrainerClient
+
+ENCODER = "127.0.0.1:50051"
+INDEX = "127.0.0.1:50052"
+SAMPLER = "127.0.0.1:50053"
+TRAINER = "127.0.0.1:50054"
+
+
+class AsyncClient:
+    """The clients of the four services and of the registry. Connects at the first call, not before.
+
+    `token` opens the services, `admin_token` those that change what is served (default: `token`).
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: str = ENCODER,
+        index: str = INDEX,
+        sampler: str = SAMPLER,
+        trainer: str = TRAINER,
+        token: str | None = None,
+        admin_token: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        def channel(target: str, credential: str | None) -> Channel:
+            opened = Channel(target, token=credential, ca=ca, cert=cert, key=key, timeout_s=timeout_s)
+            self._channels.append(opened)
+            return opened
+
+        self._channels: list[Channel] = []
+        admin = admin_token or token
+        self.encoder = EncoderClient(channel(encoder, token))
+        self.index = IndexClient(channel(index, token), channel(index, admin))
+        self.sampler = SamplerClient(channel(sampler, token))
+        self.trainer = TrainerClient(channel(trainer, token))
+        self.registry = RegistryClient(channel(trainer, admin))
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+if TYPE_CHECKING:
+    Client = Any  # the blocking face has the methods of AsyncClient, without await
+else:
+    Client = Blocking
+
+
+def connect_async(**options: Any) -> AsyncClient:
+    """The awaiting client. Options are those of AsyncClient; call it inside a running event loop."""
+    return AsyncClient(**options)
+
+
+def connect(**options: Any) -> Client:
+    """The blocking client: the same methods as AsyncClient, each blocking until its answer is there."""
+
+    async def build() -> AsyncClient:  # channels belong to the loop they are made in
+        return AsyncClient(**options)
+
+    return cast("Client", Blocking(LOOP.run(build())))

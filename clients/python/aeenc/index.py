@@ -1,0 +1,236 @@
+"""The index's client: from vectors or texts to premises, and the building of generations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import vectors
+from aeenc.channel import Channel
+from aeenc.encoder import selector
+from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
+
+CHUNK_PREMISES = 512
+CHUNK_BYTES = 512 * 1024
+BUILD_TIMEOUT_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One premise found: its id, its text and its score (a cosine)."""
+
+    id: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32)."""
+
+    ids: list[list[str]]
+    scores: list[NDArray[np.float32]]
+    generation: str
+    space_id: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The premises found for each text, best first, and the encoder version and generation they came from."""
+
+    results: list[list[Hit]]
+    model_version: str
+    space_id: str
+    generation: str
+    timings: types_pb2.Timings
+
+    def __iter__(self) -> Iterator[list[Hit]]:
+        return iter(self.results)
+
+    def __getitem__(self, position: int) -> list[Hit]:
+        return self.results[position]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+class IndexClient:
+    """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
+        self.channel = channel
+        self._admin_channel = admin or channel
+        self._stub = index_pb2_grpc.IndexServiceStub(channel.grpc)
+        self._admin = index_pb2_grpc.IndexAdminServiceStub(self._admin_channel.grpc)
+
+    async def search(
+        self,
+        corpus: str,
+        queries: NDArray[np.floating],
+        *,
+        space_id: str,
+        k: int = 10,
+        exclude: Sequence[str] = (),
+        splits: Sequence[str] = (),
+        generation: str = "",
+        timeout_s: float | None = None,
+    ) -> SearchResult:
+        """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`."""
+        request = index_pb2.SearchRequest(
+            corpus=corpus,
+            vectors=vectors.to_proto(queries),
+            space_id=space_id,
+            k=k,
+            exclude_ids=exclude,
+            filter=_filter(splits),
+            generation=generation,
+        )
+        response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s)
+        return SearchResult(
+            ids=[list(hits.premise_ids) for hits in response.results],
+            scores=[np.asarray(hits.scores, dtype=np.float32) for hits in response.results],
+            generation=response.generation,
+            space_id=response.space_id,
+            exact=response.exact,
+        )
+
+    async def retrieve(
+        self,
+        corpus: str,
+        texts: Sequence[str],
+        *,
+        k: int = 10,
+        label: str | None = None,
+        version: str | None = None,
+        drop_self: bool = True,
+        exclude: Sequence[str] = (),
+        splits: Sequence[str] = (),
+        generation: str = "",
+        truncate: bool = False,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """Finds the k premises that best explain each text. `splits` restricts to premises of these splits."""
+        request = index_pb2.RetrieveRequest(
+            corpus=corpus,
+            texts=texts,
+            k=k,
+            model=selector(label, version),
+            exclude_ids=exclude,
+            filter=_filter(splits),
+            generation=generation,
+            drop_self=drop_self,
+            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+        )
+        response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s)
+        return Retrieved(
+            results=[[Hit(p.id, p.text, p.score) for p in found.premises] for found in response.results],
+            model_version=response.model_version,
+            space_id=response.space_id,
+            generation=response.generation,
+            timings=response.timings,
+        )
+
+    async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
+        """Looks premises up by id or alias, in the order asked."""
+        request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
+        return list((await self.channel.unary(self._stub.GetPremises, request)).premises)
+
+    async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[types_pb2.Premise]:
+        """All premises of a generation in the order of insertion, page by page."""
+        token = ""
+        while True:
+            request = index_pb2.ListPremisesRequest(
+                corpus=corpus, page_size=1024, page_token=token, generation=generation
+            )
+            page = await self.channel.unary(self._stub.ListPremises, request)
+            for premise in page.premises:
+                yield premise
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def build(
+        self,
+        corpus: str,
+        premises: Iterable[types_pb2.Premise],
+        *,
+        activate: bool = True,
+        request_id: str = "",
+        base_generation: str = "",
+        delete_ids: Sequence[str] = (),
+        expected_premises: int = 0,
+        on_progress: Callable[[int, int], None] | None = None,
+        timeout_s: float = BUILD_TIMEOUT_S,
+    ) -> index_pb2.Generation:
+        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often."""
+        header = index_pb2.BuildHeader(
+            corpus=corpus,
+            request_id=request_id,
+            base_generation=base_generation,
+            delete_ids=delete_ids,
+            expected_premises=expected_premises,
+            activate=activate,
+        )
+        generation = index_pb2.Generation()
+        responses = self._admin_channel.stream(
+            self._admin.BuildGeneration, _build_requests(header, premises), timeout_s=timeout_s
+        )
+        async for progress in responses:
+            if on_progress is not None:
+                on_progress(progress.received, progress.encoded)
+            if progress.HasField("generation"):
+                generation = progress.generation
+        return generation
+
+    async def activate(
+        self, corpus: str, generation: str, *, expected: str | None = None
+    ) -> index_pb2.ActivateGenerationResponse:
+        """Makes a generation the one that searches see. With `expected`, only if that one is active now."""
+        request = index_pb2.ActivateGenerationRequest(
+            corpus=corpus, generation=generation, expected_generation=expected
+        )
+        return await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
+
+    async def generations(self, corpus: str) -> list[index_pb2.Generation]:
+        """All generations of a corpus, newest first."""
+        found: list[index_pb2.Generation] = []
+        token = ""
+        while True:
+            request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000, page_token=token)
+            page = await self._admin_channel.unary(self._admin.ListGenerations, request)
+            found.extend(page.generations)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def delete(self, corpus: str, generation: str) -> None:
+        """Deletes a generation that is not active."""
+        request = index_pb2.DeleteGenerationRequest(corpus=corpus, generation=generation)
+        await self._admin_channel.unary(self._admin.DeleteGeneration, request)
+
+    async def info(self) -> index_pb2.IndexServiceGetInfoResponse:
+        """What the index says about itself: corpora, active generations, limits, state."""
+        return await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
+
+
+def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
+    return index_pb2.PremiseFilter(any_split=splits) if splits else None
+
+
+async def _build_requests(
+    header: index_pb2.BuildHeader, premises: Iterable[types_pb2.Premise]
+) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
+    yield index_pb2.BuildGenerationRequest(header=header)
+    chunk, chunk_bytes = index_pb2.PremiseChunk(), 0
+    for premise in premises:
+        chunk.premises.append(premise)
+        chunk_bytes += premise.ByteSize()
+        if len(chunk.premises) >= CHUNK_PREMISES or chunk_bytes >= CHUNK_BYTES:
+            yield index_pb2.BuildGenerationRequest(chunk=chunk)
+            chunk, chunk_bytes = index_pb2.PremiseChunk(), 0
+    if chunk.premises:
+        yield index_pb2.BuildGenerationRequest(chunk=chunk)

@@ -1,0 +1,207 @@
+"""The oracle's server side: subclass `Oracle`, write `judge`, serve it. The sampler calls it over gRPC.
+
+    class MyOracle(aeenc.Oracle):
+        def judge(self, task):
+            return [c.id for c in task.candidates if my_model.explains(c.text, task.query)]
+
+    MyOracle().serve("127.0.0.1:50055")
+
+`judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it is reported to
+the sampler as UNAVAILABLE and the task is tried again; it is never taken for a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import ipaddress
+import logging
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from aeenc import errors, status
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+
+EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
+REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
+ABSTAINS = oracle_pb2.JUDGEMENT_ABSTAIN
+UNSEEN = oracle_pb2.JUDGEMENT_UNSEEN
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A premise put before the oracle; `rank` counts from 1, `score` is a cosine."""
+
+    id: str
+    text: str
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node to judge: which of `candidates` explain `query`? `path` holds the texts from the root to its parent."""
+
+    task_id: str
+    run_id: str
+    query: str
+    path: tuple[str, ...]
+    accepted: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the oracle says of one candidate. A `leaf` explains the query and needs no explanation itself."""
+
+    judgement: oracle_pb2.Judgement
+    leaf: bool = False
+    grade: float | None = None
+
+
+Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
+
+
+class Oracle:
+    """Base class of an oracle. Override `judge`; `name` goes into the pair log as the annotator."""
+
+    name = "oracle"
+    workers = 4
+
+    def judge(self, task: Task) -> Verdicts | Awaitable[Verdicts]:
+        """Says which candidates explain the query.
+
+        Return the ids of those that do, and all others count as refused; or a mapping from id to a judgement or
+        Verdict, and whatever it leaves out counts as unseen. May be a coroutine function.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not override judge(self, task)")
+
+    def serve(
+        self, address: str = "127.0.0.1:50055", *, token: str | None = None, allow_insecure: bool = False
+    ) -> None:
+        """Serves until SIGINT or SIGTERM. Beyond loopback a token is required unless `allow_insecure`."""
+        asyncio.run(self._serve(address, token, allow_insecure))
+
+    async def _serve(self, address: str, token: str | None, allow_insecure: bool) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        server = await self.start(address, token=token, allow_insecure=allow_insecure)
+        log.info("oracle %s listens on %s", self.name, address)
+        await stop.wait()
+        await server.stop()
+
+    async def start(
+        self, address: str = "127.0.0.1:0", *, token: str | None = None, allow_insecure: bool = False
+    ) -> OracleServer:
+        """Starts serving and returns at once. Raises InvalidArgument for a bad or open address."""
+        if token is None and not allow_insecure and not _is_loopback(address):
+            raise errors.InvalidArgument(
+                f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
+            )
+        server = grpc.aio.server()
+        oracle_pb2_grpc.add_OracleServiceServicer_to_server(_Servicer(self, token), server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise errors.Unavailable(f"cannot listen on {address}; is another process there?") from error
+        await server.start()
+        return OracleServer(server, port)
+
+
+class OracleServer:
+    """A running oracle: its port, and stop()."""
+
+    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+        self._server = server
+        self.port = port
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Stops after what is in flight, at most `grace_s`."""
+        await self._server.stop(grace_s)
+
+
+class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
+    def __init__(self, oracle: Oracle, token: str | None) -> None:
+        self._oracle = oracle
+        self._token = token
+        self._threads = ThreadPoolExecutor(oracle.workers, thread_name_prefix="oracle")
+
+    async def Judge(self, request: oracle_pb2.JudgeRequest, context: Any) -> oracle_pb2.JudgeResponse:
+        try:
+            self._authenticate(context)
+            answers = await asyncio.gather(*(self._answer(request.run_id, task) for task in request.tasks))
+        except Exception as error:  # noqa: BLE001 -- whatever a user's judge raises must reach the sampler as a status
+            known = error if isinstance(error, errors.AeencError) else _unavailable(error)
+            trailer = ((status.DETAILS_KEY, status.details_of(known)),)
+            await context.abort(status.code_of(known), status.message_of(known), trailer)
+        return oracle_pb2.JudgeResponse(answers=answers)
+
+    def _authenticate(self, context: Any) -> None:
+        if self._token is None:
+            return
+        sent = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if not secrets.compare_digest(sent.encode(), f"Bearer {self._token}".encode()):
+            raise errors.Unauthenticated("the oracle needs its token as `authorization: Bearer …`")
+
+    async def _answer(self, run_id: str, message: oracle_pb2.OracleTask) -> oracle_pb2.OracleAnswer:
+        task = Task(
+            task_id=message.task_id,
+            run_id=run_id,
+            query=message.query,
+            path=tuple(message.path),
+            accepted=tuple(_candidate(candidate) for candidate in message.accepted),
+            candidates=tuple(_candidate(candidate) for candidate in message.candidates),
+        )
+        judge: Callable[[Task], Any] = self._oracle.judge
+        if inspect.iscoroutinefunction(judge):
+            verdicts = await judge(task)
+        else:
+            verdicts = await asyncio.get_running_loop().run_in_executor(self._threads, judge, task)
+        return oracle_pb2.OracleAnswer(
+            task_id=task.task_id, annotator=self._oracle.name, verdicts=_verdicts(task, verdicts)
+        )
+
+
+def _candidate(message: oracle_pb2.Candidate) -> Candidate:
+    return Candidate(id=message.premise_id, text=message.text, rank=message.rank, score=message.score)
+
+
+def _verdicts(task: Task, verdicts: Verdicts) -> list[oracle_pb2.Verdict]:
+    if not isinstance(verdicts, Mapping):
+        chosen = set(verdicts)
+        verdicts = {c.id: EXPLAINS if c.id in chosen else REFUSES for c in task.candidates}
+    messages = []
+    for candidate in task.candidates:
+        verdict = verdicts.get(candidate.id, UNSEEN)
+        if not isinstance(verdict, Verdict):
+            verdict = Verdict(verdict)
+        messages.append(
+            oracle_pb2.Verdict(
+                premise_id=candidate.id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
+            )
+        )
+    return messages
+
+
+def _unavailable(error: Exception) -> errors.AeencError:
+    log.error("judge failed", exc_info=error)
+    return errors.Unavailable(f"the oracle's judge failed with {type(error).__name__}; its log says more")
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

@@ -1,0 +1,71 @@
+"""The registry's client: which checkpoint each label names, and who has followed. Served by the trainer."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+from aeenc.channel import Channel
+from aeenc.v1 import registry_pb2, registry_pb2_grpc
+
+WAIT_MARGIN_S = 10.0
+
+
+class RegistryClient:
+    """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._stub = registry_pb2_grpc.RegistryAdminServiceStub(channel.grpc)
+
+    async def publish(
+        self,
+        version: str,
+        *,
+        label: str = "stable",
+        wait_s: float = 0.0,
+        force: bool = False,
+        expected_revision: int | None = None,
+    ) -> registry_pb2.PublishResponse:
+        """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up."""
+        request = registry_pb2.PublishRequest(
+            version=version, label=label, expected_revision=expected_revision, force=force, wait=_duration(wait_s)
+        )
+        return await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
+
+    async def set_label(self, label: str, version: str, *, expected_revision: int | None = None) -> registry_pb2.Label:
+        """Points a label at a version."""
+        request = registry_pb2.SetLabelRequest(label=label, version=version, expected_revision=expected_revision)
+        moved: registry_pb2.Label = (await self.channel.unary(self._stub.SetLabel, request)).label
+        return moved
+
+    async def delete_label(self, label: str, *, space_id: str = "") -> None:
+        """Removes a label."""
+        request = registry_pb2.DeleteLabelRequest(label=label, space_id=space_id)
+        await self.channel.unary(self._stub.DeleteLabel, request)
+
+    async def rollback(
+        self, *, label: str = "stable", wait_s: float = 0.0, expected_revision: int | None = None
+    ) -> registry_pb2.RollbackResponse:
+        """Points a label back at the version it named before."""
+        request = registry_pb2.RollbackRequest(label=label, expected_revision=expected_revision, wait=_duration(wait_s))
+        # A retried rollback would roll back twice.
+        timeout_s = wait_s + WAIT_MARGIN_S
+        return await self.channel.unary(self._stub.Rollback, request, timeout_s=timeout_s, retry=False)
+
+    async def labels(self, *, space_id: str = "") -> list[registry_pb2.Label]:
+        """All labels, by space and name."""
+        request = registry_pb2.ListLabelsRequest(space_id=space_id)
+        return list((await self.channel.unary(self._stub.ListLabels, request)).labels)
+
+    async def rollouts(self, label: str = "stable", *, space_id: str = "") -> registry_pb2.ListRolloutsResponse:
+        """For each live encoder, which revision of the label it serves, or why it does not."""
+        request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
+        return await self.channel.unary(self._stub.ListRollouts, request)
+
+
+def _duration(seconds: float) -> duration_pb2.Duration | None:
+    if seconds <= 0:
+        return None
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

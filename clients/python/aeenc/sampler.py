@@ -1,0 +1,136 @@
+"""The sampler's client: start runs, follow them, read what they recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from aeenc import errors
+from aeenc.channel import Channel
+from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
+
+CHUNK_HYPOTHESES = 512
+_ENDED = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
+
+
+class SamplerClient:
+    """Calls SamplerService. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
+
+    async def start_run(
+        self,
+        hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis],
+        *,
+        config: sampler_pb2.RunConfig | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> sampler_pb2.Run:
+        """Starts a run over (id, text) pairs; `fields` are those of RunConfig (corpus, oracle, k, split, …)."""
+        config = config or sampler_pb2.RunConfig(**fields)
+
+        async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
+            message = sampler_pb2.StartRunRequest(config=config)
+            for hypothesis in hypotheses:
+                if len(message.hypotheses) >= CHUNK_HYPOTHESES:
+                    yield message
+                    message = sampler_pb2.StartRunRequest()
+                if isinstance(hypothesis, sampler_pb2.Hypothesis):
+                    message.hypotheses.append(hypothesis)
+                else:
+                    message.hypotheses.add(id=hypothesis[0], text=hypothesis[1])
+            yield message
+
+        response: sampler_pb2.StartRunResponse = await self.channel.send_stream(
+            self._stub.StartRun, requests(), timeout_s=timeout_s
+        )
+        return response.run
+
+    async def run(self, run_id: str) -> sampler_pb2.Run:
+        """Gets a run."""
+        run: sampler_pb2.Run = (
+            await self.channel.unary(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
+        ).run
+        return run
+
+    async def runs(self) -> list[sampler_pb2.Run]:
+        """All runs, newest first."""
+        found: list[sampler_pb2.Run] = []
+        token = ""
+        while True:
+            request = sampler_pb2.ListRunsRequest(page_size=1000, page_token=token)
+            page = await self.channel.unary(self._stub.ListRuns, request)
+            found.extend(page.runs)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, sampler_pb2.Run]]:
+        """Replays a run's events from a sequence number on and follows them until it ends."""
+        request = sampler_pb2.WatchRunRequest(run_id=run_id, from_seq=from_seq)
+        async for event in self.channel.stream(self._stub.WatchRun, request):
+            yield event.seq, event.run
+
+    async def wait(
+        self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None
+    ) -> sampler_pb2.Run:
+        """Waits until a run has ended, across restarts of the sampler, and returns it whatever its end."""
+        seq = 0
+        while True:
+            try:
+                async for event_seq, run in self.watch(run_id, from_seq=seq + 1):
+                    seq = event_seq
+                    if on_progress is not None:
+                        on_progress(run)
+            except errors.Unavailable:
+                pass  # the sampler restarts; GetRun waits for it
+            run = await self.run(run_id)
+            if run.state in _ENDED:
+                return run
+
+    async def cancel(self, run_id: str) -> sampler_pb2.Run:
+        """Stops a run; what it recorded stays."""
+        run: sampler_pb2.Run = (
+            await self.channel.unary(self._stub.CancelRun, sampler_pb2.CancelRunRequest(run_id=run_id))
+        ).run
+        return run
+
+    async def resume(self, run_id: str) -> sampler_pb2.Run:
+        """Continues a run that was cancelled or failed."""
+        run: sampler_pb2.Run = (
+            await self.channel.unary(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
+        ).run
+        return run
+
+    async def pairs(
+        self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
+    ) -> AsyncIterator[types_pb2.Pair]:
+        """All pairs of a run in the order they were recorded, page by page."""
+        token = ""
+        while True:
+            request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, page_token=token, sign=sign)
+            page = await self.channel.unary(self._stub.ListPairs, request)
+            for pair in page.pairs:
+                yield pair
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def import_pairs(
+        self, corpus: str, pairs: Sequence[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
+    ) -> sampler_pb2.ImportPairsResponse:
+        """Adds pairs that were judged elsewhere, as a run of their own or to an earlier import."""
+        request = sampler_pb2.ImportPairsRequest(corpus=corpus, pairs=pairs, run_id=run_id, request_id=request_id)
+        return await self.channel.unary(self._stub.ImportPairs, request, retry=bool(request_id))
+
+    async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
+        """The trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
+        request = sampler_pb2.ExportTreesRequest(run_id=run_id)
+        async for tree in self.channel.stream(self._stub.ExportTrees, request):
+            yield tree.hypothesis_id, tree.record_json
+
+    async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
+        """What the sampler says about itself: oracles, active runs, limits, state."""
+        return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())

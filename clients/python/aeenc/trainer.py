@@ -1,0 +1,143 @@
+"""The trainer's client: training jobs, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from aeenc import errors
+from aeenc.channel import Channel
+from aeenc.encoder import selector
+from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
+
+CHUNK_QUERIES = 512
+EVALUATE_TIMEOUT_S = 1800.0
+_ENDED = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
+
+Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
+
+
+def gold_query(query: Gold) -> types_pb2.GoldQuery:
+    """A gold query from its message or from (text, premise texts)."""
+    return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
+
+
+class TrainerClient:
+    """Calls TrainerService. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
+
+    async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
+        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, loss, epochs, …)."""
+        config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
+        request = trainer_pb2.StartJobRequest(config=config)
+        retry = bool(config.idempotency_key)
+        job: trainer_pb2.Job = (await self.channel.unary(self._stub.StartJob, request, retry=retry)).job
+        return job
+
+    async def job(self, job_id: str) -> trainer_pb2.Job:
+        """Gets a job."""
+        job: trainer_pb2.Job = (
+            await self.channel.unary(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
+        ).job
+        return job
+
+    async def jobs(self) -> list[trainer_pb2.Job]:
+        """All jobs, newest first."""
+        found: list[trainer_pb2.Job] = []
+        token = ""
+        while True:
+            request = trainer_pb2.ListJobsRequest(page_size=1000, page_token=token)
+            page = await self.channel.unary(self._stub.ListJobs, request)
+            found.extend(page.jobs)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, trainer_pb2.Job]]:
+        """Replays a job's events from a sequence number on and follows them until it ends."""
+        request = trainer_pb2.WatchJobRequest(job_id=job_id, from_seq=from_seq)
+        async for event in self.channel.stream(self._stub.WatchJob, request):
+            yield event.seq, event.job
+
+    async def wait(
+        self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
+    ) -> trainer_pb2.Job:
+        """Waits until a job has ended, across restarts of the trainer, and returns it whatever its end."""
+        seq = 0
+        while True:
+            try:
+                async for event_seq, job in self.watch(job_id, from_seq=seq + 1):
+                    seq = event_seq
+                    if on_progress is not None:
+                        on_progress(job)
+            except errors.Unavailable:
+                pass  # the trainer restarts; GetJob waits for it
+            job = await self.job(job_id)
+            if job.state in _ENDED:
+                return job
+
+    async def cancel(self, job_id: str) -> trainer_pb2.Job:
+        """Stops a job."""
+        job: trainer_pb2.Job = (
+            await self.channel.unary(self._stub.CancelJob, trainer_pb2.CancelJobRequest(job_id=job_id))
+        ).job
+        return job
+
+    async def resume(self, job_id: str) -> trainer_pb2.Job:
+        """Continues a job from its last finished epoch."""
+        job: trainer_pb2.Job = (
+            await self.channel.unary(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
+        ).job
+        return job
+
+    async def evaluate(
+        self,
+        corpus: str,
+        queries: Iterable[Gold],
+        *,
+        label: str | None = None,
+        version: str | None = None,
+        generation: str = "",
+        timeout_s: float = EVALUATE_TIMEOUT_S,
+    ) -> types_pb2.EvaluationReport:
+        """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols."""
+        config = trainer_pb2.EvaluateConfig(corpus=corpus, model=selector(label, version), generation=generation)
+
+        async def requests() -> AsyncIterator[trainer_pb2.EvaluateRequest]:
+            message = trainer_pb2.EvaluateRequest(config=config)
+            for query in queries:
+                if len(message.queries) >= CHUNK_QUERIES:
+                    yield message
+                    message = trainer_pb2.EvaluateRequest()
+                message.queries.append(gold_query(query))
+            yield message
+
+        response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
+            self._stub.Evaluate, requests(), timeout_s=timeout_s
+        )
+        return response.report
+
+    async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
+        """All checkpoints, newest first."""
+        found: list[trainer_pb2.Checkpoint] = []
+        token = ""
+        while True:
+            request = trainer_pb2.ListCheckpointsRequest(page_size=1000, page_token=token)
+            page = await self.channel.unary(self._stub.ListCheckpoints, request)
+            found.extend(page.checkpoints)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
+        """Gets a checkpoint."""
+        request = trainer_pb2.GetCheckpointRequest(version=version)
+        checkpoint: trainer_pb2.Checkpoint = (await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint
+        return checkpoint
+
+    async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
+        """What the trainer says about itself: space, device, active job, limits, state."""
+        return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())

@@ -1,0 +1,48 @@
+"""Embeddings on the wire: numpy matrices to `aeenc.v1.Embeddings` and back, without a copy where the host allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.errors import InvalidArgument
+from aeenc.v1 import types_pb2
+
+_WIRE: dict[int, np.dtype[Any]] = {
+    types_pb2.D_TYPE_FLOAT32: np.dtype("<f4"),
+    types_pb2.D_TYPE_FLOAT16: np.dtype("<f2"),
+}
+
+
+def to_proto(matrix: NDArray[np.floating]) -> types_pb2.Embeddings:
+    """Packs a matrix (n, dim). float16 travels as it is, everything else as float32.
+
+    Raises InvalidArgument unless the array has two dimensions.
+    """
+    if matrix.ndim != 2:
+        raise InvalidArgument(f"vectors have shape {matrix.shape}; give a matrix (n, dim), one row a vector")
+    dtype = types_pb2.D_TYPE_FLOAT16 if matrix.dtype == np.float16 else types_pb2.D_TYPE_FLOAT32
+    data = np.ascontiguousarray(matrix, dtype=_WIRE[dtype]).tobytes()
+    return types_pb2.Embeddings(data=data, dtype=dtype, rows=matrix.shape[0], dim=matrix.shape[1])
+
+
+def from_proto(message: types_pb2.Embeddings) -> NDArray[np.float32]:
+    """Unpacks a matrix (rows, dim) as float32. The result may be read-only.
+
+    Raises InvalidArgument for an unknown dtype or when the size of `data` is not rows x dim x size of dtype.
+    """
+    dtype = _WIRE.get(message.dtype)
+    if dtype is None:
+        raise InvalidArgument.field(
+            "vectors.dtype", f"{message.dtype} is unknown; use D_TYPE_FLOAT32 or D_TYPE_FLOAT16"
+        )
+    expected = message.rows * message.dim * dtype.itemsize
+    if len(message.data) != expected:
+        raise InvalidArgument.field(
+            "vectors.data",
+            f"{len(message.data)} bytes; {message.rows} rows x {message.dim} dim of {dtype} need {expected}",
+        )
+    matrix = np.frombuffer(message.data, dtype=dtype).reshape(message.rows, message.dim)
+    return np.asarray(matrix, dtype=np.float32)

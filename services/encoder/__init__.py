@@ -1,0 +1,1 @@
+"""The encoder service; see `servicer.py` for its calls and `__main__.py` for its wiring."""

@@ -1,0 +1,1 @@
+"""What every service shares: bootstrap, settings, credentials, health, metrics, stores. Nothing of any domain."""

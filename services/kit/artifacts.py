@@ -1,0 +1,257 @@
+"""Immutable directories with a manifest: how checkpoints and generations are kept on disk.
+
+A directory is written under a hidden name, hashed, synced and renamed; without its manifest it does not exist. The id
+is derived from the content, so writing the same content twice gives the same artifact. Not a database: who names an
+artifact (a label, an active pointer) decides what it means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from aeenc import errors
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+MANIFEST_BYTES_MAX = 4 * 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of an artifact, as its manifest names it."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact on disk. `manifest_sha256` identifies all of it: the manifest holds the hash of every file."""
+
+    path: Path
+    kind: str
+    id: str
+    meta: Mapping[str, Any]
+    files: Mapping[str, FileEntry]
+    manifest_sha256: str
+    created_at: datetime
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry.size_bytes for entry in self.files.values())
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest names. Raises DataLoss for another."""
+        if name not in self.files:
+            raise errors.DataLoss(f"{self.path / MANIFEST} names no file {name!r}; the artifact is incomplete")
+        return self.path / name
+
+
+class ArtifactWriter:
+    """A directory in the making. Write files into `path`, then `commit`."""
+
+    def __init__(self, store: ArtifactStore, kind: str, folder: str) -> None:
+        self._store, self._kind, self._folder = store, kind, folder
+        parent = store.root / folder
+        parent.mkdir(parents=True, exist_ok=True)
+        self.path = parent / f".tmp-{uuid.uuid4().hex}"
+        self.path.mkdir()
+
+    def commit(self, meta: Mapping[str, Any], *, id_prefix: str = "") -> Artifact:
+        """Hashes and syncs the files, writes the manifest and makes the directory visible under its content's id."""
+        files = {entry.name: _hash_and_sync(entry) for entry in sorted(self.path.iterdir())}
+        content = {"kind": self._kind, "meta": meta, "files": {name: entry.sha256 for name, entry in files.items()}}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        artifact_id = f"{id_prefix}{digest[:16]}"
+        target = self._store.root / self._folder / artifact_id
+        if target.exists():
+            return self._store.open(self._folder, artifact_id, verify="size")
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "kind": self._kind,
+            "id": artifact_id,
+            "created_at": datetime.now(UTC).isoformat(),
+            "meta": dict(meta),
+            "files": {name: {"sha256": e.sha256, "size_bytes": e.size_bytes} for name, e in files.items()},
+        }
+        _write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        sync_directory(self.path)
+        try:
+            self.path.rename(target)
+        except OSError:
+            if not target.exists():  # another writer with the same content may have been faster
+                raise
+        sync_directory(target.parent)
+        return self._store.open(self._folder, artifact_id, verify="size")
+
+
+class ArtifactStore:
+    """Artifacts under one root, in folders such as `checkpoints` and `generations/<corpus>`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, folder: str, artifact_id: str) -> Path:
+        """Where an artifact lives. Raises InvalidArgument for an id that is no plain name."""
+        if not artifact_id or artifact_id.startswith(".") or "/" in artifact_id or "\x00" in artifact_id:
+            raise errors.InvalidArgument(f"{artifact_id!r} is no artifact id; use one that a listing shows")
+        return self.root / folder / artifact_id
+
+    @contextmanager
+    def writer(self, kind: str, folder: str) -> Iterator[ArtifactWriter]:
+        """Opens a directory in the making; whatever was not committed is removed at the end."""
+        writer = ArtifactWriter(self, kind, folder)
+        try:
+            yield writer
+        finally:
+            shutil.rmtree(writer.path, ignore_errors=True)
+
+    def open(
+        self,
+        folder: str,
+        artifact_id: str,
+        *,
+        expected_manifest_sha256: str | None = None,
+        verify: Literal["full", "size"] = "full",
+    ) -> Artifact:
+        """Opens an artifact, checking names, sizes and (with `full`) hashes against its manifest.
+
+        Raises NotFound when there is none, DataLoss naming the file when something is not as the manifest says.
+        """
+        directory = self.path(folder, artifact_id)
+        manifest_path = directory / MANIFEST
+        if not manifest_path.is_file() or directory.is_symlink():
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+        artifact = _read_manifest(manifest_path, expected_manifest_sha256)
+        if artifact.id != artifact_id:
+            raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
+        for name, entry in artifact.files.items():
+            if "/" in name or name in {"", ".", ".."}:
+                raise errors.DataLoss(f"{manifest_path} names {name!r}, which is no plain file name; it is forged")
+            _check_file(directory / name, entry, hashed=verify == "full")
+        extra = {entry.name for entry in directory.iterdir()} - set(artifact.files) - {MANIFEST}
+        if extra:
+            raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
+        return artifact
+
+    def list(self, folder: str) -> list[str]:
+        """The ids of all committed artifacts of a folder, sorted."""
+        parent = self.root / folder
+        if not parent.is_dir():
+            return []
+        return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
+
+    def delete(self, folder: str, artifact_id: str) -> None:
+        """Hides an artifact, then removes it. Raises NotFound when there is none."""
+        directory = self.path(folder, artifact_id)
+        tombstone = directory.parent / f".deleted-{uuid.uuid4().hex}"
+        try:
+            directory.rename(tombstone)
+        except FileNotFoundError:
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
+        sync_directory(directory.parent)
+        shutil.rmtree(tombstone, ignore_errors=True)
+
+    def sweep(self, folder: str) -> None:
+        """Removes what killed writers and deletions left behind. Call it when no writer is active in the folder."""
+        parent = self.root / folder
+        if parent.is_dir():
+            for left in (*parent.glob(".tmp-*"), *parent.glob(".deleted-*")):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replaces a file as a whole, durably: a reader sees the old content or the new, a crash leaves one of the two."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        _write_and_sync(temporary, data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_and_sync(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _hash_and_sync(path: Path) -> FileEntry:
+    if path.is_symlink() or not path.is_file():
+        raise errors.InvalidArgument(f"{path} is no regular file; an artifact holds plain files only")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return FileEntry(sha256_of(path), path.stat().st_size)
+
+
+def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
+    if path.is_symlink() or path.stat().st_size > MANIFEST_BYTES_MAX:
+        raise errors.DataLoss(f"{path} is a link or over {MANIFEST_BYTES_MAX:,} bytes; restore it")
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    if expected_sha256 and digest != expected_sha256:
+        raise errors.DataLoss(f"{path} has sha256 {digest[:12]}…, expected {expected_sha256[:12]}…; restore it")
+    try:
+        manifest = json.loads(data)
+        if manifest["format_version"] != FORMAT_VERSION:
+            raise errors.DataLoss(
+                f"{path} has format_version {manifest['format_version']}, this build reads {FORMAT_VERSION}"
+            )
+        return Artifact(
+            path=path.parent,
+            kind=manifest["kind"],
+            id=manifest["id"],
+            meta=manifest["meta"],
+            files={name: FileEntry(e["sha256"], e["size_bytes"]) for name, e in manifest["files"].items()},
+            manifest_sha256=digest,
+            created_at=datetime.fromisoformat(manifest["created_at"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise errors.DataLoss(f"{path} is no manifest ({type(error).__name__}: {error}); restore it") from error
+
+
+def _check_file(path: Path, entry: FileEntry, *, hashed: bool) -> None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        raise errors.DataLoss(f"{path} is missing; restore it") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise errors.DataLoss(f"{path} is no regular file; restore it")
+    if info.st_size != entry.size_bytes:
+        raise errors.DataLoss(f"{path} has {info.st_size:,} bytes, its manifest says {entry.size_bytes:,}; restore it")
+    if hashed and sha256_of(path) != entry.sha256:
+        raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; restore it")

@@ -1,0 +1,53 @@
+"""Checks of request fields that several services share; they raise InvalidArgument with field, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aeenc.errors import FieldViolation, InvalidArgument, TooLarge
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits that a service enforces and states in GetInfo. 0 means that the limit does not apply to it."""
+
+    message_bytes: int = 4 * 1024 * 1024
+    items: int = 1024
+    text_bytes: int = 16 * 1024
+    k: int = 0
+    tokens: int = 0
+    queued_items: int = 0
+
+
+def check_count(count: int, limits: Limits, field: str) -> None:
+    """Refuses nothing and too much."""
+    if count == 0:
+        raise InvalidArgument.field(field, f"is empty; give 1 to {limits.items}")
+    if count > limits.items:
+        message = f"{count:,} items are over the limit of {limits.items:,} a call; split the call or use a stream"
+        raise TooLarge(f"{field}: {message}", violations=[FieldViolation(field, message)])
+
+
+def check_texts(texts: Sequence[str], limits: Limits, field: str = "texts") -> None:
+    """Refuses no texts, too many, empty ones, and texts over the size limit; names every bad one."""
+    check_count(len(texts), limits, field)
+    violations, over_size = [], False
+    for position, text in enumerate(texts):
+        if not text.strip():
+            violations.append(FieldViolation(f"{field}[{position}]", "is empty; give a sentence"))
+        elif len(text) * 4 > limits.text_bytes and (size_bytes := len(text.encode())) > limits.text_bytes:
+            over_size = True
+            message = f"{size_bytes:,} bytes are over the limit of {limits.text_bytes:,}; shorten the text"
+            violations.append(FieldViolation(f"{field}[{position}]", message))
+    if violations:
+        first = violations[0]
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        cls = TooLarge if over_size else InvalidArgument
+        raise cls(f"{first.field}: {first.description}{more}", violations=violations)
+
+
+def check_k(k: int, limits: Limits) -> None:
+    """Refuses 0 and what is above the limit."""
+    if not 1 <= k <= limits.k:
+        raise InvalidArgument.field("k", f"is {k}; give 1 to {limits.k:,}")

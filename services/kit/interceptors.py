@@ -1,0 +1,151 @@
+"""What happens around every call: request id, credentials, readiness, errors, metrics, one log line.
+
+One interceptor wraps the handler of each method, so that the order of these steps stands in one place. Handlers raise
+`aeenc.errors`; nothing else decides about statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from aeenc import errors, status
+from services.kit.logs import get
+from services.kit.metrics import RpcMetrics
+from services.kit.readiness import Readiness
+
+log = get(__name__)
+
+_DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+# Answered whatever the state, and without a credential: a balancer has none.
+_OPEN_PREFIXES = ("/grpc.health.v1.",)
+_REFLECTION_PREFIX = "/grpc.reflection."
+_ARITY = {False: "unary", True: "stream"}
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The tokens of a server. `admin_services` need the admin token; None means that no token is needed."""
+
+    token: str | None = None
+    admin_token: str | None = None
+    admin_services: set[str] = field(default_factory=set)
+
+    def check(self, method: str, metadata: dict[str, Any]) -> None:
+        """Raises Unauthenticated without a known token, PermissionDenied for a common token on an admin service."""
+        is_admin = method.split("/")[1] in self.admin_services
+        needed = (self.admin_token or self.token) if is_admin else self.token
+        if needed is None:
+            return
+        sent = str(metadata.get("authorization", "")).removeprefix("Bearer ")
+        accepted = {needed, self.admin_token or needed}
+        if any(secrets.compare_digest(sent.encode(), known.encode()) for known in accepted):
+            return
+        if is_admin and self.token and secrets.compare_digest(sent.encode(), self.token.encode()):
+            raise errors.PermissionDenied(
+                f"{method} needs the admin token; the token sent opens the other services only"
+            )
+        problem = "an unknown token was sent" if sent else "no token was sent"
+        raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server."""
+
+    def __init__(self, credentials: Credentials, readiness: Readiness, metrics: RpcMetrics) -> None:
+        self._credentials = credentials
+        self._readiness = readiness
+        self._metrics = metrics
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Replaces the method's handler by one that runs it between admission and bookkeeping."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method.startswith(_OPEN_PREFIXES):
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
+        wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
+        wrapped = wrap(method, metadata, getattr(handler, kind))
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _wrap_unary(self, method: str, metadata: dict[str, Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> Any:
+            started = self._begin(metadata)
+            try:
+                self._admit(method, metadata)
+                response = await inner(request, context)
+            except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
+                await self._fail(method, started, error, context)
+            self._end(method, started, "OK")
+            return response
+
+        return call
+
+    def _wrap_streaming(self, method: str, metadata: dict[str, Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            started = self._begin(metadata)
+            try:
+                self._admit(method, metadata)
+                async for response in inner(request, context):
+                    yield response
+            except GeneratorExit:
+                self._end(method, started, "CANCELLED")
+                raise
+            except BaseException as error:  # noqa: BLE001 -- as above
+                await self._fail(method, started, error, context)
+            self._end(method, started, "OK")
+
+        return call
+
+    def _begin(self, metadata: dict[str, Any]) -> float:
+        request_id = str(metadata.get("x-request-id") or uuid.uuid4().hex)[:64]
+        trace = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
+        structlog.contextvars.bind_contextvars(request_id=request_id, **trace)
+        return time.perf_counter()
+
+    def _admit(self, method: str, metadata: dict[str, Any]) -> None:
+        self._credentials.check(method, metadata)
+        is_open = method.endswith("/GetInfo") or method.startswith(_REFLECTION_PREFIX)
+        if not self._readiness.answers and not is_open:
+            raise errors.Unavailable(f"the service is not ready: {self._readiness.reason}", retry_after_s=0.25)
+
+    def _end(self, method: str, started: float, code: str) -> None:
+        elapsed_s = time.perf_counter() - started
+        self._metrics.observe(method, code, elapsed_s)
+        log.debug("call", method=method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
+
+    async def _fail(self, method: str, started: float, error: BaseException, context: Any) -> NoReturn:
+        if isinstance(error, asyncio.CancelledError):
+            self._end(method, started, "CANCELLED")
+            raise error
+        known = to_known(error)
+        if known.code == "INTERNAL":
+            log.error("call failed", method=method, exc_info=error)
+        elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
+            log.warning("call refused", method=method, code=known.code, message=known.message)
+        self._end(method, started, known.code)
+        trailer = ((status.DETAILS_KEY, status.details_of(known)),)
+        await context.abort(status.code_of(known), status.message_of(known), trailer)
+        raise AssertionError("abort returns never")
+
+
+def to_known(error: BaseException) -> errors.AeencError:
+    """The error that a caller may see: our own as it is, a few of the system's by name, all else without internals."""
+    if isinstance(error, errors.AeencError):
+        return error
+    if isinstance(error, TimeoutError):
+        return errors.DeadlineExceeded("the call's time is over; allow more time")
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        return errors.Unavailable("the disk is full or a file-size limit is reached; free space and retry")
+    return errors.AeencError("internal error; the service's log has it under this call's x-request-id")

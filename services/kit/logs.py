@@ -1,0 +1,37 @@
+"""Structured logs: one line an event, for a terminal or as JSON, with the request id of the call it belongs to."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(*, log_format: str, level: str, service: str, instance: str) -> None:
+    """Sets the process's logging up. Call it once, in `__main__`."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    renderer: list[structlog.typing.Processor]
+    if log_format == "json":
+        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service, instance=instance)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+def get(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger: `log.info("generation activated", corpus=…)`."""
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(module=name)
+    return logger

@@ -1,0 +1,284 @@
+"""The registry: checkpoints, spaces, labels and their rollout, as rows in Redis.
+
+The trainer writes it, encoders read it and acknowledge. A label's row and its event move together in one script, so
+that no reader sees one without the other. Events only wake readers; the row is the truth. Newest is the highest
+revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+from aeenc import errors
+from services.kit.redis import key_prefix, unavailable_if_down
+
+FORMAT_VERSION = 1
+HEARTBEAT_TTL_S = 15
+EVENTS_KEPT = 10_000
+
+# KEYS: label row, labels set, events, previous' row.  ARGV: version, expected revision or -1, now, space, name, keep
+# A move of `stable` takes `previous` along, so that the way back is always loaded.
+_MOVE = """
+local function move(key, name, version)
+  local row = redis.call('HMGET', key, 'revision', 'version')
+  local revision = tonumber(row[1] or 0) + 1
+  redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
+    'revision', revision, 'previous', row[2] or '', 'moved_at', ARGV[3])
+  redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
+    'version', version, 'revision', revision)
+end
+local current = redis.call('HMGET', KEYS[1], 'revision', 'version')
+local revision = tonumber(current[1] or 0)
+if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
+if current[2] == ARGV[1] then return {1, revision, current[2]} end
+if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2]) end
+move(KEYS[1], ARGV[5], ARGV[1])
+return {1, revision + 1, ARGV[1]}
+"""
+
+_DELETE = """
+if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+redis.call('SREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
+redis.call('DEL', KEYS[4])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[3], '*', 'space_id', ARGV[1], 'label', ARGV[2], 'version', '')
+return 1
+"""
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """What the registry knows of a checkpoint. `manifest_sha256` ties it to the files in the store."""
+
+    version: str
+    space_id: str
+    pretrained: bool
+    base_version: str
+    job_id: str
+    validation_map: float
+    manifest_sha256: str
+    created_at: datetime
+    size_bytes: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A movable name for a checkpoint in one space."""
+
+    space_id: str
+    name: str
+    version: str
+    revision: int
+    previous: str
+    moved_at: datetime
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """Where one encoder process stands with one label's revision."""
+
+    instance: str
+    revision: int
+    ok: bool
+    reason: str
+    at: datetime
+
+
+class Registry:
+    """Rows and streams of one namespace. Raises Unavailable when Redis is away."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._prefix = key_prefix(namespace)
+        self._move: Any = redis.register_script(_MOVE)
+        self._delete: Any = redis.register_script(_DELETE)
+
+    async def add_checkpoint(self, row: CheckpointRow) -> None:
+        """Makes a checkpoint known: the commit point of its publication. Adding it again changes nothing."""
+        record = {**asdict(row), "created_at": row.created_at.isoformat(), "format_version": FORMAT_VERSION}
+        async with unavailable_if_down(f"register checkpoint {row.version}"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.set(self._key("checkpoint", row.version), json.dumps(record), nx=True)
+            pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
+            await pipe.execute()
+
+    async def checkpoint(self, version: str) -> CheckpointRow | None:
+        """A checkpoint's row; None when it is unknown."""
+        async with unavailable_if_down(f"read checkpoint {version}"):
+            data = await self._redis.get(self._key("checkpoint", version))
+        return _checkpoint(data) if data else None
+
+    async def checkpoints(self) -> list[CheckpointRow]:
+        """All checkpoints, newest first."""
+        async with unavailable_if_down("list checkpoints"):
+            versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
+            if not versions:
+                return []
+            rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
+        return [_checkpoint(row) for row in rows if row]
+
+    async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
+        """Names the checkpoint that encodes a space's premises; `default`: the space used where none is named."""
+        async with unavailable_if_down(f"store space {space_id}"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.set(self._key("space", space_id), premise_version)
+            if default:
+                pipe.set(self._key("default_space"), space_id)
+            await pipe.execute()
+
+    async def space(self, space_id: str) -> str | None:
+        """The checkpoint that encodes a space's premises; None for an unknown space."""
+        async with unavailable_if_down(f"read space {space_id}"):
+            return _text(await self._redis.get(self._key("space", space_id)))
+
+    async def default_space(self) -> str | None:
+        """The space used where none is named; None before the trainer's first start."""
+        async with unavailable_if_down("read the default space"):
+            return _text(await self._redis.get(self._key("default_space")))
+
+    async def set_label(
+        self, space_id: str, name: str, version: str, *, expected_revision: int | None = None
+    ) -> LabelRow:
+        """Points a label at a version; when `stable` moves, `previous` follows. Repeating a move changes nothing.
+
+        Raises Aborted when `expected_revision` is given and not the label's (0: the label must not exist).
+        """
+        keys = [
+            self._label_key(space_id, name),
+            self._key("labels"),
+            self.events_key,
+            self._label_key(space_id, "previous"),
+        ]
+        expected = -1 if expected_revision is None else expected_revision
+        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT]
+        async with unavailable_if_down(f"move label {name}"):
+            moved, revision, current = await self._move(keys=keys, args=arguments)
+        if not moved:
+            raise errors.Aborted(
+                f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
+            )
+        row = await self.label(space_id, name)
+        assert row is not None
+        return row
+
+    async def label(self, space_id: str, name: str) -> LabelRow | None:
+        """A label's row; None when it does not exist."""
+        async with unavailable_if_down(f"read label {name}"):
+            row = await self._redis.hgetall(self._label_key(space_id, name))
+        return _label(row) if row else None
+
+    async def labels(self, space_id: str | None = None) -> list[LabelRow]:
+        """All labels, or those of one space, by space and name."""
+        async with unavailable_if_down("list labels"):
+            members = sorted(await self._redis.smembers(self._key("labels")))
+            pipe = self._redis.pipeline(transaction=True)
+            for member in members:
+                pipe.hgetall(self._label_key(*member.split(" ", 1)))
+            rows = [_label(row) for row in await pipe.execute() if row]
+        return [row for row in rows if space_id is None or row.space_id == space_id]
+
+    async def delete_label(self, space_id: str, name: str) -> None:
+        """Removes a label. Raises NotFound for an unknown one."""
+        keys = [self._label_key(space_id, name), self._key("labels"), self.events_key, self._ack_key(space_id, name)]
+        async with unavailable_if_down(f"delete label {name}"):
+            if not await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT]):
+                raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
+
+    async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
+        """Returns when a label has moved after `last_id`, or time is up; gives the id to go on from."""
+        async with unavailable_if_down("follow the labels"):
+            answer: Any = await self._redis.xread({self.events_key: last_id}, block=max(int(timeout_s * 1000), 1))
+        return str(answer[0][1][-1][0]) if answer else last_id
+
+    async def last_event(self) -> str:
+        """The id of the newest event, to wait from without missing one."""
+        async with unavailable_if_down("follow the labels"):
+            newest: Any = await self._redis.xrevrange(self.events_key, count=1)
+        return str(newest[0][0]) if newest else "0-0"
+
+    async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
+        """Records where an encoder stands with a label."""
+        record = {**asdict(row), "at": row.at.isoformat(), "format_version": FORMAT_VERSION}
+        async with unavailable_if_down(f"acknowledge label {label}"):
+            await self._redis.hset(self._ack_key(space_id, label), row.instance, json.dumps(record))
+
+    async def heartbeat(self, instance: str) -> None:
+        """Says that an encoder lives, for the next 15 s."""
+        async with unavailable_if_down("send the heartbeat"):
+            await self._redis.zadd(self._key("instances"), {instance: datetime.now(UTC).timestamp() + HEARTBEAT_TTL_S})
+
+    async def sign_off(self, instance: str) -> None:
+        """Says that an encoder is gone."""
+        async with unavailable_if_down("sign off"):
+            await self._redis.zrem(self._key("instances"), instance)
+
+    async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
+        """Where each live encoder stands with a label; one that has said nothing yet is at revision 0."""
+        async with unavailable_if_down(f"read the rollout of {label}"):
+            now = datetime.now(UTC)
+            instances = await self._redis.zrangebyscore(self._key("instances"), now.timestamp(), "+inf")
+            said = await self._redis.hgetall(self._ack_key(space_id, label))
+        return [
+            _rollout(said[instance])
+            if instance in said
+            else RolloutRow(instance, 0, ok=False, reason="has not answered yet", at=now)
+            for instance in sorted(instances)
+        ]
+
+    async def await_rollout(self, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
+        """Waits until every live encoder has dealt with a revision, or time is up; returns where each stands."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            rollouts = await self.rollouts(row.space_id, row.name)
+            done = bool(rollouts) and all(rollout.revision >= row.revision for rollout in rollouts)
+            if done or asyncio.get_running_loop().time() >= deadline:
+                return rollouts
+            await asyncio.sleep(0.05)
+
+    @property
+    def events_key(self) -> str:
+        """The stream of label moves."""
+        return self._key("label-events")
+
+    def _key(self, *parts: str) -> str:
+        return self._prefix + ":".join(parts)
+
+    def _label_key(self, space_id: str, name: str) -> str:
+        return self._key("label", space_id, name)
+
+    def _ack_key(self, space_id: str, name: str) -> str:
+        return self._key("ack", space_id, name)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _checkpoint(data: str) -> CheckpointRow:
+    record = json.loads(data)
+    del record["format_version"]
+    return CheckpointRow(**{**record, "created_at": datetime.fromisoformat(record["created_at"])})
+
+
+def _label(row: dict[str, str]) -> LabelRow:
+    return LabelRow(
+        space_id=row["space_id"],
+        name=row["name"],
+        version=row["version"],
+        revision=int(row["revision"]),
+        previous=row["previous"],
+        moved_at=datetime.fromisoformat(row["moved_at"]),
+    )
+
+
+def _rollout(data: str) -> RolloutRow:
+    record = json.loads(data)
+    del record["format_version"]
+    return RolloutRow(**{**record, "at": datetime.fromisoformat(record["at"])})

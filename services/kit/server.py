@@ -1,0 +1,210 @@
+"""The one bootstrap of all services: bind early, say NOT_SERVING until loaded, intercept every call, drain on SIGTERM.
+
+It knows no service: `__main__` adds servicers and hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from aeenc import errors
+from services.kit import logs
+from services.kit.interceptors import CallInterceptor, Credentials
+from services.kit.metrics import MetricsEndpoint, RpcMetrics
+from services.kit.readiness import Readiness
+from services.kit.settings import ServiceSettings
+
+log = logs.get(__name__)
+Hook = Callable[[], Awaitable[None]]
+
+
+class GrpcServer:
+    """A gRPC server with health, reflection, credentials, metrics and drain.
+
+    `add` servicers, register hooks, then `start` (or use it as an async context manager; or `run` it as a process).
+    Raises InvalidArgument when it would listen beyond loopback without a token.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        check_exposure(settings)
+        self.settings = settings
+        self.readiness = Readiness()
+        self.metrics = CollectorRegistry()
+        self.started_at = datetime.now(UTC)
+        self.port = 0
+        self.metrics_port: int | None = None
+        self._credentials = Credentials(settings.token, settings.admin_token)
+        self._names: list[str] = []
+        self._on_start: list[Hook] = []
+        self._on_stop: list[Hook] = []
+        self._servicers: list[tuple[Callable[[Any, Any], None], Any]] = []
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+        self._endpoint: MetricsEndpoint | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] | None = None
+
+    def add(self, register: Callable[[Any, Any], None], servicer: Any, name: str, *, admin: bool = False) -> None:
+        """Adds a servicer by its generated `add_…_to_server` under its full name, such as `aeenc.v1.EncoderService`."""
+        self._servicers.append((register, servicer))
+        self._names.append(name)
+        if admin:
+            self._credentials.admin_services.add(name)
+
+    def on_start(self, hook: Hook) -> None:
+        """Runs `hook` after the port is bound; load models there, then call `readiness.serving()`."""
+        self._on_start.append(hook)
+
+    def on_stop(self, hook: Hook) -> None:
+        """Runs `hook` after the calls in flight have ended; hooks run in reverse order."""
+        self._on_stop.append(hook)
+
+    async def start(self) -> int:
+        """Binds, starts answering and runs the start hooks in the background. Returns the port."""
+        size = [("grpc.max_receive_message_length", self.settings.message_bytes), ("grpc.so_reuseport", 0)]
+        interceptor = CallInterceptor(self._credentials, self.readiness, RpcMetrics(self.metrics))
+        self._server = grpc.aio.server(interceptors=[interceptor], options=size)
+        for register, servicer in self._servicers:
+            register(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        await self._set_health()
+        self.readiness.on_change(lambda: self._spawn(self._set_health()))
+        self.port = self._bind()
+        await self._server.start()
+        if self.settings.metrics_port is not None:
+            self._endpoint = MetricsEndpoint(self.metrics, self.settings.host, self.settings.metrics_port)
+            self.metrics_port = self._endpoint.port
+        self._failure = asyncio.get_running_loop().create_future()
+        self._spawn(self._load())
+        log.info("listening", address=self.settings.address, port=self.port)
+        return self.port
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Says NOT_SERVING, finishes what is in flight within `grace_s`, then runs the stop hooks."""
+        self.readiness.draining()
+        await self._set_health()
+        if self._server is not None:
+            await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for hook in reversed(self._on_stop):
+            await hook()
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.close)
+
+    async def serve_until_signal(self) -> None:
+        """Serves until SIGTERM or SIGINT, or until a start hook fails, which it raises."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await self.start()
+        assert self._failure is not None
+        waiting = asyncio.ensure_future(stop.wait())
+        both: list[asyncio.Future[Any]] = [waiting, self._failure]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        log.info("draining", seconds=self.settings.drain_s)
+        await self.stop()
+        if self._failure.done():
+            self._failure.result()
+        log.info("stopped")
+
+    async def __aenter__(self) -> GrpcServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(0.5)
+
+    def _bind(self) -> int:
+        settings = self.settings
+        try:
+            if settings.tls_cert is None or settings.tls_key is None:
+                return int(self._server.add_insecure_port(settings.address))
+            ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
+            credentials = grpc.ssl_server_credentials(
+                [(settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())], ca, ca is not None
+            )
+            return int(self._server.add_secure_port(settings.address, credentials))
+        except RuntimeError as error:
+            raise errors.Unavailable(
+                f"cannot listen on {settings.address}; another process has the port: choose one with --port"
+            ) from error
+
+    async def _load(self) -> None:
+        try:
+            for hook in self._on_start:
+                await hook()
+        except Exception as error:  # a failed start must end the process with its reason
+            log.exception("start failed")
+            if self._failure is not None and not self._failure.done():
+                self._failure.set_exception(error)
+                self._failure.exception()  # observed here; serve_until_signal raises it again
+
+    async def _set_health(self) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        status = serving if self.readiness.healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def check_exposure(settings: ServiceSettings) -> None:
+    """Raises InvalidArgument when the service would listen beyond loopback with no token, or has half a key pair."""
+    prefix = settings.model_config.get("env_prefix", "AEENC_")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise errors.InvalidArgument(f"{prefix}TLS_CERT and {prefix}TLS_KEY belong together; set both or neither")
+    if settings.host.startswith("unix:") or settings.token or settings.allow_insecure or is_loopback(settings.host):
+        return
+    raise errors.InvalidArgument(
+        f"{prefix}HOST={settings.host} is reachable from other machines and no token is set; set {prefix}TOKEN, "
+        f"or {prefix}ALLOW_INSECURE=true if you mean it"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address cannot be reached from other machines."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def run(build: Callable[[], GrpcServer]) -> None:
+    """Runs a service as a process: logging, uvloop, signals, drain. Exit status 0 after a drain, 1 when it failed."""
+
+    async def main() -> None:
+        server = build()
+        settings = server.settings
+        logs.configure(
+            log_format=settings.log_format,
+            level=settings.log_level,
+            service=settings.service,
+            instance=settings.instance,
+        )
+        await server.serve_until_signal()
+
+    try:
+        uvloop.run(main())
+    except errors.InvalidArgument as error:
+        raise SystemExit(f"{error.message}") from None
+    except errors.AeencError as error:
+        raise SystemExit(f"the service stopped: {error.message}") from None

@@ -1,0 +1,87 @@
+"""Settings of a service: typed, with laptop defaults, from `AEENC_<SERVICE>_<FIELD>` and from flags.
+
+Read once in `__main__` and passed on as plain arguments; nothing else reads the environment. A wrong value stops the
+start and is named.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told. A service subclasses it with its own fields, `service` and a default port."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_nested_delimiter="__")
+    service: ClassVar[str] = "service"
+
+    host: str = Field("127.0.0.1", description="address to listen on; `unix:` targets are given as the whole target")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="port of the Prometheus metrics; none: off")
+    token: str | None = Field(None, description="bearer token that callers must send")
+    admin_token: str | None = Field(None, description="bearer token for the admin services; default: the token")
+    allow_insecure: bool = Field(False, description="listen beyond loopback although no token is set")
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
+    tls_key: Path | None = Field(None, description="private key (PEM) of this server")
+    tls_client_ca: Path | None = Field(None, description="CA (PEM) that client certificates must be signed by")
+    drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after SIGTERM")
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
+    message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
+    max_items: int = Field(1024, ge=1, description="most items in one unary call")
+    text_bytes: int = Field(16 * 1024, ge=1, description="largest text, in bytes of UTF-8")
+    artifacts_dir: Path = Field(Path(".aeenc/artifacts"), description="store of checkpoints and generations")
+    peer_token: str | None = Field(None, description="bearer token that this service sends to the others")
+    peer_admin_token: str | None = Field(None, description="token sent to admin services; default: peer_token")
+    peer_ca: Path | None = Field(None, description="CA (PEM) of the other services; none: plain connections")
+
+    @field_validator("instance", mode="after")
+    @classmethod
+    def _default_instance(cls, value: str) -> str:
+        return value or f"{cls.service}-{socket.gethostname()}-{os.getpid()}"
+
+    @property
+    def address(self) -> str:
+        """The address to bind."""
+        return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
+
+    def peer(self, *, admin: bool = False) -> dict[str, Any]:
+        """Options of `aeenc.Channel` for calls to other services."""
+        token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token
+        return {"token": token, "ca": self.peer_ca}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments beat flags, flags beat the environment; no other source."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return init_settings, env_settings
+
+    @classmethod
+    def from_command_line(cls, arguments: list[str] | None = None) -> Self:
+        """Reads flags (`--port 50051`) and the environment. A wrong value ends the process with status 2, named."""
+        flags: CliSettingsSource[Any] = CliSettingsSource(
+            cls, cli_parse_args=sys.argv[1:] if arguments is None else arguments, cli_kebab_case=True
+        )
+        try:
+            return cls(_cli_settings_source=flags)
+        except ValidationError as error:
+            prefix = cls.model_config.get("env_prefix", "")
+            for problem in error.errors():
+                name = str(problem["loc"][0]) if problem["loc"] else "settings"
+                sys.stderr.write(f"{prefix}{name.upper()} (--{name.replace('_', '-')}): {problem['msg']}\n")
+            raise SystemExit(2) from None

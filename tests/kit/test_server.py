@@ -1,0 +1,257 @@
+"""The bootstrap of all services, through a real socket: health, reflection, credentials, errors, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic_settings import SettingsConfigDict
+
+from aeenc import Channel, EncoderClient, errors, vectors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.kit.server import GrpcServer
+from services.kit.settings import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="AEENC_TEST_")
+    service = "test"
+
+
+class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Does what its first text says."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        match request.texts[0]:
+            case "overloaded":
+                raise errors.Overloaded("the queue is full", retry_after_s=30.0)
+            case "many":
+                raise errors.InvalidArgument(
+                    "bad", violations=[errors.FieldViolation(f"texts[{n}]", "x" * 500) for n in range(999)]
+                )
+            case "bug":
+                raise ZeroDivisionError("secret path /etc/shadow")
+            case "disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case "wait":
+                await self.release.wait()
+        return encoder_pb2.EncodeResponse(model_version="v1", embeddings=vectors.to_proto(np.ones((1, 2), np.float32)))
+
+    async def EncodeStream(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[encoder_pb2.EncodeStreamResponse]:
+        async for request in request_iterator:
+            if request.batch.texts[0] == "refuse":
+                raise errors.VersionNotLoaded("version q1 is not loaded; publish it")
+            yield encoder_pb2.EncodeStreamResponse(batch_seq=request.batch_seq)
+
+    async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
+        return encoder_pb2.EncoderServiceGetInfoResponse(default_space_id="s1")
+
+
+def build(**fields: Any) -> tuple[GrpcServer, Servicer]:
+    server, servicer = GrpcServer(Settings(**fields)), Servicer()
+    server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
+    return server, servicer
+
+
+async def ready(server: GrpcServer) -> EncoderClient:
+    server.readiness.serving()
+    return EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=5))
+
+
+async def health_of(port: int, service: str) -> str:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+async def test_health_says_not_serving_until_the_service_is_ready_and_calls_are_refused_with_the_reason() -> None:
+    server, _ = build()
+    async with server:
+        server.readiness.starting("waiting for label stable")
+        assert await health_of(server.port, "aeenc.v1.EncoderService") == "NOT_SERVING"
+        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=0.5))
+        with pytest.raises(errors.Unavailable, match="waiting for label stable"):
+            await client.encode(["a"])
+        assert (await client.info()).default_space_id == "s1"
+        server.readiness.serving()
+        await asyncio.sleep(0.05)
+        assert await health_of(server.port, "aeenc.v1.EncoderService") == "SERVING"
+        assert await health_of(server.port, "") == "SERVING"
+        assert (await client.encode(["a"])).model_version == "v1"
+
+
+async def test_an_error_reaches_the_caller_as_the_class_the_service_raised() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        with pytest.raises(errors.Overloaded, match="queue is full") as caught:
+            await client.encode(["overloaded"], timeout_s=1)
+        assert caught.value.retry_after_s == 30.0
+        assert caught.value.reason == "OVERLOADED"
+
+
+async def test_an_error_in_a_stream_keeps_its_class_and_what_was_answered_before() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
+
+        async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
+            for seq, text in enumerate(["a", "refuse"], start=1):
+                yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=[text]), batch_seq=seq)
+
+        answered = []
+        with pytest.raises(errors.VersionNotLoaded, match="publish it"):
+            async for response in client.channel.stream(stub.EncodeStream, requests()):
+                answered.append(response.batch_seq)
+        assert answered == [1]
+
+
+async def test_a_bug_leaves_as_internal_without_internals_and_the_process_goes_on() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        with pytest.raises(errors.AeencError) as caught:
+            await client.encode(["bug"])
+        assert caught.value.code == "INTERNAL"
+        assert "shadow" not in caught.value.message
+        assert (await client.encode(["a"])).model_version == "v1"
+
+
+async def test_a_full_disk_answers_unavailable_and_says_so() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        with pytest.raises(errors.Unavailable, match="disk is full"):
+            await client.encode(["disk"], timeout_s=0.3)
+
+
+async def test_a_thousand_violations_still_fit_into_a_trailer() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        with pytest.raises(errors.InvalidArgument) as caught:
+            await client.encode(["many"])
+        assert len(caught.value.violations) == 16
+        assert caught.value.metadata["violations"] == "999"
+
+
+async def test_a_stranger_lists_services_by_reflection() -> None:
+    server, _ = build()
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+
+        async def ask() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+            yield reflection_pb2.ServerReflectionRequest(list_services="")
+
+        names = [s.name async for r in stub.ServerReflectionInfo(ask()) for s in r.list_services_response.service]
+    assert {"aeenc.v1.EncoderService", "grpc.health.v1.Health"} <= set(names)
+
+
+async def test_a_token_is_needed_everywhere_but_for_health() -> None:
+    server, _ = build(token="open-sesame")
+    async with server:
+        server.readiness.serving()
+        target = f"127.0.0.1:{server.port}"
+        with pytest.raises(errors.Unauthenticated, match="no token was sent"):
+            await EncoderClient(Channel(target)).encode(["a"])
+        with pytest.raises(errors.Unauthenticated, match="unknown token"):
+            await EncoderClient(Channel(target, token="wrong")).encode(["a"])
+        assert (await EncoderClient(Channel(target, token="open-sesame")).encode(["a"])).model_version == "v1"
+        await asyncio.sleep(0.05)
+        assert await health_of(server.port, "") == "SERVING"
+
+
+async def test_an_admin_service_refuses_the_common_token() -> None:
+    server, servicer = build(token="common", admin_token="admin")
+    server._names.clear()
+    server.add(lambda *_: None, servicer, "aeenc.v1.EncoderService", admin=True)
+    async with server:
+        server.readiness.serving()
+        target = f"127.0.0.1:{server.port}"
+        with pytest.raises(errors.PermissionDenied, match="needs the admin token"):
+            await EncoderClient(Channel(target, token="common")).encode(["a"])
+        assert (await EncoderClient(Channel(target, token="admin")).encode(["a"])).model_version == "v1"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_a_service_refuses_to_listen_beyond_loopback_without_a_token(host: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="AEENC_TEST_TOKEN"):
+        build(host=host)
+    build(host=host, token="t")
+    build(host=host, allow_insecure=True)
+
+
+async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> None:
+    server, servicer = build()
+    await server.start()
+    client = await ready(server)
+    waiting = asyncio.ensure_future(client.encode(["wait"]))
+    await asyncio.sleep(0.1)
+    stopping = asyncio.ensure_future(server.stop(5))
+    await asyncio.sleep(0.1)
+    assert not stopping.done()
+    servicer.release.set()
+    assert (await waiting).model_version == "v1"
+    await stopping
+    with pytest.raises(errors.Unavailable, match="is it running"):
+        await EncoderClient(Channel(f"127.0.0.1:{server.port}")).encode(["a"], timeout_s=0.3)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    first, _ = build()
+    async with first:
+        second, _ = build(port=first.port)
+        with pytest.raises(errors.Unavailable, match=str(first.port)):
+            await second.start()
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_process_goes_on() -> None:
+    server, _ = build(message_bytes=4096)
+    async with server:
+        client = await ready(server)
+        with pytest.raises(errors.Overloaded, match="larger than max"):
+            await client.encode(["x" * 10_000], timeout_s=0.3)
+        assert (await client.encode(["a"])).model_version == "v1"
+
+
+async def test_calls_are_counted_by_method_and_code() -> None:
+    server, _ = build()
+    async with server:
+        client = await ready(server)
+        await client.encode(["a"])
+        with pytest.raises(errors.AeencError):
+            await client.encode(["bug"])
+    labels = {"method": "/aeenc.v1.EncoderService/Encode", "code": "OK"}
+    assert server.metrics.get_sample_value("aeenc_rpc_total", labels) == 1
+    assert server.metrics.get_sample_value("aeenc_rpc_total", {**labels, "code": "INTERNAL"}) == 1
+
+
+def test_settings_come_from_flags_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEENC_TEST_PORT", "1111")
+    monkeypatch.setenv("AEENC_TEST_DRAIN_S", "3")
+    settings = Settings.from_command_line(["--port", "2222"])
+    assert (settings.port, settings.drain_s) == (2222, 3.0)
+
+
+def test_a_wrong_setting_stops_the_start_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AEENC_TEST_PORT", "many")
+    with pytest.raises(SystemExit) as caught:
+        Settings.from_command_line([])
+    assert caught.value.code == 2
+    assert "AEENC_TEST_PORT" in capsys.readouterr().err
