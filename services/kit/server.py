@@ -24,6 +24,7 @@ from services.kit.interceptors import CallInterceptor, Credentials
 from services.kit.metrics import MetricsEndpoint, RpcMetrics
 from services.kit.readiness import Readiness
 from services.kit.settings import ServiceSettings
+from services.kit.tasks import cancel_all
 
 log = logs.get(__name__)
 Hook = Callable[[], Awaitable[None]]
@@ -98,9 +99,7 @@ class GrpcServer:
         await self._set_health()
         if self._server is not None:
             await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(list(self._tasks))
         for hook in reversed(self._on_stop):
             await hook()
         if self._endpoint is not None:

@@ -114,9 +114,9 @@ async def test_an_error_in_a_stream_keeps_its_class_and_what_was_answered_before
                 yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=[text]), batch_seq=seq)
 
         answered = []
-        with pytest.raises(errors.VersionNotLoaded, match="publish it"):
+        with pytest.raises(errors.VersionNotLoaded, match="publish it"):  # noqa: PT012 -- the loop is the statement
             async for response in client.channel.stream(stub.EncodeStream, requests()):
-                answered.append(response.batch_seq)
+                answered.append(response.batch_seq)  # noqa: PERF401 -- what came before the error must be kept
         assert answered == [1]
 
 

@@ -1,0 +1,68 @@
+"""The calling side of an oracle: what the sampler uses, and what you try your own oracle with.
+
+It does not judge the answer: verdicts come back as the oracle gave them, unknown, double and missing ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from aeenc.channel import Channel
+from aeenc.oracle import Candidate, Task, Verdict
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an oracle said about one task: (premise id, verdict) in its order, and who answered."""
+
+    task_id: str
+    verdicts: tuple[tuple[str, Verdict], ...]
+    annotator: str
+
+
+class OracleClient:
+    """Calls OracleService. Raises the classes of `aeenc.errors`; does not retry."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._stub = oracle_pb2_grpc.OracleServiceStub(channel.grpc)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server is there at the moment, whatever it answers."""
+        return self.channel.grpc.get_state() is grpc.ChannelConnectivity.READY
+
+    async def judge(self, run_id: str, tasks: Sequence[Task], *, timeout_s: float | None = None) -> list[Answer]:
+        """Puts tasks before the oracle, in one call."""
+        request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[_task(task) for task in tasks])
+        response: oracle_pb2.JudgeResponse = await self.channel.unary(
+            self._stub.Judge, request, timeout_s=timeout_s, retry=False
+        )
+        return [_answer(answer) for answer in response.answers]
+
+
+def _task(task: Task) -> oracle_pb2.OracleTask:
+    return oracle_pb2.OracleTask(
+        task_id=task.task_id,
+        query=task.query,
+        path=task.path,
+        accepted=[_candidate(candidate) for candidate in task.accepted],
+        candidates=[_candidate(candidate) for candidate in task.candidates],
+    )
+
+
+def _candidate(candidate: Candidate) -> oracle_pb2.Candidate:
+    return oracle_pb2.Candidate(
+        premise_id=candidate.id, text=candidate.text, rank=candidate.rank, score=candidate.score
+    )
+
+
+def _answer(answer: oracle_pb2.OracleAnswer) -> Answer:
+    verdicts = (
+        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None)) for v in answer.verdicts
+    )
+    return Answer(answer.task_id, tuple(verdicts), answer.annotator)

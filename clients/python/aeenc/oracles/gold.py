@@ -1,0 +1,54 @@
+"""The oracle that answers from gold trees: it stands in for a person where the answers are known.
+
+Gold of a query is the union of its children over all trees of a split. It compares exact texts and knows nothing else:
+of a query that is no parent in these trees it has seen no answer, and says so (UNSEEN) instead of refusing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aeenc.errors import InvalidArgument
+from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Oracle, Task, Verdict
+from aeenc.trees import Dataset
+
+Mode = Literal["direct", "subtree"]
+
+
+class GoldOracle(Oracle):
+    """Answers from the trees of one split.
+
+    `direct` accepts a query's gold children; `subtree` also what stands below them. An accepted premise without gold
+    children of its own is a leaf. Raises NotFound for a split that is not there.
+    """
+
+    name = "gold"
+
+    def __init__(self, dataset: Dataset, split: str, *, mode: Mode = "direct") -> None:
+        if mode not in {"direct", "subtree"}:
+            raise InvalidArgument.field("mode", f"is {mode!r}; give direct or subtree")
+        self._children = {query.text: frozenset(query.gold) for query in dataset.queries(split)}
+        self._below = self._children
+        if mode == "subtree":
+            self._below = {text: self._descendants(text) for text in self._children}
+
+    def judge(self, task: Task) -> dict[str, Verdict]:
+        """Explains or refuses each candidate of a known query; leaves every candidate of an unknown one unseen."""
+        gold = self._below.get(task.query)
+        if gold is None:
+            return {candidate.id: Verdict(UNSEEN) for candidate in task.candidates}
+        return {
+            candidate.id: Verdict(EXPLAINS, leaf=candidate.text not in self._children)
+            if candidate.text in gold
+            else Verdict(REFUSES)
+            for candidate in task.candidates
+        }
+
+    def _descendants(self, text: str) -> frozenset[str]:
+        found: set[str] = set()
+        waiting = [text]
+        while waiting:
+            new = self._children.get(waiting.pop(), frozenset()) - found
+            found |= new
+            waiting.extend(new)
+        return frozenset(found - {text})

@@ -1,0 +1,21 @@
+"""Entailment trees: values, EntailmentBank files, directories of them, drawings."""
+
+from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery
+from aeenc.trees.drawing import draw
+from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
+from aeenc.trees.tree import ROOT, Step, Tree
+
+__all__ = [
+    "FACTS",
+    "ROOT",
+    "Candidate",
+    "Dataset",
+    "GoldQuery",
+    "Step",
+    "Tree",
+    "draw",
+    "read_trees",
+    "record_from_tree",
+    "tree_from_record",
+    "write_trees",
+]

@@ -1,0 +1,143 @@
+"""A directory in EntailmentBank's layout: facts, trees by split, and what design §7 derives from them.
+
+    DIR/dataset/task_1/<split>.jsonl                                     trees
+    DIR/dataset/task_2/<split>.jsonl                                     the same trees with distractors (optional)
+    DIR/supporting_data/worldtree_corpus_sentences_extended.json         fact id -> fact text
+
+Texts are compared as they stand: exact duplicates are one premise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument, InvalidTree, NotFound
+from aeenc.trees.files import read_trees
+from aeenc.trees.tree import Tree
+
+FACTS_FILE = "supporting_data/worldtree_corpus_sentences_extended.json"
+FACTS = "facts"
+_ORDER = {"train": 0, "dev": 1, "test": 2}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One distinct premise text. `splits`: those in whose trees it stands, and `facts` if it is in the fact file."""
+
+    id: str
+    text: str
+    aliases: tuple[str, ...]
+    splits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GoldQuery:
+    """A distinct parent text of a split and its gold premises: the union of its children over the split's trees."""
+
+    text: str
+    gold: tuple[str, ...]
+
+
+class Dataset:
+    """Facts and trees of one directory. Read with `Dataset.load`."""
+
+    def __init__(self, directory: Path, facts: dict[str, str], trees: dict[str, list[Tree]]) -> None:
+        self.directory = directory
+        self.facts = facts
+        self._trees = trees
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Dataset:
+        """Reads all splits that are there. Raises NotFound for no such layout, InvalidTree for a malformed file."""
+        root = Path(directory)
+        files = {path.stem: path for path in (root / "dataset" / "task_1").glob("*.jsonl")}
+        if not files:
+            raise NotFound(f"{root / 'dataset' / 'task_1'} holds no <split>.jsonl; give a directory in that layout")
+        facts = _read_facts(root / FACTS_FILE)
+        splits = sorted(files, key=lambda split: (_ORDER.get(split, 9), split))
+        return cls(root, facts, {split: read_trees(files[split]) for split in splits})
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits present: train, dev, test, then others by name."""
+        return tuple(self._trees)
+
+    def trees(self, split: str) -> list[Tree]:
+        """The trees of a split. Raises NotFound for one that is not there."""
+        if split not in self._trees:
+            raise NotFound(f"{self.directory} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self._trees[split]
+
+    def hypotheses(self, split: str) -> list[tuple[str, str]]:
+        """(tree id, hypothesis) of each distinct hypothesis, in file order."""
+        first: dict[str, str] = {}
+        for tree in self.trees(split):
+            first.setdefault(tree.hypothesis, tree.id)
+        return [(tree_id, text) for text, tree_id in first.items()]
+
+    def queries(self, split: str) -> list[GoldQuery]:
+        """The distinct queries of a split with their gold premises, in file order."""
+        gold: dict[str, dict[str, None]] = {}
+        for tree in self.trees(split):
+            for label, children in tree.children.items():
+                texts = gold.setdefault(tree.texts[label], {})
+                texts.update(dict.fromkeys(tree.texts[child] for child in children))
+        return [GoldQuery(text, tuple(premises)) for text, premises in gold.items()]
+
+    @cached_property
+    def _candidates(self) -> list[Candidate]:
+        ids: dict[str, list[str]] = {}
+        for fact_id, text in self.facts.items():
+            ids.setdefault(text, []).append(fact_id)
+        splits: dict[str, dict[str, None]] = {text: {FACTS: None} for text in ids}
+        for split in self.splits:
+            for tree in self.trees(split):
+                for text in _premise_texts(tree):
+                    ids.setdefault(text, [_content_id(text)])
+                    splits.setdefault(text, {})[split] = None
+        for split in self.splits:  # a hypothesis that is a fact too belongs to its split as well
+            for tree in self.trees(split):
+                if tree.hypothesis in splits:
+                    splits[tree.hypothesis][split] = None
+        return [Candidate(names[0], text, tuple(names[1:]), tuple(splits[text])) for text, names in ids.items()]
+
+    def candidates(self) -> list[Candidate]:
+        """All distinct premise texts in the order of insertion: the fact file, then the trees of each split."""
+        return self._candidates
+
+    def distractor_triplets(self, split: str) -> Iterator[tuple[str, str, str]]:
+        """(query, gold premise, distractor) of task_2: each step's premises against each sentence no step uses."""
+        for tree in read_trees(self.directory / "dataset" / "task_2" / f"{split}.jsonl"):
+            leaves = set(tree.leaves)
+            distractors = [text for label, text in tree.sentences.items() if label not in leaves]
+            for label, children in tree.children.items():
+                for child in children:
+                    for distractor in distractors:
+                        yield tree.texts[label], tree.texts[child], distractor
+
+
+def _premise_texts(tree: Tree) -> Iterator[str]:
+    for children in tree.children.values():
+        for child in children:
+            yield tree.texts[child]
+
+
+def _content_id(text: str) -> str:
+    return f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _read_facts(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidTree(f"{path}:1: no JSON ({error}); write one object, fact id to text") from None
+    if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
+        raise InvalidArgument(f"{path} must hold one JSON object, fact id to text")
+    return facts

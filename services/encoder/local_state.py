@@ -1,0 +1,60 @@
+"""What this encoder served last, on its own disk, so that a restart without Redis serves the same again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from aeenc.errors import DataLoss
+from services.kit.artifacts import atomic_write
+
+FORMAT_VERSION = 1
+FILE = "labels.json"
+
+
+@dataclass(frozen=True)
+class SavedLabel:
+    """A label as it was served, with the digest that its checkpoint's manifest must have."""
+
+    name: str
+    version: str
+    revision: int
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """Everything needed to serve again: the space, its premise encoder, and the labels."""
+
+    space_id: str
+    premise_version: str
+    premise_manifest_sha256: str
+    labels: tuple[SavedLabel, ...]
+
+
+def save(directory: Path, state: SavedState) -> None:
+    """Writes the state, as a whole and durably."""
+    record = {
+        "format_version": FORMAT_VERSION,
+        "space_id": state.space_id,
+        "premise_version": state.premise_version,
+        "premise_manifest_sha256": state.premise_manifest_sha256,
+        "labels": [vars(label) for label in state.labels],
+    }
+    atomic_write(directory / FILE, json.dumps(record, indent=1).encode())
+
+
+def load(directory: Path) -> SavedState | None:
+    """Reads the state; None when there is none. Raises DataLoss for a file that is not ours."""
+    path = directory / FILE
+    try:
+        record = json.loads(path.read_bytes())
+        if record["format_version"] != FORMAT_VERSION:
+            raise DataLoss(f"{path} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}")
+        labels = tuple(SavedLabel(**label) for label in record["labels"])
+        return SavedState(record["space_id"], record["premise_version"], record["premise_manifest_sha256"], labels)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error

@@ -1,0 +1,59 @@
+"""EncoderService: converts and delegates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc.errors import Unimplemented
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.encoder import convert
+from services.encoder.encoding import Encoding
+from services.encoder.follower import Follower
+from services.encoder.versions import Versions
+from services.kit.checks import Limits
+from services.kit.context import deadline_s
+from services.kit.ordered import ordered
+from services.kit.server import GrpcServer
+from services.kit.service_info import to_service_info
+
+STREAM_WINDOW = 4  # batches of one stream in flight
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """The RPC face of the encoder."""
+
+    def __init__(
+        self, server: GrpcServer, encoding: Encoding, versions: Versions, follower: Follower, limits: Limits
+    ) -> None:
+        self._server, self._encoding, self._versions = server, encoding, versions
+        self._follower, self._limits = follower, limits
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        result = await self._encoding.encode(convert.to_call(request, deadline_s(context)))
+        return convert.to_response(result)
+
+    async def EncodeStream(
+        self, request_iterator: AsyncIterator[encoder_pb2.EncodeStreamRequest], context: Any
+    ) -> AsyncIterator[encoder_pb2.EncodeStreamResponse]:
+        async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
+            result = await self._encoding.encode(convert.to_call(request.batch, deadline_s(context)))
+            return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
+
+        async for response in ordered(request_iterator, answer, window=STREAM_WINDOW):
+            yield response
+
+    async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
+        raise Unimplemented("this encoder has no cross-encoder; rank by the scores of IndexService.Retrieve")
+
+    async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
+        premise = self._versions.models.get(self._versions.premise_version)
+        return encoder_pb2.EncoderServiceGetInfoResponse(
+            service=to_service_info(self._server, self._limits),
+            default_space_id=self._versions.space_id,
+            dim=premise.dim if premise else 0,
+            versions=convert.to_versions(self._versions),
+            labels=convert.to_labels(self._versions),
+            swaps=convert.to_swaps(self._follower.swaps),
+            runtime="onnxruntime/CPUExecutionProvider/fp32",
+        )

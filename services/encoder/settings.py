@@ -1,0 +1,31 @@
+"""Settings of the encoder: `AEENC_ENCODER_<FIELD>` and flags."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
+
+
+class EncoderSettings(ServiceSettings):
+    """What the encoder can be told beyond what every service can."""
+
+    model_config = SettingsConfigDict(env_prefix="AEENC_ENCODER_")
+    service: ClassVar[str] = "encoder"
+
+    port: int = Field(50051, ge=0, le=65535)
+    state_dir: Path = Field(Path(".aeenc/state/encoder"), description="where the last labels are kept")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the registry's Redis")
+    namespace: str = Field("default", description="the deployment's name in Redis")
+    space_id: str = Field("", description="the space to serve; empty: the registry's default")
+    workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
+    batch_items: int = Field(32, ge=1, description="most texts in one batch")
+    batch_tokens: int = Field(4096, ge=64, description="most padded tokens in one batch")
+    queued_items: int = Field(8192, ge=1024, description="most texts admitted at once")
+    poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
+    model_bytes: int = Field(4 * 1024**3, ge=1024, description="largest checkpoint file accepted, in bytes")

@@ -1,0 +1,190 @@
+"""Messages of aeenc.v1 to the index's values and back. No decision is taken here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf import duration_pb2, timestamp_pb2
+
+from aeenc import errors
+from aeenc.v1 import index_pb2, types_pb2
+from services.index.building import BuildSpec, Progress
+from services.index.corpus import ServedGeneration
+from services.index.retrieval import Answer, Scope, TextQuery
+from services.kit.artifacts import Artifact
+from services.kit.checks import Limits
+from services.kit.generation import PremiseRecord
+
+T = TypeVar("T")
+HITS_ON_LOOP = 2000  # about a millisecond's worth of messages
+
+
+def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
+    """What both ways of searching have in common."""
+    return Scope(
+        corpus=request.corpus,
+        k=request.k,
+        exclude_ids=tuple(request.exclude_ids),
+        splits=tuple(request.filter.any_split),
+        generation=request.generation,
+    )
+
+
+def to_text_query(request: index_pb2.RetrieveRequest) -> TextQuery:
+    """A retrieve call."""
+    mode = index_pb2.RetrieveMode.Name(request.mode) if request.mode else "RETRIEVE_MODE_DENSE"
+    chosen = request.model.WhichOneof("selector")
+    return TextQuery(
+        texts=tuple(request.texts),
+        scope=to_scope(request),
+        label=request.model.label if chosen == "label" else None,
+        version=request.model.version if chosen == "version" else None,
+        drop_self=request.drop_self if request.HasField("drop_self") else True,
+        truncate=request.truncate == types_pb2.TRUNCATE_END,
+        mode=mode.removeprefix("RETRIEVE_MODE_"),
+        accepted=bool(request.accepted),
+        rerank=request.rerank,
+        prior=request.prior,
+    )
+
+
+def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
+    """The answer to Search."""
+    premises = answer.served.generation.premises
+    return index_pb2.SearchResponse(
+        results=[
+            index_pb2.Hits(premise_ids=[premises[n].id for n in one.ordinals.tolist()], scores=one.scores.tolist())
+            for one in answer.found
+        ],
+        generation=answer.served.id,
+        space_id=answer.served.generation.space_id,
+        exact=True,
+        timings=_timings(answer),
+    )
+
+
+def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
+    """The answer to Retrieve."""
+    premises = answer.served.generation.premises
+    results = []
+    for one in answer.found:
+        found = index_pb2.RetrievedPremises()
+        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
+            found.premises.add(id=premises[ordinal].id, text=premises[ordinal].text, score=score)
+        results.append(found)
+    return index_pb2.RetrieveResponse(
+        results=results,
+        model_version=answer.version,
+        space_id=answer.served.generation.space_id,
+        generation=answer.served.id,
+        exact=True,
+        timings=_timings(answer),
+    )
+
+
+async def answer_within(limits: Limits, items: int, make: Callable[..., T], *arguments: Any) -> T:
+    """Makes an answer, a large one off the event loop. Raises TooLarge for one over the size of a unary call."""
+
+    def checked() -> T:
+        answer = make(*arguments)
+        if answer.ByteSize() > limits.message_bytes:  # type: ignore[attr-defined]
+            raise errors.TooLarge(
+                f"the answer has {answer.ByteSize():,} bytes, "  # type: ignore[attr-defined]
+                f"the limit is {limits.message_bytes:,}; ask for fewer at once or for a smaller k"
+            )
+        return answer
+
+    return checked() if items <= HITS_ON_LOOP else await asyncio.to_thread(checked)
+
+
+def to_premise(record: PremiseRecord) -> types_pb2.Premise:
+    """A premise."""
+    return types_pb2.Premise(id=record.id, text=record.text, aliases=record.aliases, splits=record.splits)
+
+
+def to_premises_response(records: Sequence[PremiseRecord], generation: str) -> index_pb2.GetPremisesResponse:
+    """The answer to GetPremises."""
+    return index_pb2.GetPremisesResponse(premises=map(to_premise, records), generation=generation)
+
+
+def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
+    """A generation."""
+    created_at = timestamp_pb2.Timestamp()
+    created_at.FromDatetime(artifact.created_at)
+    meta = artifact.meta
+    return index_pb2.Generation(
+        id=artifact.id,
+        corpus=meta["corpus"],
+        space_id=meta["space_id"],
+        premise_version=meta["premise_version"],
+        premises=meta["premises"],
+        dim=meta["dim"],
+        engine=meta["engine"],
+        manifest_sha256=artifact.manifest_sha256,
+        created_at=created_at,
+        active=active,
+        size_bytes=artifact.size_bytes,
+    )
+
+
+def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
+    """One report of a build."""
+    response = index_pb2.BuildGenerationResponse(
+        received=progress.received,
+        encoded=progress.encoded,
+        ack_level=f"ACK_LEVEL_{progress.ack_level}",
+        activated=progress.activated,
+    )
+    if progress.is_last and progress.generation is not None:
+        active = progress.generation.id == active_id
+        response.generation.CopyFrom(to_generation(progress.generation, active=active))
+    return response
+
+
+async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest]) -> BuildSpec:
+    """The header that opens a build. Raises InvalidArgument when it does not come first."""
+    async for request in requests:
+        if request.WhichOneof("part") == "header":
+            header = request.header
+            return BuildSpec(
+                corpus=header.corpus,
+                request_id=header.request_id,
+                base_generation=header.base_generation,
+                delete_ids=tuple(header.delete_ids),
+                activate=header.activate,
+            )
+        break
+    raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")
+
+
+async def to_premise_chunks(
+    requests: AsyncIterator[index_pb2.BuildGenerationRequest],
+) -> AsyncIterator[Sequence[PremiseRecord]]:
+    """The premises of a build after its header. Raises InvalidArgument for a second header or an empty message."""
+    async for request in requests:
+        if request.WhichOneof("part") != "chunk":
+            raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
+        yield [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits)) for p in request.chunk.premises]
+
+
+def _timings(answer: Answer) -> types_pb2.Timings:
+    return types_pb2.Timings(
+        total=_duration(answer.total_s),
+        queue=_duration(answer.queue_s),
+        compute=_duration(answer.compute_s),
+        encode=_duration(answer.encode_s) if answer.encode_s else None,
+    )
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration
+
+
+def to_corpus_info(corpus: str, served: ServedGeneration | None) -> index_pb2.CorpusInfo:
+    """A corpus and what serves it."""
+    active = to_generation(served.generation.artifact, active=True) if served else None
+    return index_pb2.CorpusInfo(corpus=corpus, active=active)

@@ -1,0 +1,105 @@
+"""From streamed premises to distinct ones: checks each, and folds those of exactly the same text into one.
+
+Knows neither vectors nor disk. Order of insertion is the order in which a text was first seen; it is the ordinal by
+which ties are broken, so nothing here sorts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aeenc import errors
+from services.kit.checks import Limits
+from services.kit.generation import PremiseRecord
+
+ID_BYTES = 256
+SPLIT_BYTES = 64
+
+
+@dataclass
+class Draft:
+    """A distinct premise in the making. `base_ordinal` says whose vector of the base generation it takes over."""
+
+    id: str
+    text: str
+    aliases: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    base_ordinal: int | None = None
+
+    def record(self) -> PremiseRecord:
+        """The premise as it is stored; splits are sorted: the order of duplicates must not change the files."""
+        return PremiseRecord(self.id, self.text, tuple(self.aliases), tuple(sorted(self.splits)))
+
+
+class Folding:
+    """Collects the premises of one build."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.drafts: list[Draft] = []
+        self.received = 0
+        self._limits = limits
+        self._by_text: dict[str, Draft] = {}
+        self._ids: set[str] = set()
+        self._base_texts: dict[str, int] = {}
+
+    def start_from(self, premises: Sequence[PremiseRecord], delete_ids: Iterable[str]) -> None:
+        """Takes over a base generation's premises without `delete_ids`; call it before `add`.
+
+        A premise goes when all its ids are deleted; otherwise the first id left names it. Raises InvalidArgument
+        for ids that the base does not have.
+        """
+        self._base_texts = {premise.text: ordinal for ordinal, premise in enumerate(premises)}
+        deleted = set(delete_ids)
+        known = {one for premise in premises for one in (premise.id, *premise.aliases)}
+        if unknown := deleted - known:
+            raise errors.InvalidArgument.field(
+                "header.delete_ids", f"the base generation has no premise {min(unknown)!r}; leave it out"
+            )
+        for ordinal, premise in enumerate(premises):
+            ids = [one for one in (premise.id, *premise.aliases) if one not in deleted]
+            if ids:
+                self._keep(Draft(ids[0], premise.text, ids[1:], list(premise.splits), ordinal))
+                self._ids.update(ids)
+
+    def add(self, premises: Iterable[PremiseRecord]) -> None:
+        """Adds premises in the order of insertion. Raises InvalidArgument naming the first bad one."""
+        for premise in premises:
+            self._check(premise)
+            self.received += 1
+            self._ids.update((premise.id, *premise.aliases))
+            draft = self._by_text.get(premise.text)
+            if draft is None:
+                known = self._base_texts.get(premise.text)
+                self._keep(Draft(premise.id, premise.text, list(premise.aliases), list(premise.splits), known))
+            else:
+                draft.aliases += [premise.id, *premise.aliases]
+                draft.splits += [split for split in premise.splits if split not in draft.splits]
+
+    def _keep(self, draft: Draft) -> None:
+        self.drafts.append(draft)
+        self._by_text[draft.text] = draft
+
+    def _check(self, premise: PremiseRecord) -> None:
+        where = f"premises[{self.received}]"
+        for name, one in (("id", premise.id), *(("aliases", alias) for alias in premise.aliases)):
+            if not one or len(one.encode()) > ID_BYTES:
+                shown = f"{one[:40]!r}… has {len(one.encode()):,} bytes" if one else "is empty"
+                raise errors.InvalidArgument.field(f"{where}.{name}", f"{shown}; give 1 to {ID_BYTES} bytes")
+            if one in self._ids:
+                raise errors.InvalidArgument.field(
+                    f"{where}.{name}", f"{one!r} stood before; give each premise its own id"
+                )
+        own = (premise.id, *premise.aliases)
+        if len(set(own)) != len(own):
+            raise errors.InvalidArgument.field(f"{where}.aliases", f"{premise.id!r} names an id twice; name it once")
+        if not premise.text.strip():
+            raise errors.InvalidArgument.field(f"{where}.text", f"is empty (id {premise.id!r}); give a sentence")
+        if len(premise.text.encode()) > self._limits.text_bytes:
+            problem = (
+                f"{len(premise.text.encode()):,} bytes (id {premise.id!r}), the limit is {self._limits.text_bytes:,}"
+            )
+            violation = errors.FieldViolation(f"{where}.text", problem)
+            raise errors.TooLarge(f"{where}.text: {problem}; shorten it", violations=[violation])
+        if any(not split or len(split.encode()) > SPLIT_BYTES for split in premise.splits):
+            raise errors.InvalidArgument.field(f"{where}.splits", f"a split has 1 to {SPLIT_BYTES} bytes; name it so")

@@ -1,0 +1,94 @@
+"""Listings page by page. A token carries the generation, so that a listing stays whole across an activation."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import NoReturn
+
+from aeenc import errors
+from services.index.catalogue import Catalogue
+from services.index.corpus import ServedGeneration
+from services.kit.artifacts import Artifact
+from services.kit.checks import Limits
+from services.kit.generation import PremiseRecord
+
+DEFAULT_PAGE = 100
+
+
+@dataclass(frozen=True)
+class PremisePage:
+    """Some premises of a generation in the order of insertion, and the token of what follows ("": nothing)."""
+
+    premises: list[PremiseRecord]
+    next_token: str
+    served: ServedGeneration
+
+
+class Listing:
+    """Lists premises and generations."""
+
+    def __init__(self, catalogue: Catalogue, limits: Limits) -> None:
+        self._catalogue = catalogue
+        self._limits = limits
+
+    async def premises(self, corpus: str, *, page_size: int, token: str, generation: str) -> PremisePage:
+        """A page of premises. Raises InvalidArgument for a token that is not this listing's, NotFound."""
+        named, start = _parse(token)
+        if named and generation and named != generation:
+            raise errors.InvalidArgument.field(
+                "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
+            )
+        served = await self._catalogue.resolve(corpus, named or generation)
+        records = served.generation.premises
+        if start > len(records):
+            _refuse()
+        page = self._cut(records[start : start + self._page_size(page_size)])
+        end = start + len(page)
+        return PremisePage(page, _token(served.id, end) if end < len(records) else "", served)
+
+    async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
+        """A page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
+        last, _ = _parse(token)
+        found = await self._catalogue.generations(corpus)
+        if last:
+            ids = [artifact.id for artifact in found]
+            if last not in ids:
+                _refuse()
+            found = found[ids.index(last) + 1 :]
+        page = found[: self._page_size(page_size)]
+        return page, _token(page[-1].id, 0) if len(page) < len(found) else ""
+
+    def _page_size(self, asked: int) -> int:
+        return min(asked or DEFAULT_PAGE, self._limits.items)
+
+    def _cut(self, records: list[PremiseRecord]) -> list[PremiseRecord]:
+        """As many as surely fit into one message, but one at least."""
+        room = self._limits.message_bytes // 2
+        for count, record in enumerate(records):
+            room -= sum(len(part.encode()) + 8 for part in (record.id, record.text, *record.aliases, *record.splits))
+            if room < 0 and count:
+                return records[:count]
+        return records
+
+
+def _token(generation: str, start: int) -> str:
+    return base64.urlsafe_b64encode(f"{generation}:{start}".encode()).decode()
+
+
+def _parse(token: str) -> tuple[str, int]:
+    """Generation ("": none) and position."""
+    if not token:
+        return "", 0
+    try:
+        generation, _, start = base64.urlsafe_b64decode(token.encode()).decode().rpartition(":")
+        position = int(start)
+    except ValueError:
+        _refuse()
+    if not generation or position < 0:
+        _refuse()
+    return generation, position
+
+
+def _refuse() -> NoReturn:
+    raise errors.InvalidArgument.field("page_token", "is no token of this listing; send the one of the page before")

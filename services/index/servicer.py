@@ -1,0 +1,111 @@
+"""The index's calls: convert, delegate, convert back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc import vectors
+from aeenc.v1 import index_pb2, index_pb2_grpc
+from services.index import convert
+from services.index.building import Builder
+from services.index.catalogue import Catalogue
+from services.index.listing import Listing
+from services.index.retrieval import Retrieval
+from services.kit.checks import Limits, check_count
+from services.kit.context import deadline_s
+from services.kit.server import GrpcServer
+from services.kit.service_info import to_service_info
+
+
+class IndexServicer(index_pb2_grpc.IndexServiceServicer):
+    """Searching and reading."""
+
+    def __init__(self, server: GrpcServer, catalogue: Catalogue, retrieval: Retrieval, limits: Limits) -> None:
+        self._server = server
+        self._catalogue = catalogue
+        self._retrieval = retrieval
+        self._listing = Listing(catalogue, limits)
+        self._limits = limits
+
+    async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
+        scope, queries = convert.to_scope(request), vectors.from_proto(request.vectors)
+        answer = await self._retrieval.search(scope, queries, request.space_id, deadline_s=deadline_s(context))
+        return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
+
+    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
+        query = convert.to_text_query(request)
+        answer = await self._retrieval.retrieve(query, deadline_s=deadline_s(context))
+        return await convert.answer_within(
+            self._limits, len(query.texts) * query.scope.k, convert.to_retrieve_response, answer
+        )
+
+    async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> index_pb2.GetPremisesResponse:
+        check_count(len(request.ids), self._limits, "ids")
+        served = await self._catalogue.resolve(request.corpus, request.generation)
+        found = served.premises(request.ids)
+        return await convert.answer_within(self._limits, len(found), convert.to_premises_response, found, served.id)
+
+    async def ListPremises(
+        self, request: index_pb2.ListPremisesRequest, _context: Any
+    ) -> index_pb2.ListPremisesResponse:
+        page = await self._listing.premises(
+            request.corpus, page_size=request.page_size, token=request.page_token, generation=request.generation
+        )
+        return index_pb2.ListPremisesResponse(
+            premises=map(convert.to_premise, page.premises),
+            next_page_token=page.next_token,
+            generation=page.served.id,
+            total_size=len(page.served.generation.premises),
+        )
+
+    async def GetInfo(
+        self, _request: index_pb2.IndexServiceGetInfoRequest, _context: Any
+    ) -> index_pb2.IndexServiceGetInfoResponse:
+        return index_pb2.IndexServiceGetInfoResponse(
+            service=to_service_info(self._server, self._limits),
+            corpora=[convert.to_corpus_info(corpus, served) for corpus, served in self._catalogue.corpora()],
+        )
+
+
+class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
+    """Building and switching."""
+
+    def __init__(self, catalogue: Catalogue, builder: Builder, limits: Limits) -> None:
+        self._catalogue = catalogue
+        self._builder = builder
+        self._listing = Listing(catalogue, limits)
+
+    async def BuildGeneration(
+        self, requests: AsyncIterator[index_pb2.BuildGenerationRequest], _context: Any
+    ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
+        spec = await convert.to_build_spec(requests)
+        async for progress in self._builder.build(spec, convert.to_premise_chunks(requests)):
+            yield convert.to_build_response(progress, active_id=self._catalogue.active_id(spec.corpus))
+
+    async def ActivateGeneration(
+        self, request: index_pb2.ActivateGenerationRequest, _context: Any
+    ) -> index_pb2.ActivateGenerationResponse:
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        done = await self._catalogue.activate(request.corpus, request.generation, expected=expected)
+        return index_pb2.ActivateGenerationResponse(
+            active=convert.to_generation(done.active, active=True), previous_generation=done.previous or ""
+        )
+
+    async def ListGenerations(
+        self, request: index_pb2.ListGenerationsRequest, _context: Any
+    ) -> index_pb2.ListGenerationsResponse:
+        page, token = await self._listing.generations(
+            request.corpus, page_size=request.page_size, token=request.page_token
+        )
+        active_id = self._catalogue.active_id(request.corpus)
+        return index_pb2.ListGenerationsResponse(
+            generations=[convert.to_generation(artifact, active=artifact.id == active_id) for artifact in page],
+            next_page_token=token,
+        )
+
+    async def DeleteGeneration(
+        self, request: index_pb2.DeleteGenerationRequest, _context: Any
+    ) -> index_pb2.DeleteGenerationResponse:
+        await self._catalogue.delete(request.corpus, request.generation)
+        return index_pb2.DeleteGenerationResponse(generation=request.generation)

@@ -1,0 +1,45 @@
+"""Settings of the index: `AEENC_INDEX_<FIELD>` and flags. It needs no Redis; an encoder only for texts and builds."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.checks import Limits
+from services.kit.settings import ServiceSettings
+
+
+class IndexSettings(ServiceSettings):
+    """What the index can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="AEENC_INDEX_",
+        extra="forbid",
+        frozen=True,
+        env_nested_delimiter="__",
+        cli_prog_name="services.index",
+    )
+    service: ClassVar[str] = "index"
+
+    port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for Retrieve and for builds")
+    k_max: int = Field(1000, ge=1, le=10_000, description="largest k of a search")
+    max_queued: int = Field(4096, ge=1, description="most query vectors waiting before calls are refused")
+    encode_timeout_s: float = Field(10.0, gt=0, description="most seconds that Retrieve waits for the encoder")
+    build_encode_timeout_s: float = Field(120.0, gt=0, description="most seconds that a build waits for one batch")
+    build_batch: int = Field(128, ge=1, le=240, description="texts that a build sends to the encoder at once")
+    build_window: int = Field(4, ge=1, le=64, description="batches that a build has at the encoder at once")
+    pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that the index enforces and states in GetInfo."""
+        return Limits(
+            message_bytes=self.message_bytes,
+            items=self.max_items,
+            text_bytes=self.text_bytes,
+            k=self.k_max,
+            queued_items=self.max_queued,
+        )

@@ -1,0 +1,184 @@
+"""Vectors to disk as they come: a bounded number of batches at the encoder, rows written in the order of insertion.
+
+The file is an ordinary .npy whose row count is put into its header at the end. A half-written one claims no rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.encoder import Encoded, EncoderClient
+from services.index.folding import Draft
+from services.index.search import norms_of
+
+NORM_TOLERANCE = 1e-3
+T = TypeVar("T")
+
+
+class VectorFile:
+    """A float32 .npy matrix that grows by rows. Blocks on the disk: call it in a thread."""
+
+    def __init__(self, path: Path, dim: int) -> None:
+        self.rows = 0
+        self.dim = dim
+        self._file = path.open("wb")
+        self._file.write(_header(0, dim))
+
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Adds rows (n, dim)."""
+        self._file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """Puts the row count into the header and closes the file."""
+        self._file.seek(0)
+        self._file.write(_header(self.rows, self.dim))
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Closes the file as it is; whatever the disk says no longer matters."""
+        try:
+            self._file.close()
+        except OSError:
+            return
+
+
+class BatchEncoder:
+    """Encodes the drafts of one build with role premise, `window` batches at a time.
+
+    All batches must come from one version in one space; `space_id` asks for a space ("": the encoder's default).
+    """
+
+    def __init__(self, encoder: EncoderClient, *, space_id: str, window: int, timeout_s: float) -> None:
+        self.space_id = space_id
+        self.version = ""
+        self._encoder = encoder
+        self._window = window
+        self._timeout_s = timeout_s
+        self._batches: deque[tuple[Sequence[Draft], asyncio.Task[Encoded] | None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the oldest batch should be taken before another is put in."""
+        return len(self._batches) >= self._window
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all batches have been taken."""
+        return not self._batches
+
+    def put(self, drafts: Sequence[Draft]) -> None:
+        """Starts to encode those drafts of a batch that take over no vector."""
+        texts = [draft.text for draft in drafts if draft.base_ordinal is None]
+        task = asyncio.ensure_future(self._encode(texts)) if texts else None
+        self._batches.append((drafts, task))
+
+    async def take(self, base: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """The vectors (n, dim) of the oldest batch, new ones encoded and the others copied from `base`.
+
+        Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
+        it refuses, Unavailable when it does not answer.
+        """
+        drafts, task = self._batches.popleft()
+        encoded = None
+        if task is not None:
+            try:
+                encoded = await task
+            except errors.InvalidArgument as error:
+                raise _named(error, [draft for draft in drafts if draft.base_ordinal is None]) from None
+            self._check(encoded)
+        return await asyncio.to_thread(_assemble, drafts, encoded.vectors if encoded else None, base)
+
+    async def close(self) -> None:
+        """Gives up what is still at the encoder."""
+        tasks = [task for _, task in self._batches if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _encode(self, texts: Sequence[str]) -> Encoded:
+        try:
+            return await self._encoder.encode(texts, role="premise", space_id=self.space_id, timeout_s=self._timeout_s)
+        except (errors.Unavailable, errors.DeadlineExceeded) as error:
+            raise errors.Unavailable(
+                f"the encoder at {self._encoder.channel.target} does not answer ({error.message}); build again later"
+            ) from None
+
+    def _check(self, encoded: Encoded) -> None:
+        if self.space_id and encoded.space_id != self.space_id:
+            raise errors.SpaceMismatch(
+                f"the encoder answers in space {encoded.space_id}, this build is of space {self.space_id}; "
+                "build the whole corpus in the new space, without a base generation"
+            )
+        if self.version and encoded.model_version != self.version:
+            raise errors.FailedPrecondition(
+                f"the premise encoder changed from {self.version} to {encoded.model_version} meanwhile; build again"
+            )
+        self.space_id, self.version = encoded.space_id, encoded.model_version
+
+
+async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """Runs disk work in a thread and, when cancelled, waits for it: nobody may clear up beneath a writing thread."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+        if not task.cancelled():
+            task.exception()  # seen; the cancellation is what counts
+        raise
+
+
+def _assemble(
+    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    if encoded is not None:
+        _check_unit(encoded)
+    source = encoded if encoded is not None else base
+    assert source is not None
+    matrix = np.empty((len(drafts), source.shape[1]), dtype=np.float32)
+    new = np.array([draft.base_ordinal is None for draft in drafts])
+    if encoded is not None:
+        matrix[new] = encoded
+    if base is not None and not new.all():
+        matrix[~new] = base[[draft.base_ordinal for draft in drafts if draft.base_ordinal is not None]]
+    return matrix
+
+
+def _check_unit(encoded: NDArray[np.float32]) -> None:
+    if not bool(np.all(np.abs(norms_of(encoded) - 1.0) <= NORM_TOLERANCE)):  # NaN fails as well
+        raise errors.FailedPrecondition("the encoder gave vectors that are not of unit length; replace its checkpoint")
+
+
+def _named(error: errors.InvalidArgument, drafts: Sequence[Draft]) -> errors.InvalidArgument:
+    """The encoder's complaint about `texts[3]` of a batch, said about the premise."""
+    violations = []
+    for violation in error.violations:
+        position = violation.field.removeprefix("texts[").removesuffix("]")
+        if position.isdecimal() and int(position) < len(drafts):
+            named = errors.FieldViolation(f"premise {drafts[int(position)].id!r}", violation.description)
+        else:
+            named = violation
+        violations.append(named)
+    message = f"{violations[0].field}: {violations[0].description}" if violations else error.message
+    return type(error)(message, reason=error.reason, violations=violations)
+
+
+def _header(rows: int, dim: int) -> bytes:
+    """A .npy header; numpy pads it so that it is of one size whatever the number of rows."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
+    return buffer.getvalue()

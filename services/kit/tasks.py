@@ -1,0 +1,22 @@
+"""Ends background tasks for sure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+REPEAT_S = 0.2
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits until they have ended.
+
+    A library that swallows a cancellation (a timeout that fires at the same moment does in Python 3.11) would leave its
+    task running for ever, so the cancellation is repeated.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=REPEAT_S)

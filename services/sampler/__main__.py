@@ -1,0 +1,80 @@
+"""`python -m services.sampler`: the wiring of the sampler, nothing else."""
+
+from __future__ import annotations
+
+from aeenc.channel import Channel
+from aeenc.index import IndexClient
+from aeenc.registry import RegistryClient
+from aeenc.v1 import sampler_pb2_grpc
+from services.kit.checks import Limits
+from services.kit.redis import connect, warn_unless_durable
+from services.kit.server import GrpcServer, run
+from services.sampler.node_store import NodeStore
+from services.sampler.oracle_gateway import OracleGateway
+from services.sampler.pair_log import PairLog
+from services.sampler.retrieval import Retrieval
+from services.sampler.run_keys import RunKeys
+from services.sampler.run_labels import RunLabels
+from services.sampler.run_store import RunStore
+from services.sampler.runner import Runner
+from services.sampler.sampling import Sampling
+from services.sampler.servicer import SamplerServicer
+from services.sampler.settings import SamplerSettings
+
+MAX_K = 1000
+
+
+def build(settings: SamplerSettings) -> GrpcServer:
+    """The sampler, ready to start."""
+    server = GrpcServer(settings)
+    redis, keys = connect(settings.redis_url), RunKeys(settings.namespace)
+    store, nodes = RunStore(redis, keys), NodeStore(redis, keys)
+    index = Channel(settings.index_target, **settings.peer())
+    retrieval = Retrieval(IndexClient(index), settings.index_patience_s)
+    registry = (
+        RegistryClient(Channel(settings.trainer_target, **settings.peer(admin=True), timeout_s=5.0))
+        if settings.trainer_target
+        else None
+    )
+    labels = RunLabels(registry)
+    oracles = {name: OracleGateway(name, oracle) for name, oracle in settings.oracles.items()}
+    runner = Runner(
+        store,
+        nodes,
+        retrieval,
+        oracles,
+        labels,
+        server.readiness,
+        instance=settings.instance,
+        wave_nodes=settings.wave_nodes,
+        max_active_runs=settings.max_active_runs,
+        lease_s=settings.lease_s,
+        poll_s=settings.poll_s,
+    )
+    limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
+    sampling = Sampling(
+        store, nodes, PairLog(redis, keys), retrieval, labels, runner, oracles, limits, settings.max_hypotheses
+    )
+    server.add(
+        sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
+        SamplerServicer(sampling, server),
+        "aeenc.v1.SamplerService",
+    )
+
+    async def start() -> None:
+        await warn_unless_durable(redis)
+        runner.start()  # the runner's first look at Redis makes the service ready
+
+    async def stop() -> None:
+        await runner.stop()
+        await labels.close()
+        await index.close()
+        await redis.aclose()
+
+    server.on_start(start)
+    server.on_stop(stop)
+    return server
+
+
+if __name__ == "__main__":
+    run(lambda: build(SamplerSettings.from_command_line()))

@@ -1,0 +1,182 @@
+"""Between the messages of sampler.proto and the sampler's values. No decisions but defaults and required fields."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aeenc import errors
+from aeenc.v1 import sampler_pb2, types_pb2
+from services.kit.checks import Limits, check_count
+from services.sampler.acs import Rules
+from services.sampler.runs import Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
+
+DEFAULT_K = 20
+DEFAULT_MAX_DEPTH = 8
+
+_SIGNS: dict[int, Sign] = {types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE", types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE"}
+
+
+async def from_start_requests(
+    requests: AsyncIterator[sampler_pb2.StartRunRequest], max_hypotheses: int
+) -> tuple[RunConfig, list[Hypothesis]]:
+    """The configuration of the first message and the hypotheses of all. Refuses more than `max_hypotheses`."""
+    config: RunConfig | None = None
+    hypotheses: list[Hypothesis] = []
+    async for request in requests:
+        if config is None:
+            config = from_config(request.config)
+        elif request.HasField("config"):
+            raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first one only")
+        hypotheses += (Hypothesis(message.id, message.text) for message in request.hypotheses)
+        if len(hypotheses) > max_hypotheses:
+            raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
+    if config is None:
+        raise errors.InvalidArgument.field("config", "is missing; send it in the first message")
+    return config, hypotheses
+
+
+def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
+    """The configuration, with the defaults of sampler.proto."""
+    if message.conditioned:
+        raise errors.Unimplemented("conditioned runs are not part of this build; leave `conditioned` false")
+    if message.collect not in sampler_pb2.Collect.values():
+        raise errors.InvalidArgument.field("config.collect", f"is {message.collect}; give BOTH or POSITIVES_ONLY")
+    return RunConfig(
+        corpus=message.corpus,
+        oracle=message.oracle,
+        idempotency_key=message.idempotency_key,
+        rules=Rules(
+            k=message.k or DEFAULT_K,
+            max_depth=message.max_depth if message.HasField("max_depth") else DEFAULT_MAX_DEPTH,
+            max_judgements=message.max_judgements,
+            max_negatives_per_query=message.max_negatives_per_query,
+            max_nodes_per_tree=message.max_nodes_per_tree,
+            positives_only=message.collect == sampler_pb2.COLLECT_POSITIVES_ONLY,
+        ),
+        label=message.model.label,
+        version=message.model.version,
+        split=message.split,
+    )
+
+
+def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
+    """The configuration as the run works by it, defaults filled in."""
+    rules = config.rules
+    message = sampler_pb2.RunConfig(
+        corpus=config.corpus,
+        oracle=config.oracle,
+        idempotency_key=config.idempotency_key,
+        k=rules.k,
+        max_depth=rules.max_depth,
+        max_judgements=rules.max_judgements,
+        collect=sampler_pb2.COLLECT_POSITIVES_ONLY if rules.positives_only else sampler_pb2.COLLECT_BOTH,
+        split=config.split,
+        max_negatives_per_query=rules.max_negatives_per_query,
+        max_nodes_per_tree=rules.max_nodes_per_tree,
+    )
+    if config.version:
+        message.model.version = config.version
+    else:
+        message.model.label = config.label or "stable"
+    return message
+
+
+def to_run(run: Run) -> sampler_pb2.Run:
+    """A run."""
+    return sampler_pb2.Run(
+        id=run.id,
+        config=to_config(run.config),
+        state=f"RUN_STATE_{run.state}",
+        error=run.error,
+        model_version=run.model_version,
+        generation=run.generation,
+        progress=to_progress(run.progress),
+        created_at=to_timestamp(run.created_at),
+        ended_at=to_timestamp(run.ended_at),
+    )
+
+
+def to_progress(progress: Progress) -> sampler_pb2.RunProgress:
+    """How far a run is."""
+    return sampler_pb2.RunProgress(
+        trees=progress.trees,
+        trees_done=progress.trees_done,
+        nodes_judged=progress.nodes_judged,
+        nodes_pending=progress.nodes_pending,
+        positives=progress.positives,
+        negatives=progress.negatives,
+        skipped=progress.skipped,
+        judgements=progress.judgements,
+        nodes_failed=progress.nodes_failed,
+    )
+
+
+def from_sign(sign: int) -> Sign | None:
+    """The sign to list; None for both."""
+    return _SIGNS.get(sign)
+
+
+def to_pair(pair: Pair) -> types_pb2.Pair:
+    """A pair."""
+    return types_pb2.Pair(
+        seq=pair.seq,
+        query=pair.query,
+        premise_id=pair.premise_id,
+        premise=pair.premise,
+        sign=f"PAIR_SIGN_{pair.sign}",
+        provenance=types_pb2.Provenance(
+            run_id=pair.run_id,
+            node_id=pair.node_id,
+            rank=pair.rank,
+            score=pair.score,
+            model_version=pair.model_version,
+            generation=pair.generation,
+            oracle=pair.oracle,
+            annotator=pair.annotator,
+            judged_at=to_timestamp(parse_time(pair.judged_at)),
+            grade=pair.grade,
+        ),
+    )
+
+
+def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]:
+    """Pairs to import. Refuses those without query, premise or sign."""
+    check_count(len(messages), limits, "pairs")
+    pairs = []
+    for position, message in enumerate(messages):
+        sign = from_sign(message.sign)
+        field = "query" if not message.query else "premise" if not message.premise else "sign"
+        if sign is None or field != "sign":
+            raise errors.InvalidArgument.field(f"pairs[{position}].{field}", "is missing; a pair needs it")
+        origin = message.provenance
+        at = origin.judged_at.ToDatetime(tzinfo=UTC) if origin.HasField("judged_at") else datetime.now(UTC)
+        pairs.append(
+            Pair(
+                query=message.query,
+                premise_id=message.premise_id,
+                premise=message.premise,
+                sign=sign,
+                node_id=origin.node_id,
+                rank=origin.rank,
+                score=origin.score,
+                model_version=origin.model_version,
+                generation=origin.generation,
+                oracle=origin.oracle,
+                annotator=origin.annotator,
+                judged_at=at.isoformat(),
+                grade=origin.grade,
+            )
+        )
+    return pairs
+
+
+def to_timestamp(at: datetime | None) -> Timestamp | None:
+    """A time; None stays unset."""
+    if at is None:
+        return None
+    timestamp = Timestamp()
+    timestamp.FromDatetime(at)
+    return timestamp

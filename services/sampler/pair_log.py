@@ -1,0 +1,61 @@
+"""The pair logs of runs in Redis: what a run recorded, in order, and imports of pairs that were judged elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.kit.redis import unavailable_if_down
+from services.sampler import scripts
+from services.sampler.run_keys import RunKeys
+from services.sampler.runs import Pair, Sign, now
+
+READ = 1024
+CHUNK = 1000  # a script's arguments lie on Lua's stack
+
+
+class PairLog:
+    """Pair logs of one namespace. Raises Unavailable when Redis is away."""
+
+    def __init__(self, redis: Redis, keys: RunKeys) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._keys = keys
+        self._import: Any = redis.register_script(scripts.IMPORT)
+
+    async def page(self, run_id: str, after: int, limit: int, sign: Sign | None) -> tuple[list[Pair], int]:
+        """At most `limit` pairs behind position `after`, and the position to go on from (0: that was all)."""
+        pairs: list[Pair] = []
+        async with unavailable_if_down(f"read the pairs of run {run_id}"):
+            while True:
+                entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=READ)
+                for entry_id, values in entries:
+                    after = int(entry_id.partition("-")[0])
+                    pair = Pair.from_json(values["pair"], after)
+                    if sign is None or pair.sign == sign:
+                        pairs.append(pair)
+                    if len(pairs) == limit:
+                        return pairs, after
+                if len(entries) < READ:
+                    return pairs, 0
+
+    async def claim(self, request_id: str, run_id: str) -> str:
+        """The run that an import's request id stands for: `run_id`, or the one of its first attempt."""
+        async with unavailable_if_down("import pairs"):
+            key = self._keys.import_request(request_id)
+            await self._redis.set(key, run_id, nx=True)
+            claimed: str = await self._redis.get(key)
+            return claimed
+
+    async def add(self, run_id: str, pairs: Sequence[Pair], request_id: str) -> int:
+        """Appends imported pairs, once for a request id. Returns how many were added by this request in all."""
+        added = 0
+        async with unavailable_if_down(f"import pairs into run {run_id}"):
+            for start in range(0, len(pairs), CHUNK):
+                chunk = [pair.to_json() for pair in pairs[start : start + CHUNK]]
+                request = f"{self._keys.import_request(request_id)}:added:{start}"
+                keys = [self._keys.record(run_id), request, self._keys.pairs(run_id), self._keys.events(run_id)]
+                await self._import(keys=keys, args=[now(), int(bool(request_id)), *chunk])
+                added += len(chunk)
+        return added

@@ -1,0 +1,162 @@
+"""Finds runs that wait for a sampler, leases them, works on them, and writes down how they ended.
+
+A lease keeps two samplers from working on one run; it ends by itself when its sampler is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+
+from aeenc import errors
+from services.kit.logs import get
+from services.kit.readiness import Readiness
+from services.sampler.cancelling import cancel
+from services.sampler.node_store import NodeStore
+from services.sampler.oracle_gateway import OracleGateway
+from services.sampler.retrieval import Retrieval
+from services.sampler.run_labels import RunLabels
+from services.sampler.run_store import RunStore
+from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
+from services.sampler.runs import LIVE, Run, State
+
+log = get(__name__)
+
+LEASES_A_TERM = 3  # how often a lease is renewed before it would end
+
+
+class Runner:
+    """Works on at most `max_active_runs` runs at once, between `start` and `stop`."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        nodes: NodeStore,
+        retrieval: Retrieval,
+        oracles: dict[str, OracleGateway],
+        labels: RunLabels,
+        readiness: Readiness,
+        *,
+        instance: str,
+        wave_nodes: int,
+        max_active_runs: int,
+        lease_s: float,
+        poll_s: float,
+    ) -> None:
+        self._store, self._nodes, self._retrieval = store, nodes, retrieval
+        self._oracles, self._labels, self._readiness = oracles, labels, readiness
+        # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
+        self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
+        self._wave_nodes, self._max_active_runs = wave_nodes, max_active_runs
+        self._lease_s, self._poll_s = lease_s, poll_s
+        self._working: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def active_runs(self) -> list[str]:
+        """The runs that this process works on."""
+        return sorted(self._working)
+
+    def start(self) -> None:
+        """Begins to look for runs."""
+        self._loop = asyncio.create_task(self._look())
+
+    def wake(self) -> None:
+        """Looks for runs now instead of at the next poll."""
+        self._wake.set()
+
+    def drop(self, run_id: str) -> None:
+        """Stops working on a run that was cancelled."""
+        if (task := self._working.get(run_id)) is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Lets go of all runs, so that another sampler can take them over at once."""
+        if self._loop is not None:
+            await cancel([self._loop])
+        await cancel(list(self._working.values()))
+        for oracle in self._oracles.values():
+            await oracle.close()
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                await self._take_runs()
+                self._readiness.serving()
+            except errors.Unavailable as error:
+                self._readiness.degraded(error.message)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _take_runs(self) -> None:
+        for run_id in await self._store.active():
+            if len(self._working) >= self._max_active_runs:
+                return
+            if run_id not in self._working and await self._store.take_lease(run_id, self._owner, self._lease_s):
+                task = asyncio.create_task(self._hold(run_id))
+                self._working[run_id] = task
+                task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
+
+    def _done(self, run_id: str) -> None:
+        del self._working[run_id]
+        self.wake()
+
+    async def _hold(self, run_id: str) -> None:
+        """Works on a run while its lease can be renewed, and gives the lease back."""
+        work = asyncio.create_task(self._work(run_id))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
+                # While Redis is away nobody else can take the run over either.
+                with contextlib.suppress(errors.Unavailable):
+                    if not work.done() and not await self._store.take_lease(run_id, self._owner, self._lease_s):
+                        log.warning("run was taken over by another sampler", run=run_id)
+                        return
+            if (error := work.exception()) is not None:
+                log.error("run worker failed", run=run_id, exc_info=error)
+        finally:
+            await cancel([work])
+            with contextlib.suppress(errors.Unavailable):
+                await self._store.release_lease(run_id, self._owner)
+
+    async def _work(self, run_id: str) -> None:
+        run = await self._store.get(run_id)
+        if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+            return
+        log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
+        await self._labels.hold(run)
+        try:
+            await self._worker(run).work()
+        except RunStopped:
+            log.info("run was stopped", run=run_id)
+        except RunFailed as error:
+            log.warning("run failed", run=run_id, reason=str(error))
+            await self._end(run, "FAILED", str(error))
+        except Exception as error:  # whatever it is, the run must say so and stay resumable
+            log.exception("run failed unexpectedly", run=run_id)
+            reason = f"internal error ({type(error).__name__}); the sampler's log has it; resume the run to try again"
+            await self._end(run, "FAILED", reason)
+        else:
+            log.info("run succeeded", run=run_id)
+            await self._end(run, "SUCCEEDED", "")
+
+    def _worker(self, run: Run) -> RunWorker:
+        oracle = self._oracles.get(run.config.oracle)
+        if oracle is None:
+            raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
+        return RunWorker(
+            run, self._owner, self._lease_s, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes
+        )
+
+    async def _end(self, run: Run, state: State, error: str) -> None:
+        while True:
+            try:
+                await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)
+                break
+            except errors.Unavailable:
+                await asyncio.sleep(self._poll_s)
+        await self._labels.drop(run)

@@ -1,0 +1,138 @@
+"""The Lua scripts of the sampler's records. Each is one step of a run: it happens whole or not at all, and once.
+
+`emit` writes the event of a step together with the step, so that a watcher sees neither without the other.
+"""
+
+from __future__ import annotations
+
+from services.sampler.runs import COUNTERS
+
+_NAMES = ", ".join(f"'{name}'" for name in COUNTERS)
+
+_EMIT = f"""
+local NAMES = {{'state', 'error', 'ended_at', {_NAMES}}}
+local function emit(run, events, now)
+  local seq = redis.call('HINCRBY', run, 'event_seq', 1)
+  local values = redis.call('HMGET', run, unpack(NAMES))
+  local entry = {{'format_version', 1, 'at', now}}
+  for i, name in ipairs(NAMES) do
+    entry[#entry + 1] = name
+    entry[#entry + 1] = values[i] or ''
+  end
+  redis.call('XADD', events, seq .. '-0', unpack(entry))
+end
+"""
+
+# A worker may write only while it holds the run's lease and the run is running.
+_FENCE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
+if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
+"""
+
+# KEYS: run, idempotency key, runs, active, events, hypotheses, open, number of runs
+# ARGV: run id, whether there is an idempotency key, now, whether it waits for work, then the run's fields and values
+CREATE = (
+    _EMIT
+    + """
+if ARGV[2] == '1' then
+  local existing = redis.call('GET', KEYS[2])
+  if existing then return existing end
+  redis.call('SET', KEYS[2], ARGV[1])
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+redis.call('ZADD', KEYS[3], redis.call('INCR', KEYS[8]), ARGV[1])
+if ARGV[4] == '1' then redis.call('SADD', KEYS[4], ARGV[1]) end
+redis.call('PERSIST', KEYS[6])
+redis.call('PERSIST', KEYS[7])
+emit(KEYS[1], KEYS[5], ARGV[3])
+return ARGV[1]
+"""
+)
+
+# KEYS: run, lease, active, events.  ARGV: owner or '', run id, now, allowed states, state, error, whether it is an end
+TRANSITION = (
+    _EMIT
+    + """
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return 'MISSING' end
+if ARGV[1] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
+if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
+redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6], 'ended_at', ARGV[7] == '1' and ARGV[3] or '')
+if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
+if ARGV[5] == 'SUCCEEDED' then redis.call('HSET', KEYS[1], 'nodes_pending', 0) end
+emit(KEYS[1], KEYS[4], ARGV[3])
+return 'OK'
+"""
+)
+
+# KEYS: lease.  ARGV: owner, milliseconds.  An absent lease is taken: Redis may have lost it while it was away.
+LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+# KEYS: lease.  ARGV: owner
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+# KEYS: run, lease, tree, pairs, events, answers
+# ARGV: owner, now, ordinal, result, query key, answers, positives, negatives, skipped, judgements, failed, then pairs
+COMMIT = (
+    _EMIT
+    + _FENCE
+    + """
+if redis.call('HSETNX', KEYS[3], 'r:' .. ARGV[3], ARGV[4]) == 0 then return 'DONE' end
+if ARGV[6] ~= '' then redis.call('HSET', KEYS[6], ARGV[5], ARGV[6]) end
+for i = 12, #ARGV do
+  local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
+  redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
+end
+redis.call('HINCRBY', KEYS[1], 'nodes_judged', 1 - ARGV[11])
+redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[11])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', -1)
+redis.call('HINCRBY', KEYS[1], 'positives', ARGV[7])
+redis.call('HINCRBY', KEYS[1], 'negatives', ARGV[8])
+redis.call('HINCRBY', KEYS[1], 'skipped', ARGV[9])
+redis.call('HINCRBY', KEYS[1], 'judgements', ARGV[10])
+emit(KEYS[1], KEYS[5], ARGV[2])
+return 'OK'
+"""
+)
+
+# KEYS: run, lease, tree, events, open.  ARGV: owner, now, tree index, its depth, then ordinal and node by turns
+ADVANCE = (
+    _EMIT
+    + _FENCE
+    + """
+if (redis.call('HGET', KEYS[3], 'depth') or '0') ~= ARGV[4] then return 'DONE' end
+if not redis.call('ZSCORE', KEYS[5], ARGV[3]) then return 'DONE' end
+if #ARGV == 4 then
+  redis.call('ZREM', KEYS[5], ARGV[3])
+  redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
+  emit(KEYS[1], KEYS[4], ARGV[2])
+  return 'OK'
+end
+redis.call('HSET', KEYS[3], 'depth', ARGV[4] + 1)
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 4) / 2)
+return 'OK'
+"""
+)
+
+# KEYS: run, request, pairs, events.  ARGV: now, whether there is a request id, then pairs
+IMPORT = (
+    _EMIT
+    + """
+if ARGV[2] == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+for i = 3, #ARGV do
+  local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
+  redis.call('XADD', KEYS[3], seq .. '-0', 'pair', ARGV[i])
+  local sign = cjson.decode(ARGV[i])['sign'] == 'POSITIVE' and 'positives' or 'negatives'
+  redis.call('HINCRBY', KEYS[1], sign, 1)
+end
+if ARGV[2] == '1' then redis.call('SET', KEYS[2], #ARGV - 2) end
+emit(KEYS[1], KEYS[4], ARGV[1])
+return #ARGV - 2
+"""
+)

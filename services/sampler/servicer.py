@@ -1,0 +1,88 @@
+"""SamplerService over gRPC: converts and delegates. The calls of the human queue are not part of this build."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc import errors
+from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from services.kit.server import GrpcServer
+from services.kit.service_info import to_service_info
+from services.sampler import convert
+from services.sampler.sampling import Sampling
+
+
+class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
+    """Converts, delegates, converts back."""
+
+    def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
+        self._sampling = sampling
+        self._server = server
+
+    async def StartRun(
+        self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
+    ) -> sampler_pb2.StartRunResponse:
+        config, hypotheses = await convert.from_start_requests(request_iterator, self._sampling.max_hypotheses)
+        run, existed = await self._sampling.start(config, hypotheses)
+        return sampler_pb2.StartRunResponse(run=convert.to_run(run), existed=existed)
+
+    async def GetRun(self, request: sampler_pb2.GetRunRequest, context: Any) -> sampler_pb2.GetRunResponse:
+        return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.get(request.run_id)))
+
+    async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
+        runs, token = await self._sampling.runs(request.page_size, request.page_token)
+        return sampler_pb2.ListRunsResponse(runs=[convert.to_run(run) for run in runs], next_page_token=token)
+
+    async def WatchRun(
+        self, request: sampler_pb2.WatchRunRequest, context: Any
+    ) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
+        async for event in self._sampling.watch(request.run_id, request.from_seq):
+            yield sampler_pb2.WatchRunResponse(
+                seq=event.seq, at=convert.to_timestamp(event.at), run=convert.to_run(event.run)
+            )
+
+    async def CancelRun(self, request: sampler_pb2.CancelRunRequest, context: Any) -> sampler_pb2.CancelRunResponse:
+        run = await self._sampling.cancel(request.run_id, request.request_id)
+        return sampler_pb2.CancelRunResponse(run=convert.to_run(run))
+
+    async def ResumeRun(self, request: sampler_pb2.ResumeRunRequest, context: Any) -> sampler_pb2.ResumeRunResponse:
+        return sampler_pb2.ResumeRunResponse(run=convert.to_run(await self._sampling.resume(request.run_id)))
+
+    async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
+        sign = convert.from_sign(request.sign)
+        pairs, token = await self._sampling.pairs(request.run_id, request.page_size, request.page_token, sign)
+        return sampler_pb2.ListPairsResponse(pairs=[convert.to_pair(pair) for pair in pairs], next_page_token=token)
+
+    async def ImportPairs(
+        self, request: sampler_pb2.ImportPairsRequest, context: Any
+    ) -> sampler_pb2.ImportPairsResponse:
+        pairs = convert.from_pairs(request.pairs, self._sampling.limits)
+        run_id, added = await self._sampling.import_pairs(request.corpus, pairs, request.run_id, request.request_id)
+        return sampler_pb2.ImportPairsResponse(run_id=run_id, added=added)
+
+    async def ExportTrees(
+        self, request: sampler_pb2.ExportTreesRequest, context: Any
+    ) -> AsyncIterator[sampler_pb2.ExportTreesResponse]:
+        async for hypothesis_id, record in self._sampling.export_trees(request.run_id):
+            yield sampler_pb2.ExportTreesResponse(hypothesis_id=hypothesis_id, record_json=record)
+
+    async def _judge_by_hand(self, request: Any, context: Any) -> Any:
+        raise errors.Unimplemented("this build has no queue for people who judge; name an oracle in the run instead")
+
+    LeaseTask = RenewLease = ReleaseTask = SubmitVerdicts = _judge_by_hand
+    UndoVerdicts = AmendVerdicts = Adjudicate = GetAgreement = _judge_by_hand
+
+    async def WatchTasks(
+        self, request: sampler_pb2.WatchTasksRequest, context: Any
+    ) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
+        yield await self._judge_by_hand(request, context)
+
+    async def GetInfo(
+        self, request: sampler_pb2.SamplerServiceGetInfoRequest, context: Any
+    ) -> sampler_pb2.SamplerServiceGetInfoResponse:
+        return sampler_pb2.SamplerServiceGetInfoResponse(
+            service=to_service_info(self._server, self._sampling.limits),
+            oracles=self._sampling.oracles,
+            active_runs=self._sampling.active_runs,
+        )

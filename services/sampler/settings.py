@@ -1,0 +1,48 @@
+"""Settings of the sampler: `AEENC_SAMPLER_<FIELD>` or flags. Oracles are named here; no call carries an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
+
+
+class OracleSettings(BaseModel):
+    """One oracle that runs may name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")
+    token: str | None = Field(None, description="bearer token that it expects")
+    ca: Path | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
+    timeout_s: float = Field(30.0, gt=0, description="seconds that one call may take")
+    max_concurrency: int = Field(4, ge=1, le=256, description="calls in flight at once")
+    batch_tasks: int = Field(16, ge=1, le=1024, description="most nodes put into one call")
+    max_attempts: int = Field(5, ge=1, le=100, description="tries before a call counts as failed")
+    backoff_s: float = Field(0.2, gt=0, description="pause after the first failure; doubles, at most 5 s")
+
+
+class SamplerSettings(ServiceSettings):
+    """What the sampler can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="AEENC_SAMPLER_")
+    service: ClassVar[str] = "sampler"
+
+    port: int = Field(50053, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where runs, pairs and events are kept")
+    namespace: str = Field("default", description="keeps deployments apart that share a Redis")
+    index_target: str = Field("127.0.0.1:50052", description="the index")
+    trainer_target: str | None = Field(
+        None, description="the trainer's registry, told to keep each run's encoder version loaded; none: not told"
+    )
+    oracles: dict[str, OracleSettings] = Field(default_factory=dict, description="oracles by the name that runs use")
+    wave_nodes: int = Field(256, ge=1, le=1024, description="most nodes of a run in work at once")
+    max_active_runs: int = Field(4, ge=1, description="runs worked on at once; others wait")
+    max_hypotheses: int = Field(100_000, ge=1, description="most hypotheses of one run")
+    lease_s: float = Field(10.0, gt=0, description="seconds after which another sampler takes over a silent one's run")
+    poll_s: float = Field(0.5, gt=0, description="seconds between looks for runs that wait for a sampler")
+    index_patience_s: float = Field(300.0, ge=0, description="seconds that a run waits for an index that is away")

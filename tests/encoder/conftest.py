@@ -1,0 +1,52 @@
+"""A running encoder on a tiny model, through the real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import Channel, EncoderClient
+from services.encoder.__main__ import build
+from services.encoder.settings import EncoderSettings
+from services.kit.artifacts import ArtifactStore
+from services.kit.server import GrpcServer
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serve(artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_path: Path) -> Serve:
+    """Starts an encoder; `async with serve() as (server, client)`. Waits until it serves unless told not to."""
+
+    @asynccontextmanager
+    async def start(*, wait: bool = True, **fields: Any) -> AsyncIterator[tuple[GrpcServer, EncoderClient]]:
+        options: dict[str, Any] = {
+            "port": 0,
+            "artifacts_dir": artifact_store.root,
+            "state_dir": tmp_path / "state",
+            "redis_url": redis_url,
+            "namespace": namespace,
+            "poll_s": 0.2,
+            "workers": 2,
+        }
+        async with build(EncoderSettings(**{**options, **fields})) as server:
+            client = EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=10))
+            if wait:
+                await until(lambda: server.readiness.healthy)
+            yield server, client
+            await client.channel.close()
+
+    return start
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Waits for a condition; fails the test when it does not come true."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.01)

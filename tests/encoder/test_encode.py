@@ -1,0 +1,183 @@
+"""Encoding through the SDK: roles, versions, limits, batches, overload, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+
+from aeenc import errors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.encoder.model import Model
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import Registry
+
+
+@pytest.fixture
+async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+    """The pretrained checkpoint under `canary`, and another one under `stable`."""
+    await register(registry, tiny_checkpoint, label="canary")
+    other = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    await register(registry, other, label="stable")
+    return other
+
+
+async def test_queries_go_through_the_label_and_premises_through_the_frozen_encoder(
+    serve, tuned, tiny_checkpoint
+) -> None:
+    async with serve() as (_, client):
+        query, premise = await client.encode(["sun"]), await client.encode(["sun"], role="premise")
+        assert (query.model_version, premise.model_version) == (tuned.version, tiny_checkpoint.version)
+        assert query.space_id == premise.space_id == TINY_SPACE
+        assert not np.allclose(query.vectors, premise.vectors)
+        by_label = await client.encode(["sun"], label="canary")
+        by_version = await client.encode(["sun"], version=tiny_checkpoint.version)
+        assert by_label.model_version == by_version.model_version == tiny_checkpoint.version
+        np.testing.assert_array_equal(by_label.vectors, by_version.vectors)
+
+
+async def test_a_text_has_the_same_vector_alone_and_in_any_batch(serve, tuned) -> None:
+    rng = random.Random(7)
+    texts = [" ".join(rng.choices(" ".join(PROBES).split(), k=rng.randint(1, 40))) for _ in range(200)]
+    async with serve() as (_, client):
+        together = (await client.encode(texts)).vectors
+        assert together.shape == (200, DIM)
+        np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+        alone = await asyncio.gather(*(client.encode([text]) for text in texts))
+        cosines = np.einsum("nd,nd->n", together, np.concatenate([one.vectors for one in alone]))
+        assert cosines.min() >= 0.999999
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([], {}, "texts: is empty"),
+        (["sun", "  "], {}, r"texts\[1\]: is empty"),
+        (["sun"] * 1025, {}, "1,025 items are over the limit of 1,024"),
+        (["x" * 20_000], {}, r"texts\[0\]: 20,000 bytes are over the limit of 16,384"),
+        (["sun " * 100], {}, r"102 tokens are over the model's 64.*truncate END"),
+        (["sun"], {"role": "premise", "label": "stable"}, "leave `model` unset"),
+    ],
+)
+async def test_a_wrong_request_is_refused_with_the_remedy(serve, tuned, texts, options, message) -> None:
+    async with serve() as (_, client):
+        with pytest.raises((errors.InvalidArgument, errors.FailedPrecondition), match=message):
+            await client.encode(texts, **options)
+        assert len((await client.encode(["sun"])).vectors) == 1
+
+
+async def test_truncation_is_done_when_asked_for_and_counted(serve, tuned) -> None:
+    async with serve() as (_, client):
+        cut = await client.encode(["sun " * 100, "moon"], truncate=True)
+        assert cut.truncated == 1
+        again = await client.encode(["sun " * 62], truncate=False)  # 62 and two special tokens
+        np.testing.assert_allclose(cut.vectors[0], again.vectors[0], atol=1e-6)
+
+
+async def test_an_unspecified_role_is_refused(serve, tuned) -> None:
+    async with serve() as (_, client):
+        stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
+        with pytest.raises(errors.InvalidArgument, match="ROLE_QUERY or ROLE_PREMISE"):
+            await client.channel.unary(stub.Encode, encoder_pb2.EncodeRequest(texts=["sun"]))
+
+
+async def test_what_is_not_loaded_is_refused_and_what_is_loaded_is_named(serve, tuned) -> None:
+    async with serve() as (_, client):
+        with pytest.raises(errors.VersionNotLoaded, match=f"'q123'.*{tuned.version}"):
+            await client.encode(["sun"], version="q123")
+        with pytest.raises(errors.VersionNotLoaded, match=r"'beta'.*canary, stable"):
+            await client.encode(["sun"], label="beta")
+        with pytest.raises(errors.SpaceMismatch, match=TINY_SPACE):
+            await client.encode(["sun"], space_id="elsewhere")
+
+
+async def test_a_stream_answers_every_batch_in_order(serve, tuned) -> None:
+    batches = [[f"sun {n}" for n in range(1 + size % 7)] for size in range(40)]
+    async with serve() as (_, client):
+        answers = [answer async for answer in client.encode_stream(iter(batches), role="premise")]
+        expected = [await client.encode(batch, role="premise") for batch in batches]
+    assert [len(answer.vectors) for answer in answers] == [len(batch) for batch in batches]
+    for answer, wanted in zip(answers, expected, strict=True):
+        np.testing.assert_allclose(answer.vectors, wanted.vectors, atol=1e-6)
+
+
+async def test_a_bad_batch_ends_its_stream_after_the_good_ones(serve, tuned) -> None:
+    async with serve() as (_, client):
+        seen = 0
+        with pytest.raises(errors.InvalidArgument, match="is empty"):  # noqa: PT012 -- the loop is the statement
+            async for _answer in client.encode_stream([["sun"], ["moon"], [""], ["star"]]):
+                seen += 1
+        assert seen == 2
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes 30 ms a batch and fails on the token of `poison`'s letters."""
+    import time
+
+    original = Model.run
+
+    def run(self: Model, ids: list[list[int]]):
+        time.sleep(0.03)
+        if len(ids) and any(len(tokens) == 13 for tokens in ids):
+            raise RuntimeError("this length kills the model")
+        return original(self, ids)
+
+    monkeypatch.setattr(Model, "run", run)
+
+
+async def test_a_full_queue_refuses_with_a_delay_and_serves_what_it_admitted(serve, tuned, slow) -> None:
+    async with serve(queued_items=1024, batch_items=8) as (_, client):
+        calls = [asyncio.create_task(client.encode([f"sun {n}"] * 256, timeout_s=8)) for n in range(4)]
+        await asyncio.sleep(0.15)
+        with pytest.raises(errors.Overloaded, match="over the limit of 1,024") as caught:
+            await client.encode(["moon"], timeout_s=0.001 + 0.05)
+        assert caught.value.retry_after_s is not None
+        assert all(len(answer.vectors) == 256 for answer in await asyncio.gather(*calls))
+        assert len((await client.encode(["moon"])).vectors) == 1
+
+
+async def test_a_cancelled_caller_never_fails_the_others(serve, tuned, slow) -> None:
+    async with serve(workers=1) as (server, client):
+        calls = [asyncio.create_task(client.encode([f"sun {n}", "moon"], timeout_s=10)) for n in range(30)]
+        await asyncio.sleep(0.05)
+        for call in calls[::2]:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(len(answer.vectors) == 2 for answer in answers[1::2])
+        assert server.metrics.get_sample_value("aeenc_encoder_queued_items") == 0
+
+
+async def test_expired_work_is_dropped_before_it_is_computed(serve, tuned, slow) -> None:
+    async with serve(workers=1, batch_items=4) as (server, client):
+        first = asyncio.create_task(client.encode(["sun"] * 100, timeout_s=10))
+        await asyncio.sleep(0.05)
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.encode(["moon"] * 100, timeout_s=0.1)
+        await first
+        await asyncio.sleep(0.2)
+        computed = server.metrics.get_sample_value("aeenc_encoder_batch_items_sum")
+        assert computed < 200, "texts of the expired call were computed"
+
+
+async def test_a_poisoned_text_fails_alone(serve, tuned, slow) -> None:
+    poison = "sun " * 11  # 13 tokens
+    async with serve(workers=1) as (_, client):
+        good = [asyncio.create_task(client.encode(["sun " * n])) for n in (9, 10, 12, 13)]
+        bad = asyncio.create_task(client.encode([poison]))
+        answers = await asyncio.gather(*good)
+        assert all(len(answer.vectors) == 1 for answer in answers)
+        with pytest.raises(errors.AeencError, match="cannot encode this text"):
+            await bad
+
+
+async def test_the_timings_of_a_call_add_up(serve, tuned, slow) -> None:
+    async with serve() as (_, client):
+        timings = (await client.encode(["sun", "moon"])).timings
+        parts = [timings.tokenize, timings.queue, timings.compute]
+        total_s = timings.total.ToNanoseconds() / 1e9
+        parts_s = sum(part.ToNanoseconds() for part in parts) / 1e9
+        assert 0.03 <= parts_s <= total_s < parts_s + 0.05

@@ -1,0 +1,262 @@
+"""Swapping versions: no failed call, no mixed batch, and nothing bad ever replaces what serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
+
+from aeenc import errors
+from services.kit.artifacts import MANIFEST, ArtifactStore, sha256_of
+from services.kit.registry import Registry
+
+
+async def serves(client, version: str, timeout_s: float = 10.0) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while (await client.encode(["sun"])).model_version != version:
+        assert asyncio.get_running_loop().time() < deadline, f"{version} does not serve"
+        await asyncio.sleep(0.01)
+
+
+async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
+    serve, artifact_store, tiny_checkpoint, registry
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    texts = ["sun", "moon and star", "rain"]
+    expected: dict[str, np.ndarray] = {}
+    seen: list[str] = []
+    stop = asyncio.Event()
+    async with serve() as (_, client):
+
+        async def call() -> None:
+            while not stop.is_set():
+                answer = await client.encode(texts, timeout_s=5)
+                first = expected.setdefault(answer.model_version, answer.vectors)
+                np.testing.assert_allclose(answer.vectors, first, atol=1e-5)
+                seen.append(answer.model_version)
+
+        callers = [asyncio.create_task(call()) for _ in range(4)]
+        for seed in range(1, 9):
+            checkpoint = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
+            await register(registry, checkpoint)
+            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
+            (rollout,) = await registry.await_rollout(row, 5)
+            assert rollout.ok, rollout.reason
+            await serves(client, checkpoint.version)
+        stop.set()
+        await asyncio.gather(*callers)
+        info = await client.info()
+    assert len(expected) == 9
+    assert len(seen) > 50
+    labels = {label.label: label.version for label in info.labels}
+    assert labels["stable"] == checkpoint.version
+    assert {version.version for version in info.versions} == {*labels.values(), tiny_checkpoint.version}
+
+
+def truncated(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    path = checkpoint.artifact.path / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flipped(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    path = checkpoint.artifact.path / "model.onnx"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def missing(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    (checkpoint.artifact.path / "tokenizer.json").unlink()
+
+
+def linked(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    path = checkpoint.artifact.path / "model.onnx"
+    path.rename(store.root / "elsewhere.onnx")
+    path.symlink_to(store.root / "elsewhere.onnx")
+
+
+def pickled(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    (checkpoint.artifact.path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+
+
+def forged(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+    """A manifest that fits the changed file, but is not the one the registry knows."""
+    flipped(store, checkpoint)
+    path = checkpoint.artifact.path / MANIFEST
+    manifest = json.loads(path.read_bytes())
+    manifest["files"]["model.onnx"]["sha256"] = sha256_of(checkpoint.artifact.path / "model.onnx")
+    path.write_text(json.dumps(manifest))
+
+
+DAMAGES: list[tuple[Callable[..., None], str]] = [
+    (truncated, "model.onnx has"),
+    (flipped, "sha256"),
+    (missing, r"tokenizer.json is missing"),
+    (linked, "no regular file"),
+    (pickled, r"pytorch_model.bin is not in the manifest"),
+    (forged, "manifest.json has sha256"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
+async def test_a_damaged_checkpoint_never_replaces_the_serving_one(
+    serve, artifact_store, tiny_checkpoint, registry, damage, reason
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    damage(artifact_store, candidate)
+    await register(registry, candidate)
+    await refused(serve, registry, candidate, tiny_checkpoint, reason)
+
+
+CANDIDATES = [
+    ({"poison": True}, "not finite|no unit norm|cosine"),
+    ({"space_id": "s" + "9" * 16}, "is of space s9999"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), CANDIDATES, ids=["nan-weights", "wrong-space"])
+async def test_a_bad_candidate_never_replaces_the_serving_one(
+    serve, artifact_store, tiny_checkpoint, registry, fields, reason
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, **fields)
+    await register(registry, candidate)
+    await refused(serve, registry, candidate, tiny_checkpoint, reason)
+
+
+def committed(store: ArtifactStore, source: TinyCheckpoint, change: Callable[..., None]) -> TinyCheckpoint:
+    """A copy of a checkpoint, changed before its manifest was made: every hash fits."""
+    meta = dict(source.artifact.meta)
+    with store.writer("checkpoint", "checkpoints") as writer:
+        for name in source.artifact.files:
+            (writer.path / name).write_bytes((source.artifact.path / name).read_bytes())
+        change(writer.path, meta)
+        artifact = writer.commit(meta, id_prefix="q")
+    return TinyCheckpoint(artifact, artifact.id, source.space_id)
+
+
+def other_probes(path, meta) -> None:
+    vectors = np.load(path / "probes.npy")
+    np.save(path / "probes.npy", np.roll(vectors, 1, axis=0))
+
+
+def other_dimension(path, meta) -> None:
+    meta["dim"] = DIM * 2
+
+
+def other_tokenizer(path, meta) -> None:
+    (path / "tokenizer.json").write_text('{"not": "a tokenizer"}')
+
+
+def no_onnx(path, meta) -> None:
+    (path / "model.onnx").write_bytes(b"\x80\x04\x95 this is a pickle, not a model")
+
+
+def foreign_operator(path, meta) -> None:
+    import onnx
+
+    model = onnx.load_model_from_string((path / "model.onnx").read_bytes())
+    model.graph.node[0].domain = "evil.ops"
+    (path / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def external_data(path, meta) -> None:
+    import onnx
+
+    model = onnx.load_model_from_string((path / "model.onnx").read_bytes())
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../../etc/passwd")
+    (path / "model.onnx").write_bytes(model.SerializeToString())
+
+
+WELL_HASHED = [
+    (other_probes, "gives other vectors here than at export"),
+    (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
+    (other_tokenizer, "is no tokenizer"),
+    (no_onnx, "is no ONNX model"),
+    (foreign_operator, "domain 'evil.ops'"),
+    (external_data, "keeps tensors in other files"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), WELL_HASHED, ids=lambda value: getattr(value, "__name__", ""))
+async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one(
+    serve, artifact_store, tiny_checkpoint, registry, change, reason
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    candidate = committed(artifact_store, tuned, change)
+    await register(registry, candidate)
+    await refused(serve, registry, candidate, tiny_checkpoint, reason)
+
+
+async def refused(serve, registry: Registry, candidate: TinyCheckpoint, serving: TinyCheckpoint, reason: str) -> None:
+    async with serve(poll_s=30) as (server, client):
+        row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
+        (rollout,) = await registry.await_rollout(row, 5)
+        assert not rollout.ok
+        assert (await client.encode(["sun"])).model_version == serving.version
+        assert server.readiness.state == "SERVING"
+        (swap,) = [s for s in (await client.info()).swaps if s.version == candidate.version and s.label == "stable"]
+        assert not swap.ok
+        assert __import__("re").search(reason, swap.reason), swap.reason
+        failed = server.metrics.get_sample_value("aeenc_encoder_swaps_total", {"label": "stable", "outcome": "failed"})
+        assert failed == 1
+
+
+async def test_a_good_version_after_a_bad_one_is_taken(serve, artifact_store, tiny_checkpoint, registry) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve() as (_, client):
+        bad = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, poison=True)
+        good = write_tiny_checkpoint(artifact_store, seed=2, base_version=tiny_checkpoint.version)
+        for checkpoint in (bad, good):
+            await register(registry, checkpoint, label="stable")
+        await serves(client, good.version)
+
+
+async def test_without_redis_a_restart_serves_the_last_labels_and_says_it_is_degraded(
+    serve, artifact_store, tiny_checkpoint, registry, tmp_path
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    await register(registry, tuned, label="stable")
+    async with serve():
+        pass
+    async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock") as (server, client):
+        assert (await client.encode(["sun"])).model_version == tuned.version
+        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
+        assert server.readiness.state == "DEGRADED"
+        assert "Redis" in (await client.info()).service.state_reason
+
+
+async def test_an_encoder_that_never_served_waits_for_the_registry(serve, tiny_checkpoint, registry) -> None:
+    async with serve(wait=False) as (server, client):
+        with pytest.raises(errors.Unavailable, match="not ready"):
+            await client.encode(["sun"], timeout_s=0.3)
+        await register(registry, tiny_checkpoint, label="stable")
+        assert (await client.encode(["sun"], timeout_s=5)).model_version == tiny_checkpoint.version
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_deleted_label_is_unloaded(serve, artifact_store, tiny_checkpoint, registry) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    await register(registry, tuned, label="run-1")
+    async with serve() as (_, client):
+        assert (await client.encode(["sun"], label="run-1")).model_version == tuned.version
+        await registry.delete_label(TINY_SPACE, "run-1")
+        await asyncio.sleep(0.5)
+        with pytest.raises(errors.VersionNotLoaded, match="run-1"):
+            await client.encode(["sun"], label="run-1")
+        assert [v.version for v in (await client.info()).versions] == [tiny_checkpoint.version]
+
+
+def test_the_tiny_tokenizer_covers_any_english_text() -> None:
+    assert tiny_tokenizer().encode("zebra!").ids[0] == 2

@@ -1,0 +1,68 @@
+"""An index over a real socket, beside a hashed encoder that is as real a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hashed_encoder import RunningEncoder, until
+
+from aeenc import AsyncClient
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+from services.kit.artifacts import ArtifactStore
+
+
+class RunningIndex:
+    """An index and a client of it."""
+
+    def __init__(self, server: Any, client: AsyncClient, store: ArtifactStore) -> None:
+        self.server = server
+        self.aeenc = client
+        self.client = client.index
+        self.store = store
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+async def encoder() -> AsyncIterator[RunningEncoder]:
+    running = RunningEncoder()
+    await running.server.start()
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+def serve(encoder: RunningEncoder, artifact_store: ArtifactStore) -> Serve:
+    """`async with serve(**settings) as index`: each starts a new process's worth of index over the same store."""
+
+    @asynccontextmanager
+    async def start(**changes: Any) -> AsyncIterator[RunningIndex]:
+        settings = IndexSettings(
+            **{
+                "port": 0,
+                "artifacts_dir": artifact_store.root,
+                "encoder_target": encoder.target,
+                "encode_timeout_s": 1.0,
+                "build_encode_timeout_s": 1.0,
+                "build_batch": 8,
+                **changes,
+            }
+        )
+        server = build(settings)
+        async with server:
+            await until(lambda: server.readiness.answers)
+            async with AsyncClient(index=f"127.0.0.1:{server.port}") as client:
+                yield RunningIndex(server, client, artifact_store)
+
+    return start
+
+
+@pytest.fixture
+async def index(serve: Serve) -> AsyncIterator[RunningIndex]:
+    async with serve() as running:
+        yield running

@@ -1,0 +1,120 @@
+"""Activation: a pointer that moves only to a sound generation, and is found again after a restart."""
+
+import numpy as np
+from hashed_encoder import FACTS, SPACE, facts, files_of, raises, vector_of
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+
+TWO = vector_of("ice melts")[None, :]
+
+
+async def two_generations(index):
+    first = await index.client.build("science", facts()[:6])
+    second = await index.client.build("science", facts(), activate=False)
+    return first.id, second.id
+
+
+async def active(index):
+    return (await index.client.info()).corpora[0].active.id
+
+
+async def test_activation_moves_the_pointer_and_back_while_a_pinned_search_stays(index):
+    first, second = await two_generations(index)
+    done = await index.client.activate("science", second, expected=first)
+    assert (done.active.id, done.previous_generation) == (second, first)
+    assert (await index.client.search("science", TWO, space_id=SPACE, k=10)).generation == second
+    pinned = await index.client.search("science", TWO, space_id=SPACE, k=10, generation=first)
+    assert (pinned.generation, len(pinned.ids[0])) == (first, 6)
+    await index.client.activate("science", first)
+    assert await active(index) == first
+
+
+async def test_an_unexpected_active_generation_aborts(index):
+    first, second = await two_generations(index)
+    await raises(errors.Aborted, index.client.activate("science", second, expected=second), first, second)
+    await raises(errors.Aborted, index.client.activate("science", second, expected=""), first, "none")
+    assert await active(index) == first
+    await raises(errors.NotFound, index.client.activate("science", "g0"), "g0")
+    await raises(errors.NotFound, index.client.activate("nonsense", second), "nonsense")
+
+
+async def test_a_tampered_file_is_refused_by_name_and_the_active_generation_keeps_serving(index):
+    first, second = await two_generations(index)
+    path = index.store.root / "generations/science" / second / "vectors.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    await raises(errors.DataLoss, index.client.activate("science", second), "vectors.npy")
+    assert await active(index) == first
+    assert (await index.client.search("science", TWO, space_id=SPACE)).generation == first
+    assert (await index.client.info()).service.state_reason == ""
+
+
+async def test_vectors_that_do_not_find_themselves_are_refused(index):
+    first, second = await two_generations(index)
+    source = index.store.root / "generations/science" / second
+    with index.store.writer("generation", "generations/science") as writer:  # sound files with unsound numbers
+        (writer.path / "premises.jsonl").write_bytes((source / "premises.jsonl").read_bytes())
+        matrix = np.load(source / "vectors.npy", allow_pickle=False)
+        np.save(writer.path / "vectors.npy", matrix * 0.5, allow_pickle=False)
+        unsound = writer.commit(index.store.open("generations/science", second).meta, id_prefix="g")
+    await raises(errors.DataLoss, index.client.activate("science", unsound.id), "find themselves")
+    assert await active(index) == first
+
+
+async def test_a_restart_serves_the_active_generation_again_without_an_encoder(serve, encoder):
+    async with serve() as index:
+        generation = await index.client.build("science", facts())
+        before = await index.client.search("science", TWO, space_id=SPACE)
+        files = files_of(index.store)
+    await encoder.stop()
+    async with serve() as index:
+        after = await index.client.search("science", TWO, space_id=SPACE)
+        assert files_of(index.store) == files
+    assert (after.generation, after.ids) == (generation.id, before.ids)
+    assert after.scores[0].tobytes() == before.scores[0].tobytes()
+
+
+async def test_a_damaged_corpus_degrades_the_service_until_another_generation_is_activated(serve):
+    async with serve() as index:
+        first, second = await two_generations(index)
+        await index.client.build("other", facts())
+        path = index.store.root / "generations/science" / first / "premises.jsonl"
+        path.write_bytes(path.read_bytes()[:-5])
+    async with serve() as index:
+        info = await index.client.info()
+        assert "premises.jsonl" in info.service.state_reason
+        await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "premises.jsonl")
+        assert (await index.client.search("other", TWO, space_id=SPACE)).ids[0]
+        assert [one.id for one in await index.client.generations("science")] == [second]
+        await index.client.activate("science", second)
+        assert (await index.client.info()).service.state_reason == ""
+        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
+
+
+async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unless_active(index):
+    first, second = await two_generations(index)
+    assert [(one.id, one.active) for one in await index.client.generations("science")] == [
+        (second, False),
+        (first, True),
+    ]
+    stub, unary = index.client._admin, index.client._admin_channel.unary
+    page = await unary(stub.ListGenerations, index_pb2.ListGenerationsRequest(corpus="science", page_size=1))
+    rest = await unary(
+        stub.ListGenerations, index_pb2.ListGenerationsRequest(corpus="science", page_token=page.next_page_token)
+    )
+    assert ([one.id for one in page.generations], [one.id for one in rest.generations]) == ([second], [first])
+    await raises(errors.FailedPrecondition, index.client.delete("science", first), first)
+    await index.client.delete("science", second)
+    assert [one.id for one in await index.client.generations("science")] == [first]
+    await raises(errors.NotFound, index.client.delete("science", second), second)
+    await raises(errors.NotFound, index.client.search("science", TWO, space_id=SPACE, generation=second))
+    await raises(errors.NotFound, index.client.generations("nonsense"), "nonsense")
+
+
+async def test_a_corpus_without_an_active_generation_says_so(index):
+    await index.client.build("science", facts(), activate=False)
+    await raises(errors.NotFound, index.client.retrieve("science", [FACTS[0]]), "no active generation")
+    corpus = (await index.client.info()).corpora[0]
+    assert (corpus.corpus, corpus.HasField("active")) == ("science", False)

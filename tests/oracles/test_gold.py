@@ -1,0 +1,88 @@
+"""The gold oracle: direct and subtree answers over a real socket, leaves, and what it does not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aeenc import Channel, errors
+from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracles.client import OracleClient
+from aeenc.oracles.gold import GoldOracle
+from aeenc.trees import Dataset
+
+
+def record(name: str, hypothesis: str, context: str, proof: str) -> dict[str, str]:
+    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof, "question": "", "answer": ""}
+
+
+TRAIN = [
+    record(
+        "one",
+        "the nail moves",
+        "sent1: iron is magnetic sent2: a magnet pulls iron sent3: a nail is iron",
+        "sent1 & sent2 -> int1: the magnet pulls the nail; int1 & sent3 -> hypothesis; ",
+    ),
+    record("two", "the nail moves", "sent1: forces move things", "sent1 -> hypothesis; "),
+]
+DEV = [record("three", "ice floats", "sent1: ice is light", "sent1 -> hypothesis; ")]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    folder = tmp_path / "dataset" / "task_1"
+    folder.mkdir(parents=True)
+    for split, records in (("train", TRAIN), ("dev", DEV)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return Dataset.load(tmp_path)
+
+
+async def ask(oracle: GoldOracle, query: str, *texts: str) -> dict[str, Verdict]:
+    server = await oracle.start()
+    client = OracleClient(Channel(f"127.0.0.1:{server.port}"))
+    candidates = tuple(Candidate(text, text, rank, 0.5) for rank, text in enumerate(texts, start=1))
+    [answer] = await client.judge("run", [Task("t", "run", query, (), (), candidates)])
+    await client.channel.close()
+    await server.stop(0)
+    assert (answer.task_id, answer.annotator) == ("t", "gold")
+    return dict(answer.verdicts)
+
+
+async def test_gold_is_the_union_of_a_querys_children_over_all_trees(dataset: Dataset):
+    verdicts = await ask(
+        GoldOracle(dataset, "train"),
+        "the nail moves",
+        "a nail is iron",
+        "forces move things",
+        "the magnet pulls the nail",
+        "iron is magnetic",
+        "A nail is iron",
+    )
+    assert verdicts == {
+        "a nail is iron": Verdict(EXPLAINS, leaf=True),
+        "forces move things": Verdict(EXPLAINS, leaf=True),
+        "the magnet pulls the nail": Verdict(EXPLAINS, leaf=False),
+        "iron is magnetic": Verdict(REFUSES),
+        "A nail is iron": Verdict(REFUSES),
+    }
+
+
+async def test_subtree_mode_accepts_descendants(dataset: Dataset):
+    oracle = GoldOracle(dataset, "train", mode="subtree")
+    verdicts = await ask(oracle, "the nail moves", "iron is magnetic", "ice is light")
+    assert verdicts == {"iron is magnetic": Verdict(EXPLAINS, leaf=True), "ice is light": Verdict(REFUSES)}
+
+
+@pytest.mark.parametrize("query", ["ice floats", "iron is magnetic", "something else"])
+async def test_a_query_without_gold_children_in_the_split_is_never_refused(dataset: Dataset, query: str):
+    verdicts = await ask(GoldOracle(dataset, "train"), query, "ice is light", "a nail is iron")
+    assert set(verdicts.values()) == {Verdict(UNSEEN)}
+
+
+def test_an_unknown_split_or_mode_is_refused_by_name(dataset: Dataset):
+    with pytest.raises(errors.NotFound, match="'test'"):
+        GoldOracle(dataset, "test")
+    with pytest.raises(errors.InvalidArgument, match="'tree'"):
+        GoldOracle(dataset, "train", mode="tree")  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""A small index with fixed scores, an oracle that counts and misbehaves on demand, and a sampler between them.
+
+The world is a function of numbers: premise i is the text `fact i`, its score for a query is a hash. So an independent
+reading of Algorithm 2 (`brute_force`) can say what a run must record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+import aeenc
+from aeenc.v1 import index_pb2, index_pb2_grpc, oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from services.kit.server import GrpcServer
+from services.sampler.__main__ import build
+from services.sampler.settings import SamplerSettings
+
+FACTS = 60
+HYPOTHESES = [(f"tree-{n}", f"hypothesis {n}") for n in range(8)] + [("tree-fact", "fact 7")]
+E_, R_, A_, U_ = (
+    oracle_pb2.JUDGEMENT_EXPLAINS,
+    oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN,
+    oracle_pb2.JUDGEMENT_ABSTAIN,
+    oracle_pb2.JUDGEMENT_UNSEEN,
+)
+
+
+def chance(*parts: object) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
+
+
+def splits_of(number: int) -> tuple[str, ...]:
+    return (("facts",), ("facts", "dev"), ("train",), ("dev",), ())[number % 5]
+
+
+def explains(query: str, premise: str) -> bool:
+    return chance("explains", query, premise) < 0.3
+
+
+def is_leaf(premise: str) -> bool:
+    return chance("leaf", premise) < 0.4
+
+
+def nearest(query: str, k: int, splits: Iterable[str] = ()) -> list[tuple[str, str, float]]:
+    """(id, text, score) of the k best-scored premises, without the query itself."""
+    wanted = set(splits)
+    found = []
+    for number in range(FACTS):
+        text, stands_in = f"fact {number}", splits_of(number)
+        if text != query and (not wanted or not stands_in or wanted & set(stands_in)):
+            found.append((f"p{number}", text, chance("score", query, text)))
+    return sorted(found, key=lambda hit: -hit[2])[:k]
+
+
+class FakeIndex(index_pb2_grpc.IndexServiceServicer):
+    """Answers Retrieve from `nearest`; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[index_pb2.RetrieveRequest] = []
+        self.active = "generation-1"
+        self.stable = "version-1"
+
+    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
+        self.requests.append(request)
+        if request.corpus != "science":
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
+        results = [
+            index_pb2.RetrievedPremises(
+                premises=[
+                    index_pb2.RetrievedPremise(id=i, text=t, score=s)
+                    for i, t, s in nearest(text, request.k, request.filter.any_split)
+                ]
+            )
+            for text in request.texts
+        ]
+        return index_pb2.RetrieveResponse(
+            results=results,
+            model_version=request.model.version or self.stable,
+            space_id="s0",
+            generation=request.generation or self.active,
+        )
+
+
+Behaviour = Callable[[oracle_pb2.OracleTask], list[oracle_pb2.Verdict] | None]
+
+
+def honest(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
+    """One clear verdict a candidate."""
+    return [
+        oracle_pb2.Verdict(
+            premise_id=c.premise_id, judgement=E_ if explains(task.query, c.text) else R_, leaf=is_leaf(c.text)
+        )
+        for c in task.candidates
+    ]
+
+
+@dataclass
+class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
+    """Answers by `behaviour` (None: leaves the task out) after `delay_s`, and counts what it was asked."""
+
+    behaviour: Behaviour = honest
+    delay_s: float = 0.0
+    status: grpc.StatusCode | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    tasks: list[oracle_pb2.OracleTask] = field(default_factory=list)
+    calls: int = 0
+    in_flight: int = 0
+    most_in_flight: int = 0
+
+    async def called(self, times: int) -> None:
+        """Waits until it was called so often."""
+        while self.calls < times:  # noqa: ASYNC110 -- a test's wait
+            await asyncio.sleep(0.01)
+
+    async def Judge(self, request: oracle_pb2.JudgeRequest, context: Any) -> oracle_pb2.JudgeResponse:
+        self.calls += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            for task in request.tasks:
+                self.tasks.append(task)
+                self.asked += [(task.query, candidate.text) for candidate in task.candidates]
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self.in_flight -= 1
+        if self.status is not None:
+            await context.abort(self.status, "out of order")
+        answers = []
+        for task in request.tasks:
+            verdicts = self.behaviour(task)
+            if verdicts is not None:
+                answers.append(oracle_pb2.OracleAnswer(task_id=task.task_id, verdicts=verdicts, annotator="fake"))
+        return oracle_pb2.JudgeResponse(answers=answers)
+
+
+@asynccontextmanager
+async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int = 0) -> AsyncIterator[int]:
+    """Serves a fake on a free port of the loopback."""
+    server = grpc.aio.server()
+    register(servicer, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)
+
+
+@dataclass
+class World:
+    """The fakes, and how to start samplers over them."""
+
+    index: FakeIndex
+    oracle: FakeOracle
+    settings: dict[str, Any]
+
+    def configure(self, oracle: dict[str, Any] | None = None, **changes: Any) -> SamplerSettings:
+        """Settings of a sampler; `oracle` changes those of the oracle `fake`."""
+        oracles = {"fake": {**self.settings["oracles"]["fake"], **(oracle or {})}}
+        return SamplerSettings(**{**self.settings, "oracles": oracles, **changes})
+
+    @asynccontextmanager
+    async def sampler(self, **changes: Any) -> AsyncIterator[aeenc.SamplerClient]:
+        """A running sampler's client."""
+        server: GrpcServer = build(self.configure(**changes))
+        async with server:
+            client = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{server.port}"))
+            await ready(client)
+            yield client
+            await client.channel.close()
+
+
+async def ready(client: aeenc.SamplerClient) -> None:
+    """Waits until a sampler answers its calls."""
+    await client.runs()
+
+
+PairSet = set[tuple[str, str, str]]
+
+
+def brute_force(
+    hypotheses: Iterable[tuple[str, str]] = HYPOTHESES,
+    *,
+    k: int = 6,
+    max_depth: int = 8,
+    max_nodes: int = 10**9,
+    max_judgements: int = 10**9,
+    max_negatives: int = 10**9,
+    splits: Iterable[str] = (),
+) -> PairSet:
+    """Algorithm 2 read aloud: tree after tree, node after node, one candidate at a time."""
+    seen: dict[tuple[str, str], bool] = {}
+    for _, hypothesis in hypotheses:
+        visited, queue, judged = {hypothesis}, [(hypothesis, 0, ())], 0
+        while queue and judged < max_nodes and len(seen) < max_judgements:
+            query, depth, path = queue.pop(0)
+            judged += 1
+            for _, premise, _ in nearest(query, k, splits):
+                if premise in path:
+                    continue
+                if (query, premise) not in seen:
+                    if len(seen) >= max_judgements:
+                        break
+                    seen[query, premise] = explains(query, premise)
+                if seen[query, premise] and not is_leaf(premise) and premise not in visited and depth < max_depth:
+                    visited.add(premise)
+                    queue.append((premise, depth + 1, (*path, query)))
+    pairs: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
+    for query in {query for query, _ in seen}:
+        refused = [p for _, p, _ in nearest(query, k, splits) if seen.get((query, p)) is False]
+        pairs |= {(query, premise, "-") for premise in refused[:max_negatives]}
+    return pairs
+
+
+async def pair_set(client: aeenc.SamplerClient, run_id: str) -> PairSet:
+    """What a run has recorded; every pair once."""
+    listed = [(p.query, p.premise, "+" if p.sign == 1 else "-") async for p in client.pairs(run_id)]
+    assert len(listed) == len(set(listed)), "a pair stands twice in the log"
+    return set(listed)
+
+
+async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:
+    """Starts a run over HYPOTHESES and waits for its end."""
+    hypotheses = config.pop("hypotheses", HYPOTHESES)
+    fields = {"corpus": "science", "oracle": "fake", "k": 6, **config}
+    run = await client.start_run(hypotheses, **fields)
+    return await asyncio.wait_for(client.wait(run.id), 40)
