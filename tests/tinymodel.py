@@ -81,7 +81,7 @@ def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
         helper.make_node("Div", ["total", "count"], ["mean"]),
         helper.make_node("ReduceL2", ["mean", "axis1"], ["norm"], keepdims=1),
         helper.make_node("Max", ["norm", "tiny"], ["norm_safe"]),
-        helper.make_node("Div", ["mean", "norm_safe"], ["embedding"]),
+        helper.make_node("Div", ["mean", "norm_safe"], ["sentence_embedding"]),
     ]
     graph = helper.make_graph(
         nodes,
@@ -90,7 +90,7 @@ def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
             helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "length"])
             for n in ("input_ids", "attention_mask")
         ],
-        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", DIM])],
+        [helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", DIM])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

@@ -57,7 +57,7 @@ class Model:
             input_ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
         vectors: NDArray[np.float32] = self._session.run(
-            ["embedding"], {"input_ids": input_ids, "attention_mask": mask}
+            ["sentence_embedding"], {"input_ids": input_ids, "attention_mask": mask}
         )[0]
         norms = np.einsum("nd,nd->n", vectors, vectors)
         if not np.all(np.abs(norms - 1) < NORM_TOLERANCE):  # NaN and infinity fail this too
@@ -118,7 +118,7 @@ def _session(data: bytes, artifact: Artifact) -> ort.InferenceSession:
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{artifact.path / 'model.onnx'} is refused by onnxruntime: {str(error)[:200]}") from error
     inputs, outputs = {i.name for i in session.get_inputs()}, [o.name for o in session.get_outputs()]
-    if inputs != {"input_ids", "attention_mask"} or "embedding" not in outputs:
+    if inputs != {"input_ids", "attention_mask"} or "sentence_embedding" not in outputs:
         raise DataLoss(
             f"{artifact.path / 'model.onnx'} has inputs {sorted(inputs)} and outputs {outputs}; export it again"
         )

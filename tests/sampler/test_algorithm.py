@@ -1,7 +1,7 @@
 """Which pairs a run records: the result of Algorithm 2, whatever the batching, within its budgets."""
 
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
+from sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
 
 from aeenc.v1 import sampler_pb2
 
@@ -58,19 +58,12 @@ async def test_neither_a_query_nor_its_ancestors_are_candidates(world: World):
 
 async def test_a_leaf_is_never_expanded(world: World):
     world.oracle.behaviour = lambda task: [
-        type(verdict)(premise_id=verdict.premise_id, judgement=verdict.judgement, leaf=True)
-        for verdict in _honest(task)
+        type(verdict)(premise_id=verdict.premise_id, judgement=verdict.judgement, leaf=True) for verdict in honest(task)
     ]
     async with world.sampler() as client:
         run = await finish(client)
         assert await pair_set(client, run.id) == brute_force(max_depth=0)
     assert run.progress.nodes_judged == len(HYPOTHESES)
-
-
-def _honest(task):
-    from sampler_world import honest
-
-    return honest(task)
 
 
 @pytest.mark.parametrize("max_depth", [0, 1, 2])
@@ -99,18 +92,21 @@ async def test_a_tree_stops_at_its_node_limit(world: World):
         assert await pair_set(client, run.id) == brute_force(max_nodes=3)
 
 
-@pytest.mark.parametrize("wave_nodes", [1, 256])
-async def test_a_query_keeps_its_best_scored_negatives_only(world: World, wave_nodes: int):
-    async with world.sampler(wave_nodes=wave_nodes) as client:
-        run = await finish(client, max_negatives_per_query=2)
-        recorded = await pair_set(client, run.id)
-    per_query = [sum(q == query and sign == "-" for q, _, sign in recorded) for query, _, _ in recorded]
-    assert max(per_query) <= 2
-    everything = brute_force()
-    assert {pair for pair in recorded if pair[2] == "+"} == {pair for pair in everything if pair[2] == "+"}
-    assert recorded <= brute_force(max_negatives=2)
-    # An ancestor that was left out takes a place; nothing else may be missing.
-    assert len(brute_force(max_negatives=2) - recorded) <= 6
+async def test_a_query_keeps_its_best_scored_negatives_only(world: World):
+    recorded = []
+    for wave_nodes in (1, 3, 256):
+        async with world.sampler(
+            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
+        ) as client:
+            run = await finish(client, max_negatives_per_query=2)
+            recorded.append(await pair_set(client, run.id))
+    pairs = recorded[0]
+    assert recorded == [pairs] * 3
+    assert {pair for pair in pairs if pair[2] == "+"} == {pair for pair in brute_force() if pair[2] == "+"}
+    best = brute_force(max_negatives=2)
+    assert pairs <= best
+    # Only the place of an ancestor that was left out may stay empty.
+    assert len(best - pairs) <= len(best) // 10
 
 
 async def test_positives_only_records_no_negative(world: World):
