@@ -219,11 +219,11 @@ def brute_force(
     return pairs
 
 
-async def pair_set(client: aeenc.SamplerClient, run_id: str) -> PairSet:
-    """What a run has recorded; every pair once."""
-    listed = [(p.query, p.premise, "+" if p.sign == 1 else "-") async for p in client.pairs(run_id)]
+async def pair_set(client: aeenc.SamplerClient, run_id: str, signs: str = "+-") -> PairSet:
+    """What a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
+    listed = [(p.query, p.premise, " +-?"[p.sign]) async for p in client.pairs(run_id)]
     assert len(listed) == len(set(listed)), "a pair stands twice in the log"
-    return set(listed)
+    return {pair for pair in listed if pair[2] in signs}
 
 
 async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:

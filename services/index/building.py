@@ -18,7 +18,7 @@ import numpy as np
 
 from aeenc import errors
 from aeenc.encoder import EncoderClient
-from services.index.catalogue import Catalogue, check_corpus_name
+from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Draft, Folding
 from services.index.sweeping import building
@@ -31,6 +31,7 @@ from services.kit.generation import (
     VECTORS,
     Generation,
     PremiseRecord,
+    check_corpus_name,
     folder_of,
     generation_meta,
     open_generation,
@@ -102,7 +103,7 @@ class Builder:
         Raises InvalidArgument for a bad premise or none, NotFound for an unknown base, SpaceMismatch when the encoder
         has another space than the base, Unavailable when it does not answer or the disk is full.
         """
-        check_corpus_name(spec.corpus)
+        check_corpus_name(spec.corpus, "header.corpus")
         if spec.delete_ids and not spec.base_generation:
             raise errors.InvalidArgument.field(
                 "header.delete_ids", "needs base_generation; name the generation to change"

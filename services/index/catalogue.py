@@ -7,7 +7,6 @@ are checked by size when opened and by hash when activated. It never encodes and
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,14 +20,13 @@ from services.index.search import norms_of
 from services.index.sweeping import sweep
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.generation import folder_of, open_generation, read_active, write_active
+from services.kit.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
 
 log = logs.get(__name__)
 
 ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
-_CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Catalogue:
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-        names = sorted(name for name in names if _CORPUS.fullmatch(name))
+        names = sorted(name for name in names if is_corpus_name(name))
         for name in names:
             sweep(self._store, folder_of(name))
         return [name for name in names if self._store.list(folder_of(name))]
@@ -202,11 +200,3 @@ class Catalogue:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
         for listener in self._listeners:
             listener("; ".join(reasons))
-
-
-def check_corpus_name(corpus: str) -> None:
-    """Raises InvalidArgument for a name that cannot be a corpus's."""
-    if not _CORPUS.fullmatch(corpus):
-        raise errors.InvalidArgument.field(
-            "header.corpus", f"{corpus[:80]!r} is no corpus name; use 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front"
-        )

@@ -6,6 +6,7 @@ Files: `premises.jsonl` (one premise a line, in the order of insertion) and `vec
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ PREMISES = "premises.jsonl"
 VECTORS = "vectors.npy"
 ACTIVE = ".active.json"
 FORMAT_VERSION = 1
+_CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,22 @@ class Generation:
         return {premise.text: n for n, premise in enumerate(self.premises)}
 
 
+def is_corpus_name(name: str) -> bool:
+    """Whether a corpus may bear this name: 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front."""
+    return _CORPUS.fullmatch(name) is not None
+
+
+def check_corpus_name(name: str, field: str = "corpus") -> None:
+    """Raises InvalidArgument for a name that cannot be a corpus's."""
+    if not is_corpus_name(name):
+        raise errors.InvalidArgument.field(
+            field, f"{name[:80]!r} is no corpus name; use 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front"
+        )
+
+
 def folder_of(corpus: str) -> str:
-    """The artifact folder of a corpus's generations."""
+    """The artifact folder of a corpus's generations. Raises InvalidArgument for a name that cannot be a corpus's."""
+    check_corpus_name(corpus)
     return f"generations/{corpus}"
 
 

@@ -5,7 +5,9 @@ The launcher and the tests start it; production brings its own Redis by URL.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import tempfile
@@ -59,7 +61,7 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
     directory.mkdir(parents=True, exist_ok=True)
     socket = directory.resolve() / "redis.sock"
     if len(str(socket)) > SOCKET_PATH_MAX:
-        socket = Path(tempfile.mkdtemp(prefix="aeenc-redis-")) / "redis.sock"
+        socket = _short_folder(directory) / "redis.sock"
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -77,6 +79,16 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
     )
     _await_answer(process, socket, directory)
     return PrivateRedis(process, f"unix://{socket}")
+
+
+def _short_folder(directory: Path) -> Path:
+    """A folder of this user alone for the socket of `directory`; the same at every start, for clients that stay."""
+    digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"aeenc-redis-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise errors.FailedPrecondition(f"{folder} belongs to somebody else; remove it or choose a shorter directory")
+    return folder
 
 
 def _await_answer(process: subprocess.Popen[bytes], socket: Path, directory: Path) -> None:

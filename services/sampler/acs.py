@@ -140,8 +140,8 @@ class Outcome:
     result: Result
     positives: tuple[Candidate, ...]
     negatives: tuple[Candidate, ...]
+    skipped: tuple[Candidate, ...]
     known: dict[str, Ruling]
-    skipped: int
 
 
 def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate]) -> list[Candidate]:
@@ -167,6 +167,7 @@ def settle(
     accepted: list[Accepted] = []
     positives: list[Candidate] = []
     negatives: list[Candidate] = []
+    skipped: list[Candidate] = []
     places = 0
     for candidate in nearest:
         ruling = rulings.get(candidate.id) if candidate.id in usable else None
@@ -181,8 +182,9 @@ def settle(
             if ruling is Ruling.REFUSED_UNKEPT and within and not rules.positives_only:
                 negatives.append(candidate)
                 rulings[candidate.id] = Ruling.REFUSED
-    skipped = sum(ruling is Ruling.SKIPPED for ruling in answered.values())
-    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), rulings, skipped)
+        if answered.get(candidate.id) is Ruling.SKIPPED:
+            skipped.append(candidate)
+    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(skipped), rulings)
 
 
 def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> list[Tree]:

@@ -16,7 +16,11 @@ from services.sampler.runs import Hypothesis, Pair, Progress, Run, RunConfig, Si
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
 
-_SIGNS: dict[int, Sign] = {types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE", types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE"}
+_SIGNS: dict[int, Sign] = {
+    types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
+    types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
+    types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
+}
 
 
 async def from_start_requests(

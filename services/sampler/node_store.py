@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
@@ -144,15 +145,15 @@ class NodeStore:
 
 
 def _commit_arguments(node: NodeCommit) -> list[Any]:
-    positives = sum(pair.sign == "POSITIVE" for pair in node.pairs)
+    signs = Counter(pair.sign for pair in node.pairs)
     rulings = {name: ruling.value for name, ruling in node.known.items()}
     return [
         node.ordinal,
         _result_json(node.result),
         _query_key(node.query),
         json.dumps({"format_version": FORMAT_VERSION, "rulings": rulings}) if rulings else "",
-        positives,
-        len(node.pairs) - positives,
+        signs["POSITIVE"],
+        signs["NEGATIVE"],
         node.skipped,
         node.judgements,
         int(node.result.failed),

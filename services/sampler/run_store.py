@@ -12,6 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
+from services.kit.leases import Leases
 from services.kit.redis import unavailable_if_down
 from services.sampler import scripts
 from services.sampler.run_keys import RunKeys
@@ -42,8 +43,7 @@ class RunStore:
         self._keys = keys
         self._create: Any = redis.register_script(scripts.CREATE)
         self._transition: Any = redis.register_script(scripts.TRANSITION)
-        self._lease: Any = redis.register_script(scripts.LEASE)
-        self._release: Any = redis.register_script(scripts.RELEASE)
+        self._leases = Leases(redis)
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis]) -> str:
         """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored."""
@@ -136,13 +136,11 @@ class RunStore:
 
     async def take_lease(self, run_id: str, owner: str, lease_s: float) -> bool:
         """Takes or renews the lease of a run. False when another sampler holds it."""
-        async with unavailable_if_down(f"lease run {run_id}"):
-            return bool(await self._lease(keys=[self._keys.lease(run_id)], args=[owner, int(lease_s * 1000)]))
+        return await self._leases.take(self._keys.lease(run_id), owner, lease_s)
 
     async def release_lease(self, run_id: str, owner: str) -> None:
         """Gives a lease back."""
-        async with unavailable_if_down(f"release run {run_id}"):
-            await self._release(keys=[self._keys.lease(run_id)], args=[owner])
+        await self._leases.release(self._keys.lease(run_id), owner)
 
     async def events(self, run: Run, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Event]:
         """The events after a sequence number, waiting for the first if there is none yet."""

@@ -15,9 +15,9 @@ from aeenc import errors
 from aeenc.oracle import Candidate as OracleCandidate
 from aeenc.oracle import Task
 from services.kit.logs import get
+from services.kit.tasks import cancel_all
 from services.sampler import acs
 from services.sampler.acs import Candidate, Node, Outcome, Result, Ruling, Tree
-from services.sampler.cancelling import cancel
 from services.sampler.node_store import NodeCommit, NodeStore, TreeAdvance, Written
 from services.sampler.oracle_gateway import FEW, Judged, OracleFailed, OracleGateway, Unanswered
 from services.sampler.retrieval import Retrieval
@@ -156,7 +156,7 @@ class RunWorker:
         except OracleFailed as error:
             raise RunFailed(str(error)) from None
         finally:
-            await cancel(tasks)
+            await cancel_all(tasks)
         await self._give_up(unanswered)
 
     async def _judge_batch(self, jobs: Sequence[Job]) -> list[tuple[Job, Unanswered]]:
@@ -177,7 +177,7 @@ class RunWorker:
             ids = [job.node_id for job, _ in doubtful]
             if await self._patiently(lambda: self._store.suspect(self._run.id, ids)):
                 guilty, doubtful = [*guilty, *(job for job, _ in doubtful)], []
-        failed = Outcome(Result(failed=True), (), (), {}, 0)
+        failed = Outcome(Result(failed=True), (), (), (), {})
         await self._commit([(job, failed, None) for job in guilty])
         if doubtful:
             job, outcome = doubtful[0]
@@ -198,8 +198,9 @@ class RunWorker:
                 pairs=(
                     *(self._pair(job, candidate, "POSITIVE", judged) for candidate in outcome.positives),
                     *(self._pair(job, candidate, "NEGATIVE", judged) for candidate in outcome.negatives),
+                    *(self._pair(job, candidate, "SKIPPED", judged) for candidate in outcome.skipped),
                 ),
-                skipped=outcome.skipped + (judged.unknown if judged else 0),
+                skipped=len(outcome.skipped) + (judged.unknown if judged else 0),
                 judgements=len(job.asked) if judged else 0,
             )
             for job, outcome, judged in settled

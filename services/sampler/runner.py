@@ -12,7 +12,7 @@ import uuid
 from aeenc import errors
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.sampler.cancelling import cancel
+from services.kit.tasks import cancel_all
 from services.sampler.node_store import NodeStore
 from services.sampler.oracle_gateway import OracleGateway
 from services.sampler.retrieval import Retrieval
@@ -75,8 +75,8 @@ class Runner:
     async def stop(self) -> None:
         """Lets go of all runs, so that another sampler can take them over at once."""
         if self._loop is not None:
-            await cancel([self._loop])
-        await cancel(list(self._working.values()))
+            await cancel_all([self._loop])
+        await cancel_all(list(self._working.values()))
         for oracle in self._oracles.values():
             await oracle.close()
 
@@ -119,7 +119,7 @@ class Runner:
             if (error := work.exception()) is not None:
                 log.error("run worker failed", run=run_id, exc_info=error)
         finally:
-            await cancel([work])
+            await cancel_all([work])
             with contextlib.suppress(errors.Unavailable):
                 await self._store.release_lease(run_id, self._owner)
 

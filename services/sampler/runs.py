@@ -14,7 +14,7 @@ from services.sampler.acs import Rules
 FORMAT_VERSION = 1
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
-Sign = Literal["POSITIVE", "NEGATIVE"]
+Sign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 
 

@@ -65,17 +65,6 @@ return 'OK'
 """
 )
 
-# KEYS: lease.  ARGV: owner, milliseconds.  An absent lease is taken: Redis may have lost it while it was away.
-LEASE = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
-
-# KEYS: lease.  ARGV: owner
-RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-
 # KEYS: run, lease, tree, pairs, events, answers
 # ARGV: owner, now, ordinal, result, query key, answers, positives, negatives, skipped, judgements, failed, then pairs
 COMMIT = (
@@ -128,8 +117,8 @@ if ARGV[2] == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 for i = 3, #ARGV do
   local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
   redis.call('XADD', KEYS[3], seq .. '-0', 'pair', ARGV[i])
-  local sign = cjson.decode(ARGV[i])['sign'] == 'POSITIVE' and 'positives' or 'negatives'
-  redis.call('HINCRBY', KEYS[1], sign, 1)
+  local sign = cjson.decode(ARGV[i])['sign']
+  redis.call('HINCRBY', KEYS[1], ({POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'})[sign], 1)
 end
 if ARGV[2] == '1' then redis.call('SET', KEYS[2], #ARGV - 2) end
 emit(KEYS[1], KEYS[4], ARGV[1])

@@ -29,7 +29,7 @@ def positives(pairs: PairSet) -> PairSet:
 
 
 @pytest.mark.parametrize("judgement", ["ABSTAIN", "UNSEEN", "UNSPECIFIED", 17])
-async def test_what_is_no_clear_refusal_becomes_no_pair(world: World, judgement: str | int):
+async def test_what_is_no_clear_refusal_is_recorded_as_skipped(world: World, judgement: str | int):
     value = judgement if isinstance(judgement, int) else oracle_pb2.Judgement.Value(f"JUDGEMENT_{judgement}")
 
     def unclear(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
@@ -42,11 +42,13 @@ async def test_what_is_no_clear_refusal_becomes_no_pair(world: World, judgement:
     async with world.sampler() as client:
         run = await finish(client)
         assert await pair_set(client, run.id) == positives(brute_force())
+        skipped = await pair_set(client, run.id, "?")
+    assert {(query, premise, "-") for query, premise, _ in skipped} == brute_force() - positives(brute_force())
     assert (run.state, run.progress.negatives) == (SUCCEEDED, 0)
     assert run.progress.skipped == len(brute_force()) - run.progress.positives
 
 
-async def test_missing_verdicts_become_no_pair(world: World):
+async def test_missing_verdicts_become_no_negatives(world: World):
     world.oracle.behaviour = lambda task: (
         [v for v in honest(task) if chance(task.query, v.premise_id) < 0.5][:3] or (honest(task)[:1])
     )

@@ -30,7 +30,8 @@ class Channel:
     """A connection to the service at `target` (`host:port`, `unix:path` or `dns:///name:port`).
 
     `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
-    certificate. `timeout_s` is the default deadline of a call. Raises InvalidArgument for half a key pair.
+    certificate. `timeout_s` is the default deadline of a call. Without `retry` every failure is raised at once.
+    Raises InvalidArgument for half a key pair.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Channel:
         cert: Path | str | None = None,
         key: Path | str | None = None,
         timeout_s: float = 60.0,
+        retry: bool = True,
     ) -> None:
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
         self.target = target
         self.timeout_s = timeout_s
+        self._retry = retry
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         options = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -92,7 +95,10 @@ class Channel:
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._translate(rpc_error, budget_s)
                 pause_s = _pause_s(error, attempt)
-                if not (retry and isinstance(error, _RETRYABLE)) or pause_s > deadline - time.monotonic():
+                if (
+                    not (retry and self._retry and isinstance(error, _RETRYABLE))
+                    or pause_s > deadline - time.monotonic()
+                ):
                     raise error from None
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")

@@ -23,7 +23,8 @@ TRAINER = "127.0.0.1:50054"
 class AsyncClient:
     """The clients of the four services and of the registry. Connects at the first call, not before.
 
-    `token` opens the services, `admin_token` those that change what is served (default: `token`).
+    `token` opens the services, `admin_token` those that change what is served (default: `token`). Calls that fail in
+    passing (UNAVAILABLE, RESOURCE_EXHAUSTED) are repeated within `timeout_s`, unless `retry` is False.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class AsyncClient:
         cert: Path | str | None = None,
         key: Path | str | None = None,
         timeout_s: float = 60.0,
+        retry: bool = True,
     ) -> None:
         def channel(target: str, credential: str | None) -> Channel:
-            opened = Channel(target, token=credential, ca=ca, cert=cert, key=key, timeout_s=timeout_s)
+            opened = Channel(target, token=credential, ca=ca, cert=cert, key=key, timeout_s=timeout_s, retry=retry)
             self._channels.append(opened)
             return opened
 

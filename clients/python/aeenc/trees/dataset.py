@@ -22,7 +22,7 @@ from aeenc.trees.tree import Tree
 
 FACTS_FILE = "supporting_data/worldtree_corpus_sentences_extended.json"
 FACTS = "facts"
-_ORDER = {"train": 0, "dev": 1, "test": 2}
+_ORDER = {FACTS: 0, "train": 1, "dev": 2, "test": 3}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Dataset:
         if not files:
             raise NotFound(f"{root / 'dataset' / 'task_1'} holds no <split>.jsonl; give a directory in that layout")
         facts = _read_facts(root / FACTS_FILE)
-        splits = sorted(files, key=lambda split: (_ORDER.get(split, 9), split))
+        splits = sorted(files, key=_split_order)
         return cls(root, facts, {split: read_trees(files[split]) for split in splits})
 
     @property
@@ -104,7 +104,10 @@ class Dataset:
             for tree in self.trees(split):
                 if tree.hypothesis in splits:
                     splits[tree.hypothesis][split] = None
-        return [Candidate(names[0], text, tuple(names[1:]), tuple(splits[text])) for text, names in ids.items()]
+        return [
+            Candidate(names[0], text, tuple(names[1:]), tuple(sorted(splits[text], key=_split_order)))
+            for text, names in ids.items()
+        ]
 
     def candidates(self) -> list[Candidate]:
         """All distinct premise texts in the order of insertion: the fact file, then the trees of each split."""
@@ -119,6 +122,10 @@ class Dataset:
                 for child in children:
                     for distractor in distractors:
                         yield tree.texts[label], tree.texts[child], distractor
+
+
+def _split_order(split: str) -> tuple[int, str]:
+    return _ORDER.get(split, len(_ORDER)), split
 
 
 def _premise_texts(tree: Tree) -> Iterator[str]:

@@ -20,6 +20,7 @@ class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAIR_SIGN_UNSPECIFIED: _ClassVar[PairSign]
     PAIR_SIGN_POSITIVE: _ClassVar[PairSign]
     PAIR_SIGN_NEGATIVE: _ClassVar[PairSign]
+    PAIR_SIGN_SKIPPED: _ClassVar[PairSign]
 
 class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +41,7 @@ D_TYPE_FLOAT16: DType
 PAIR_SIGN_UNSPECIFIED: PairSign
 PAIR_SIGN_POSITIVE: PairSign
 PAIR_SIGN_NEGATIVE: PairSign
+PAIR_SIGN_SKIPPED: PairSign
 SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_STARTING: ServiceState
 SERVICE_STATE_SERVING: ServiceState

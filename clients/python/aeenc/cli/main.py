@@ -1,0 +1,139 @@
+"""The command `aeenc`: global options, the commands, and errors turned into exit codes.
+
+What a command does stands in its own module. Other distributions add commands through the entry-point group
+`aeenc.commands`: each names a function `register(app: typer.Typer) -> None`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from aeenc import __version__, errors
+from aeenc.cli import corpus, data, evaluate, oracle, output, registry, retrieve, sample, status, targets, train
+
+EXIT_CODES = """Exit codes:
+
+0  done
+
+1  unexpected failure
+
+2  wrong use or input: a bad argument, a malformed file, an unknown name, a missing credential
+
+3  a service cannot be reached, is overloaded or did not answer in time
+
+4  refused in the present state: a conflict, the quality gate, something that exists already
+
+5  long work ended badly: a run or job failed or was cancelled, a rollout stayed incomplete
+
+130  interrupted
+"""
+# The first class that fits decides.
+_EXIT_CODES: tuple[tuple[type[errors.AeencError], int], ...] = (
+    (output.EndedBadly, 5),
+    (errors.InvalidArgument, 2),
+    (errors.NotFound, 2),
+    (errors.Unauthenticated, 2),
+    (errors.PermissionDenied, 2),
+    (errors.Unavailable, 3),
+    (errors.DeadlineExceeded, 3),
+    (errors.Overloaded, 3),
+    (errors.FailedPrecondition, 4),
+    (errors.Aborted, 4),
+    (errors.AlreadyExists, 4),
+    (errors.AeencError, 1),
+)
+INTERRUPTED = 130
+_WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+def exit_code_of(error: errors.AeencError) -> int:
+    """The exit code of a command that ended with this error."""
+    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+class Commands(TyperGroup):
+    """The root of all commands: turns errors into one line and an exit code, and takes --json wherever it stands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        if "--json" in args[:end]:
+            args = ["--json", *(word for word in args[:end] if word != "--json"), *args[end:]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except errors.AeencError as error:
+            failure = error
+        except _WRONG_PATH as error:
+            failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
+        output.output_of(ctx).error(failure.code, failure.message)
+        raise typer.Exit(exit_code_of(failure))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"aeenc {__version__}")
+        raise typer.Exit
+
+
+def options(
+    context: typer.Context,
+    encoder: Annotated[str | None, typer.Option(envvar="AEENC_ENCODER", metavar="HOST:PORT")] = None,
+    index: Annotated[str | None, typer.Option(envvar="AEENC_INDEX", metavar="HOST:PORT")] = None,
+    sampler: Annotated[str | None, typer.Option(envvar="AEENC_SAMPLER", metavar="HOST:PORT")] = None,
+    trainer: Annotated[str | None, typer.Option(envvar="AEENC_TRAINER", metavar="HOST:PORT")] = None,
+    token: Annotated[str | None, typer.Option(envvar="AEENC_TOKEN", help="Credential of the services.")] = None,
+    admin_token: Annotated[
+        str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential of what changes the serving.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.1, show_default="20", help="Seconds for a call, its retries included."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Premise retrieval that learns what explains: build corpora, retrieve, sample, train, publish, evaluate.
+
+    Where the services are: these options, else the environment, else
+    .aeenc/fleet.json of a local fleet, else this machine.
+    """
+    output.remember(context, output.Output(as_json=as_json))
+    given = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": trainer}
+    given |= {"token": token, "admin_token": admin_token}
+    targets.remember(context, {**given, "ca": ca, "timeout_s": timeout_s})
+
+
+def _app() -> typer.Typer:
+    made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+    for module in (status, corpus, retrieve, sample, train, registry, evaluate, data, oracle):
+        module.register(made)
+    missing = []
+    for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
+        try:
+            entry.load()(made)
+        except ImportError as error:  # a distribution without its extras must not take the other commands away
+            missing.append(f"The commands of `{entry.name}` are not available: {error}")
+    made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
+    return made
+
+
+app = _app()
+
+
+def main() -> None:
+    """Runs the command line; the script `aeenc`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

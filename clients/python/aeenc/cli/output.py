@@ -1,0 +1,143 @@
+"""What the commands write: one JSON object for programs; tables, and progress on stderr, for people.
+
+Only results go to stdout. With --json nothing else is written but an error, as JSON on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from google.protobuf import timestamp_pb2
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from aeenc.errors import AeencError
+
+_KEY = "aeenc.output"
+PROTOCOLS = ("strict", "paper")
+METRICS = ("MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50")
+
+Report = Callable[[int, int, str], None]
+
+
+class EndedBadly(AeencError):
+    """Long work (a run, a job, a rollout) was begun and did not come to a good end."""
+
+    default_reason = "ENDED_BADLY"
+
+
+@dataclass(frozen=True)
+class Output:
+    """How this invocation writes: for a program (`as_json`) or for a person."""
+
+    as_json: bool = False
+
+    def result(self, values: Mapping[str, Any], *shown: RenderableType) -> None:
+        """Writes a result to stdout: `values` for a program, `shown` (default: the values) for a person."""
+        if self.as_json:
+            typer.echo(json.dumps(values))
+            return
+        console = Console(highlight=False)
+        for renderable in shown or (fields_table(values),):
+            console.print(renderable)
+
+    def note(self, text: str) -> None:
+        """Tells a person something on stderr."""
+        if not self.as_json:
+            typer.echo(text, err=True)
+
+    def error(self, status: str, message: str) -> None:
+        """Says on stderr, in one line, why the command failed."""
+        line = " ".join(message.split())
+        problem = {"error": {"status": status, "message": line}}
+        typer.echo(json.dumps(problem) if self.as_json else f"error: {line}", err=True)
+
+    @contextmanager
+    def progress(self, text: str, unit: str) -> Iterator[Report]:
+        """A progress bar on stderr. Call what it yields with (done, total, text), from any thread."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _Rate(unit),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), disable=self.as_json) as bar:
+            task = bar.add_task(text, total=None)
+
+            def report(done: int, total: int, now: str) -> None:
+                bar.update(task, completed=done, total=total or None, description=now or text)
+
+            yield report
+
+
+class _Rate(ProgressColumn):
+    """Units a second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} {self.unit}/s" if speed else f"? {self.unit}/s")
+
+
+def remember(context: typer.Context, output: Output) -> None:
+    """Keeps how this invocation writes."""
+    context.meta[_KEY] = output
+
+
+def output_of(context: typer.Context) -> Output:
+    """How this invocation writes."""
+    output: Output = context.meta.get(_KEY, Output())
+    return output
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: int = 0) -> Table:
+    """A table of texts that are shown as they stand; the last `right` columns are aligned right."""
+    made = Table(title=Text(title) if title else None, title_justify="left")
+    for place, name in enumerate(columns):
+        aligned_right = place >= len(columns) - right
+        made.add_column(name, justify="right" if aligned_right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    return made
+
+
+def fields_table(values: Mapping[str, Any]) -> Table:
+    """A result's fields below each other; empty ones are left out."""
+    made = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in values.items():
+        if value not in {"", None}:
+            text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+            made.add_row(Text(name.replace("_", " "), style="bold"), Text(text))
+    return made
+
+
+def lasted_s(started: timestamp_pb2.Timestamp, ended: timestamp_pb2.Timestamp) -> float | None:
+    """Seconds between two points in time; None while the second is not set."""
+    return (ended.ToNanoseconds() - started.ToNanoseconds()) / 1e9 if ended.seconds else None
+
+
+def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any] | None = None) -> Table:
+    """Both protocols of one report, or of two with the change; the reports are those of `evaluate.report_dict`."""
+    if after is None:
+        rows = [[name, *(f"{before[protocol][name]:.3f}" for protocol in PROTOCOLS)] for name in METRICS]
+        return table(["metric", *PROTOCOLS], rows, right=len(PROTOCOLS))
+    columns = ["metric", *(f"{protocol} {what}" for protocol in PROTOCOLS for what in ("before", "after", "change"))]
+    rows = []
+    for name in METRICS:
+        row = [name]
+        for protocol in PROTOCOLS:
+            old, new = before[protocol][name], after[protocol][name]
+            row += [f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}"]
+        rows.append(row)
+    return table(columns, rows, right=len(columns) - 1)

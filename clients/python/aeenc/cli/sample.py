@@ -1,0 +1,91 @@
+"""`aeenc sample`: a sampling run over the hypotheses of a split, followed to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aeenc.cli.output import EndedBadly, lasted_s, output_of
+from aeenc.cli.targets import client
+from aeenc.encoder import selector
+from aeenc.trees import Dataset
+from aeenc.v1 import sampler_pb2
+
+
+def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
+    """(id, text) of each distinct hypothesis, with ids that are unique as a run needs them.
+
+    Trees that share an id but not the hypothesis all stay: the second one's id gets `-2`, and so on.
+    """
+    named: dict[str, str] = {}
+    for tree_id, text in dataset.hypotheses(split):
+        name, number = tree_id, 1
+        while name in named:
+            number += 1
+            name = f"{tree_id}-{number}"
+        named[name] = text
+    return list(named.items())
+
+
+def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
+    """A run as plain values: id, state, what it used, and its counts."""
+    progress = run.progress
+    return {
+        "run": run.id,
+        "state": sampler_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"),
+        "error": run.error,
+        "model_version": run.model_version,
+        "generation": run.generation,
+        "trees": progress.trees,
+        "trees_done": progress.trees_done,
+        "nodes_judged": progress.nodes_judged,
+        "nodes_failed": progress.nodes_failed,
+        "judgements": progress.judgements,
+        "positives": progress.positives,
+        "negatives": progress.negatives,
+        "skipped": progress.skipped,
+        "seconds": lasted_s(run.created_at, run.ended_at),
+    }
+
+
+def sample(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from.")],
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
+    split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 25,
+    max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
+) -> None:
+    """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
+    hypotheses = hypotheses_of(Dataset.load(data), split)
+    out = output_of(context)
+    with client(context) as connected:
+        run = connected.sampler.start_run(
+            hypotheses,
+            corpus=corpus,
+            oracle=oracle,
+            k=k,
+            max_depth=max_depth,
+            split=split,
+            model=selector(label, None),
+        )
+        if wait:
+            out.note(f"run {run.id} has started; it goes on when this command is interrupted")
+            with out.progress(f"run {run.id}", "trees") as report:
+                run = connected.sampler.wait(
+                    run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
+                )
+    result = run_dict(run)
+    out.result(result)
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        raise EndedBadly(f"run {run.id} has {result['state'].lower()}: {run.error or 'no reason given'}")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("sample")(sample)

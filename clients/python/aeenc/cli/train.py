@@ -1,0 +1,115 @@
+"""`aeenc train`: a training job on the pairs of sampling runs, followed to its checkpoint."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aeenc.cli.output import EndedBadly, lasted_s, output_of
+from aeenc.cli.targets import client
+from aeenc.trees import Dataset
+from aeenc.v1 import trainer_pb2
+
+TRAINING_SPLIT = "train"
+
+
+class Loss(StrEnum):
+    """A training objective, by the name that people type."""
+
+    SOFTMAX = "full-corpus-softmax"
+    TRIPLET = "triplet-margin"
+
+
+_LOSSES = {Loss.SOFTMAX: trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, Loss.TRIPLET: trainer_pb2.LOSS_TRIPLET_MARGIN}
+
+
+def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
+    """(text, gold premise texts) of each query of a split."""
+    return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
+    """A job as plain values: id, state, the checkpoint it made, and its counts."""
+    progress = job.progress
+    return {
+        "job": job.id,
+        "state": trainer_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_"),
+        "error": job.error,
+        "version": job.version,
+        "epochs": progress.epochs_done,
+        "steps": progress.steps_done,
+        "loss": progress.loss,
+        "validation_map": progress.best_validation_map,
+        "queries": progress.queries,
+        "positives": progress.positives,
+        "negatives": progress.negatives,
+        "seconds": lasted_s(job.created_at, job.ended_at),
+    }
+
+
+def describe(job: trainer_pb2.Job) -> str:
+    """What a job does at the moment, in a few words."""
+    progress = job.progress
+    words = [f"job {job.id}", progress.phase]
+    if progress.loss:
+        words.append(f"loss {progress.loss:.3f}")
+    if progress.validation_map:
+        words.append(f"MAP {progress.validation_map:.3f}")
+    return " ".join(words)
+
+
+def train(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
+    runs: Annotated[list[str], typer.Option("--run", help="Learn from this run's pairs; may be repeated.")],
+    data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
+    split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
+    loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.SOFTMAX,
+    epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of the triplet loss.")] = None,
+    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
+    wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
+) -> None:
+    """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
+    validation = validation_of(Dataset.load(data), split) if data is not None else []
+    out = output_of(context)
+    with client(context) as connected:
+        job = connected.trainer.start_job(
+            validation=validation,
+            corpus=corpus,
+            run_ids=runs,
+            base_version=base_version,
+            loss=_LOSSES[loss],
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            temperature=temperature,
+            margin=margin,
+            regularization=regularization,
+            seed=seed,
+            split=TRAINING_SPLIT,
+        )
+        if wait:
+            out.note(f"job {job.id} has started; it goes on when this command is interrupted")
+            with out.progress(f"job {job.id}", "steps") as report:
+                job = connected.trainer.wait(
+                    job.id,
+                    on_progress=lambda now: report(now.progress.steps_done, now.progress.steps, describe(now)),
+                )
+    result = job_dict(job)
+    out.result(result)
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        raise EndedBadly(f"job {job.id} has {result['state'].lower()}: {job.error or 'no reason given'}")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("train")(train)

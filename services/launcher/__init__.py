@@ -1,0 +1,1 @@
+"""One machine: starts and stops all services, and shows the whole loop. Not part of any service's image."""

@@ -1,0 +1,82 @@
+"""`aeenc up`, `aeenc down` and `aeenc demo`: the commands that need the services installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aeenc.cli.output import output_of, table
+from aeenc.cli.targets import home as default_home
+from aeenc.errors import InvalidArgument
+from services.launcher.demo import run_demo
+from services.launcher.fleet import BASE_PORT, Fleet, Options
+
+Home = Annotated[Path | None, typer.Option(help="Where everything is kept.  [default: AEENC_HOME or .aeenc]")]
+SAMPLE = Path(__file__).resolve().parents[2] / "data" / "sample"
+
+
+def up(
+    context: typer.Context,
+    home: Home = None,
+    base_port: Annotated[
+        int | None, typer.Option(min=0, max=65000, help=f"First of five ports; 0: free ones.  [default: {BASE_PORT}]")
+    ] = None,
+    oracle: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of an oracle of yours; repeatable.")] = None,
+    gold: Annotated[Path | None, typer.Option(help="Also serve a gold oracle over this directory's trees.")] = None,
+    split: Annotated[str, typer.Option(help="The split of --gold that answers.")] = "train",
+    redis_url: Annotated[str | None, typer.Option(help="A Redis of yours instead of a private one.")] = None,
+) -> None:
+    """Starts all services on this machine, or those that do not run; state is picked up where it was left.
+
+    Without flags it starts what it was told to start the last time.
+    """
+    fleet = Fleet(home or default_home())
+    out = output_of(context)
+    known = fleet.options() or Options()
+    options = Options(
+        base_port=known.base_port if base_port is None else base_port,
+        oracles=known.oracles if oracle is None else dict(_named(text) for text in oracle),
+        gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
+        gold_split=known.gold_split if gold is None else split,
+        redis_url=known.redis_url if redis_url is None else redis_url,
+    )
+    targets = fleet.up(options, out.note)
+    rows = [(name, target) for name, target in targets.items()]
+    out.result({"home": str(fleet.home), "targets": targets}, table(["service", "address"], rows))
+
+
+def down(context: typer.Context, home: Home = None) -> None:
+    """Stops what `up` has started; what it keeps stays."""
+    fleet = Fleet(home or default_home())
+    ended = fleet.down()
+    text = f"ended {', '.join(ended)}" if ended else f"nothing of {fleet.home} was running"
+    output_of(context).result({"home": str(fleet.home), "ended": ended}, text)
+
+
+def demo(
+    context: typer.Context,
+    data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.  [default: sample]")] = None,
+    home: Home = None,
+    epochs: Annotated[int, typer.Option(min=0, max=100, help="0: as many as the data needs, at least 3.")] = 0,
+) -> None:
+    """Shows the whole loop: corpus, sampling, training, publishing under load, and quality before and after."""
+    directory = data or SAMPLE
+    if not directory.is_dir():
+        raise InvalidArgument(f"{directory} is no directory; give one in EntailmentBank's layout with --data")
+    run_demo(directory, (home or default_home()) / "demo", output_of(context), epochs)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands; called through the entry-point group `aeenc.commands`."""
+    app.command("up")(up)
+    app.command("down")(down)
+    app.command("demo")(demo)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, target = text.partition("=")
+    if not equals or not name or ":" not in target:
+        raise InvalidArgument(f"--oracle {text!r} is no NAME=HOST:PORT, such as mine=127.0.0.1:50055")
+    return name, target

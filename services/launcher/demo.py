@@ -1,0 +1,252 @@
+"""The whole loop on one machine, told step by step; its figures go to `report.json`.
+
+It uses the services as any caller does, through the SDK. The one thing it reads from disk is the index's files, to show
+that publishing leaves them as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aeenc
+from aeenc import errors
+from aeenc.cli.corpus import build_corpus
+from aeenc.cli.evaluate import report_dict
+from aeenc.cli.output import EndedBadly, Output, metrics_table, table
+from aeenc.cli.sample import hypotheses_of
+from aeenc.cli.train import describe, validation_of
+from aeenc.trees import Dataset, Tree, draw
+from aeenc.v1 import sampler_pb2, trainer_pb2
+from services.kit.artifacts import atomic_write, sha256_of
+from services.launcher.fleet import Fleet, Options
+from services.launcher.swap_watch import SwapWatch
+
+CORPUS = "demo"
+CANDIDATES_A_NODE = 50
+BATCH = 32
+MIN_EPOCHS, MAX_EPOCHS = 3, 20
+MIN_STEPS = 120  # what small data needs to learn anything at this learning rate
+LOAD_S = 2.0  # how long the callers go on after the swap
+TOP = 5
+SWAP_S = 60.0
+
+
+@dataclass
+class Telling:
+    """What the demo says and measures on its way."""
+
+    out: Output
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str, text: str) -> Iterator[None]:
+        """One step: announced, timed, and told how long it took."""
+        self.out.note(f"\n● {text}")
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 1)
+        self.out.note(f"  {self.seconds[name]:.1f} s")
+
+
+def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str, Any]:
+    """Runs the loop over a data set and returns the report. Starts from nothing and stops everything at the end."""
+    started = time.monotonic()
+    dataset = Dataset.load(directory)
+    validation = validation_of(dataset, "dev")
+    telling = Telling(out)
+    fleet = Fleet(home / "fleet")
+    fleet.down()
+    shutil.rmtree(fleet.home)
+    try:
+        with telling.step("start", "starting Redis, trainer, encoder, index, sampler and a gold oracle"):
+            options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split="train")
+            targets = fleet.up(options, lambda text: out.note(f"  {text}"))
+        addresses = {name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}
+        client = aeenc.connect(**addresses)
+        try:
+            report = _loop(client, addresses, fleet, dataset, validation, telling, epochs)
+        finally:
+            client.close()
+    finally:
+        with telling.step("stop", "stopping everything"):
+            fleet.down()
+    seconds = {**telling.seconds, "total": round(time.monotonic() - started, 1)}
+    report = {"data": str(directory), **report, "seconds": seconds}
+    path = home / "report.json"
+    atomic_write(path, json.dumps(report, indent=1).encode())
+    out.result(report, metrics_table(report["before"], report["after"]), *_summary(report), f"written to {path}")
+    return report
+
+
+def _loop(
+    client: aeenc.Client,
+    addresses: dict[str, str],
+    fleet: Fleet,
+    dataset: Dataset,
+    validation: list[tuple[str, tuple[str, ...]]],
+    telling: Telling,
+    epochs: int,
+) -> dict[str, Any]:
+    out = telling.out
+    with telling.step("corpus", "building the corpus"), out.progress("building", "facts") as tell:
+        built = build_corpus(client, CORPUS, dataset, lambda done, total: tell(done, total, ""))
+    out.note(f"  {built.premises:,} facts, {built.facts_per_s:,.0f}/s")
+    hypotheses = [text for _, text in hypotheses_of(dataset, "dev")]
+    with telling.step("evaluate_before", "evaluating the untrained encoder on dev"):
+        before = report_dict(client.trainer.evaluate(CORPUS, validation))
+        found_before = _top(client, hypotheses)
+    with telling.step("sample", "sampling: ACS on the train hypotheses, judged by the remote gold oracle"):
+        run = _sample(client, dataset, out)
+    with telling.step("train", "training the query encoder on what the oracle answered"):
+        job = _train(client, run, validation, epochs, out)
+    index_before = _index_hashes(fleet, built.generation)
+    with telling.step("publish", "publishing while a client keeps calling Retrieve"):
+        swap = _publish(client, addresses, job.version, hypotheses)
+    index_after = _index_hashes(fleet, built.generation)
+    with telling.step("evaluate_after", "evaluating the trained encoder on dev"):
+        after = report_dict(client.trainer.evaluate(CORPUS, validation))
+        found_after = _top(client, hypotheses)
+    _show_example(client, dataset, validation, found_before, found_after, out)
+    return {
+        "candidates": before["candidates"],
+        "queries": before["queries"],
+        "pairs": {"positive": run.progress.positives, "negative": run.progress.negatives},
+        "epochs": job.config.epochs,
+        "before": {name: before[name] for name in ("strict", "paper")},
+        "after": {name: after[name] for name in ("strict", "paper")},
+        "versions": {"before": before["model_version"], "after": after["model_version"]},
+        "swap": swap,
+        "index_sha256": {"before": index_before, "after": index_after},
+    }
+
+
+def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> sampler_pb2.Run:
+    run: sampler_pb2.Run = client.sampler.start_run(
+        hypotheses_of(dataset, "train"), corpus=CORPUS, oracle="gold", k=CANDIDATES_A_NODE, split="train"
+    )
+    with out.progress("sampling", "trees") as tell:
+        run = client.sampler.wait(run.id, on_progress=lambda now: tell(now.progress.trees_done, now.progress.trees, ""))
+    if run.state != sampler_pb2.RUN_STATE_SUCCEEDED:
+        raise EndedBadly(f"sampling run {run.id} did not succeed: {run.error}")
+    progress = run.progress
+    out.note(
+        f"  {progress.nodes_judged:,} nodes, {progress.judgements:,} judgements: "
+        f"{progress.positives:,} positive and {progress.negatives:,} refused pairs"
+    )
+    return run
+
+
+def _train(
+    client: aeenc.Client, run: sampler_pb2.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
+) -> trainer_pb2.Job:
+    if not epochs:
+        steps = max(1, math.ceil(run.progress.nodes_judged / BATCH))  # an epoch's steps: nearly every node is a query
+        epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
+    job: trainer_pb2.Job = client.trainer.start_job(
+        validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, batch_size=BATCH, split="train"
+    )
+    with out.progress("training", "steps") as tell:
+        job = client.trainer.wait(
+            job.id, on_progress=lambda now: tell(now.progress.steps_done, now.progress.steps, describe(now))
+        )
+    if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+        raise EndedBadly(f"training job {job.id} did not succeed: {job.error}")
+    out.note(f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {epochs} epochs")
+    return job
+
+
+def _publish(client: aeenc.Client, addresses: dict[str, str], version: str, texts: list[str]) -> dict[str, Any]:
+    with SwapWatch(addresses, CORPUS, texts) as watch:
+        time.sleep(LOAD_S)
+        published_at = time.monotonic()
+        publication = client.registry.publish(version, wait_s=SWAP_S)
+        if not publication.complete:
+            reasons = "; ".join(rollout.reason for rollout in publication.rollouts if not rollout.ok)
+            raise errors.DeadlineExceeded(f"not every encoder serves {version}: {reasons or 'none answered'}")
+        served_at = watch.await_version(version, SWAP_S)
+        time.sleep(LOAD_S)
+    return {
+        "requests": watch.requests,
+        "failed": len(watch.failures),
+        "failures": watch.failures[:5],
+        "publish_to_serving_s": round(served_at - published_at, 2),
+    }
+
+
+def _top(client: aeenc.Client, texts: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for start in range(0, len(texts), 256):
+        part = texts[start : start + 256]
+        hits = client.index.retrieve(CORPUS, part, k=TOP, truncate=True)
+        found.update({text: [hit.text for hit in row] for text, row in zip(part, hits.results, strict=True)})
+    return found
+
+
+def _index_hashes(fleet: Fleet, generation: str) -> str:
+    """One hash over the hashes of all files of a generation."""
+    digest = hashlib.sha256()
+    for path in sorted((fleet.artifacts / "generations" / CORPUS / generation).iterdir()):
+        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _show_example(
+    client: aeenc.Client,
+    dataset: Dataset,
+    validation: list[tuple[str, tuple[str, ...]]],
+    before: dict[str, list[str]],
+    after: dict[str, list[str]],
+    out: Output,
+) -> None:
+    """The dev hypothesis that gained most, its top five before and after, and its gold tree with what is found now."""
+    if out.as_json:
+        return
+    gold = {text: set(premises) for text, premises in validation}
+    trees = {tree.hypothesis: tree for tree in dataset.trees("dev")}
+
+    def gain(text: str) -> int:
+        return len(gold[text] & set(after[text])) - len(gold[text] & set(before[text]))
+
+    chosen = max(trees, key=gain)
+    rows = [
+        (place + 1, *(_marked(found[chosen], place, gold[chosen]) for found in (before, after))) for place in range(TOP)
+    ]
+    out.result({}, f"\n{chosen}", table(["", "before", "after (✓ explains it, says the gold tree)"], rows))
+    out.result({}, "\nIts gold tree; ✓: among the top five of its parent now", _drawn(client, trees[chosen]), "")
+
+
+def _marked(texts: list[str], place: int, gold: set[str]) -> str:
+    text = texts[place] if place < len(texts) else ""
+    return f"✓ {text}" if text in gold else text
+
+
+def _drawn(client: aeenc.Client, tree: Tree) -> str:
+    inner = {label: tree.texts[label] for label, children in tree.children.items() if children}
+    found = _top(client, list(dict.fromkeys(inner.values())))
+    marked = {
+        tree.texts[child]
+        for label, text in inner.items()
+        for child in tree.children[label]
+        if tree.texts[child] in found[text]
+    }
+    return draw(tree, marked=marked)
+
+
+def _summary(report: dict[str, Any]) -> list[str]:
+    swap, hashes = report["swap"], report["index_sha256"]
+    same = "unchanged" if hashes["before"] == hashes["after"] else "CHANGED"
+    return [
+        f"swap under load: {swap['requests']:,} requests, {swap['failed']} failed",
+        f"the new version first answered {swap['publish_to_serving_s']:.2f} s after its publication",
+        f"the index's files are {same}",
+        f"{report['seconds']['total']:.0f} s in all",
+    ]

@@ -1,0 +1,251 @@
+"""All services of one machine: a private Redis, the four services and, if wanted, a gold oracle, under one directory.
+
+    HOME/VERSION fleet.json lock  redis/  artifacts/  state/<service>/  logs/<service>.log
+
+What they keep survives `down` and `up`, and SIGKILL of any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aeenc
+from aeenc import errors
+from services.kit.artifacts import atomic_write
+from services.kit.local_redis import start_private_redis
+from services.launcher import processes
+from services.launcher.processes import ProcessId
+
+FORMAT_VERSION = 1
+SERVICES = ("trainer", "encoder", "index", "sampler")  # in this order: the trainer exports what the encoder loads
+BASE_PORT = 50051
+_OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
+START_S = 180.0
+END_S = 20.0
+READY_STATES = (2, 3)  # SERVING and DEGRADED
+_LOCALHOST = "127.0.0.1"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `up` was told; kept, so that a later `up` needs no flags."""
+
+    base_port: int = BASE_PORT
+    oracles: dict[str, str] = field(default_factory=dict)
+    gold_trees: str = ""
+    gold_split: str = "train"
+    redis_url: str = ""
+
+
+class Fleet:
+    """The processes of one home directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.resolve()
+        self._file = self.home / "fleet.json"
+
+    @property
+    def artifacts(self) -> Path:
+        """The store of checkpoints and generations."""
+        return self.home / "artifacts"
+
+    def options(self) -> Options | None:
+        """What the last `up` was told; None before the first."""
+        record = self._read()
+        return Options(**record["options"]) if record else None
+
+    def targets(self) -> dict[str, str]:
+        """Service to address, as of the last `up`."""
+        return dict(self._read().get("targets", {}))
+
+    def running(self) -> dict[str, ProcessId]:
+        """The processes of the last `up` that still run, by name."""
+        found = {name: ProcessId(*pair) for name, pair in self._read().get("processes", {}).items()}
+        return {name: process for name, process in found.items() if process.alive}
+
+    def up(self, options: Options, say: Say = lambda _: None) -> dict[str, str]:
+        """Starts what does not run and waits until all serve. Returns the targets.
+
+        Raises FailedPrecondition when a port is taken or a process ends, with the end of its log.
+        """
+        with self._locked():
+            self._check_version()
+            running = self.running()
+            same = self.options() == options
+            if running and not same:
+                self._end(running)
+                running = {}
+            targets = self.targets() if running else self._choose_targets(options)
+            names = ["redis", *SERVICES, *(["gold"] if options.gold_trees else [])]
+            url = options.redis_url
+            for name in names:
+                if name == "redis":
+                    url = url or self._redis_url(running)
+                    if not options.redis_url and name not in running:
+                        say("starting redis")
+                        url, running[name] = self._start_redis()
+                elif name not in running:
+                    say(f"starting {name}")
+                    running[name] = self._start(name, options, targets, url)
+                self._write(options, targets, running, url)
+            asyncio.run(self._await_serving(running, targets, say))
+        return targets
+
+    def down(self) -> list[str]:
+        """Ends everything, Redis last. Returns the names of what ran."""
+        with self._locked():
+            running = self.running()
+            self._end(running)
+            return list(running)
+
+    def _end(self, running: dict[str, ProcessId]) -> None:
+        services = [process for name, process in running.items() if name != "redis"]
+        processes.end(services, END_S)
+        processes.end([process for name, process in running.items() if name == "redis"], END_S)
+
+    def _start_redis(self) -> tuple[str, ProcessId]:
+        redis = start_private_redis(self.home / "redis", start_new_session=True)
+        identity = ProcessId.of(redis.process.pid)
+        assert identity is not None  # it has just answered
+        return redis.url, identity
+
+    def _redis_url(self, running: dict[str, ProcessId]) -> str:
+        return str(self._read().get("redis_url", "")) if "redis" in running else ""
+
+    def _start(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> ProcessId:
+        log = self.home / "logs" / f"{name}.log"
+        if name == "gold":
+            trees = str(Path(options.gold_trees).resolve())
+            command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
+            command += ["--split", options.gold_split, "--address", targets["gold"]]
+            return processes.start(command, {}, log)
+        settings = self._settings(name, options, targets, redis_url)
+        environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
+        if name == "index":
+            environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's own would fight with the encoder
+        return processes.start([sys.executable, "-m", f"services.{name}"], environment, log)
+
+    def _settings(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> dict[str, str]:
+        host, _, port = targets[name].rpartition(":")
+        settings = {"host": host, "port": port, "artifacts_dir": str(self.artifacts)}
+        if name != "index":
+            settings["redis_url"] = redis_url
+        if name in {"encoder", "trainer"}:
+            settings["state_dir"] = str(self.home / "state" / name)
+        for peer in {"index": ["encoder"], "sampler": ["index", "trainer"], "trainer": ["encoder", "sampler"]}.get(
+            name, []
+        ):
+            settings[f"{peer}_target"] = targets[peer]
+        if name == "sampler":
+            oracles = {"local": f"{_LOCALHOST}:{options.base_port + 4}"} if options.base_port else {}
+            oracles |= {"gold": targets["gold"]} if "gold" in targets else {}
+            settings["oracles"] = json.dumps(
+                {key: {"target": to} for key, to in {**oracles, **options.oracles}.items()}
+            )
+        return settings
+
+    def _choose_targets(self, options: Options) -> dict[str, str]:
+        names = [name for name in _OFFSETS if name != "gold" or options.gold_trees]
+        if options.base_port == 0:
+            return {name: f"{_LOCALHOST}:{port}" for name, port in zip(names, _free_ports(len(names)), strict=True)}
+        targets = {name: f"{_LOCALHOST}:{options.base_port + _OFFSETS[name]}" for name in names}
+        for name, target in targets.items():
+            if _taken(target):
+                raise errors.FailedPrecondition(
+                    f"{target} ({name}) is taken by another process; end it or choose --base-port"
+                )
+        return targets
+
+    async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
+        peers = {name: targets[name] for name in SERVICES}
+        async with aeenc.connect_async(**peers, timeout_s=5.0) as client:
+            for name in SERVICES:
+                await self._await_one(name, running[name], getattr(client, name).info)
+                say(f"{name} serves at {targets[name]}")
+        if "gold" in running:
+            while not _taken(targets["gold"]):
+                self._check_alive("gold", running["gold"])
+                await asyncio.sleep(processes.POLL_S)
+            say(f"gold oracle answers at {targets['gold']}")
+
+    async def _await_one(self, name: str, process: ProcessId, info: Callable[[], Awaitable[Any]]) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self._check_alive(name, process)
+            with contextlib.suppress(errors.Unavailable, errors.DeadlineExceeded):
+                if (await info()).service.state in READY_STATES:
+                    return
+            await asyncio.sleep(processes.POLL_S)
+        log = self.home / "logs" / f"{name}.log"
+        raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
+
+    def _check_alive(self, name: str, process: ProcessId) -> None:
+        if not process.alive:
+            log = self.home / "logs" / f"{name}.log"
+            raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
+
+    def _check_version(self) -> None:
+        path = self.home / "VERSION"
+        if not path.is_file():
+            atomic_write(path, json.dumps({"format_version": FORMAT_VERSION}).encode())
+            return
+        found = json.loads(path.read_bytes())["format_version"]
+        if found != FORMAT_VERSION:
+            raise errors.FailedPrecondition(
+                f"{self.home} has format_version {found}, this build reads {FORMAT_VERSION}; choose another --home"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(self._file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        return record
+
+    def _write(self, options: Options, targets: dict[str, str], running: dict[str, ProcessId], redis_url: str) -> None:
+        record = {
+            "format_version": FORMAT_VERSION,
+            "targets": targets,
+            "redis_url": redis_url,
+            "options": asdict(options),
+            "processes": {name: [process.pid, process.started] for name, process in running.items()},
+        }
+        atomic_write(self._file, json.dumps(record, indent=1).encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Only one `up` or `down` of a home at a time."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise errors.FailedPrecondition(f"another `aeenc up` or `down` works on {self.home}; wait") from None
+            yield
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server((_LOCALHOST, 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in held]
+    for listener in held:
+        listener.close()
+    return ports
+
+
+def _taken(target: str) -> bool:
+    host, _, port = target.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0

@@ -1,0 +1,82 @@
+"""`python -m services.trainer`: the wiring of the trainer and the registry, nothing else."""
+
+from __future__ import annotations
+
+from aeenc.channel import Channel
+from aeenc.encoder import EncoderClient
+from aeenc.sampler import SamplerClient
+from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
+from services.kit.artifacts import ArtifactStore
+from services.kit.checks import Limits
+from services.kit.redis import connect, warn_unless_durable
+from services.kit.registry import Registry
+from services.kit.server import GrpcServer, run
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.evaluating import Evaluating
+from services.trainer.job_runner import JobRunner
+from services.trainer.job_store import JobStore
+from services.trainer.pretrained_space import PretrainedSpace
+from services.trainer.publishing import Publishing
+from services.trainer.sampled_pairs import SampledPairs
+from services.trainer.servicer import RegistryAdminServicer, TrainerServicer
+from services.trainer.settings import TrainerSettings
+from services.trainer.training_jobs import TrainingJobs
+
+
+def build(settings: TrainerSettings) -> GrpcServer:
+    """The trainer, ready to start."""
+    server = GrpcServer(settings)
+    redis = connect(settings.redis_url)
+    registry = Registry(redis, settings.namespace)
+    checkpoints = Checkpoints(ArtifactStore(settings.artifacts_dir), registry)
+    options = {name: getattr(settings, name) for name in ("max_tokens", "query_prefix", "premise_prefix")}
+    space = PretrainedSpace(checkpoints, registry, settings.state_dir, settings.base_model, options)
+    store = JobStore(redis, settings.namespace)
+    pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
+    runner = JobRunner(
+        store,
+        checkpoints,
+        pairs,
+        server.readiness,
+        instance=settings.instance,
+        jobs_dir=settings.state_dir / "jobs",
+        device=settings.device,
+        threads=settings.threads,
+        lease_s=settings.lease_s,
+        poll_s=settings.poll_s,
+    )
+    limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
+    jobs = TrainingJobs(store, checkpoints, pairs, runner, limits)
+    evaluating = Evaluating(
+        checkpoints.store, EncoderClient(Channel(settings.encoder_target, **settings.peer())), limits
+    )
+    server.add(
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
+        TrainerServicer(server, jobs, evaluating, checkpoints, space, settings.device),
+        "aeenc.v1.TrainerService",
+    )
+    server.add(
+        registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server,
+        RegistryAdminServicer(Publishing(registry, checkpoints, space)),
+        "aeenc.v1.RegistryAdminService",
+        admin=True,
+    )
+
+    async def start() -> None:
+        await warn_unless_durable(redis)
+        await space.ensure()
+        runner.start()  # the runner's first look at Redis makes the service ready
+
+    async def stop() -> None:
+        await runner.stop()
+        await pairs.close()
+        await evaluating.close()
+        await redis.aclose()
+
+    server.on_start(start)
+    server.on_stop(stop)
+    return server
+
+
+if __name__ == "__main__":
+    run(lambda: build(TrainerSettings.from_command_line()))

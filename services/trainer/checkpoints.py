@@ -1,0 +1,72 @@
+"""Checkpoints: their files in the store and their rows in the registry. A checkpoint exists once its row does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aeenc.errors import NotFound
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import CheckpointRow, Registry
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of one deployment."""
+
+    def __init__(self, store: ArtifactStore, registry: Registry) -> None:
+        self.store, self._registry = store, registry
+
+    async def register(self, version: str) -> CheckpointRow:
+        """Makes a committed artifact known after checking every hash. Doing it again changes nothing."""
+        artifact = await asyncio.to_thread(self.store.open, FOLDER, version)
+        meta = artifact.meta
+        row = CheckpointRow(
+            version=version,
+            space_id=meta["space_id"],
+            pretrained=meta["pretrained"],
+            base_version=meta["base_version"],
+            job_id=meta["job_id"],
+            validation_map=meta["validation_map"],
+            manifest_sha256=artifact.manifest_sha256,
+            created_at=artifact.created_at,
+            size_bytes=artifact.size_bytes,
+            dim=meta["dim"],
+        )
+        await self._registry.add_checkpoint(row)
+        return row
+
+    async def get(self, version: str) -> CheckpointRow:
+        """A checkpoint's row. Raises NotFound."""
+        row = await self._registry.checkpoint(version)
+        if row is None:
+            raise NotFound(f"no checkpoint {version!r}; ListCheckpoints names those there are")
+        return row
+
+    async def labels_of(self, version: str) -> list[str]:
+        """The labels that name a version."""
+        return [label.name for label in await self._registry.labels() if label.version == version]
+
+    async def page(self, limit: int, start: int) -> tuple[list[tuple[CheckpointRow, list[str]]], int]:
+        """Checkpoints with their labels from a position on, newest first; and where to go on (0: that was all)."""
+        rows = await self._registry.checkpoints()
+        labels = await self._registry.labels()
+        page = [
+            (row, [label.name for label in labels if label.version == row.version])
+            for row in rows[start : start + limit]
+        ]
+        return page, start + limit if len(rows) > start + limit else 0
+
+    async def metrics(self, version: str) -> dict[str, Any] | None:
+        """What validation found out about a checkpoint; None when it was trained without."""
+
+        def read() -> dict[str, Any] | None:
+            artifact = self.store.open(FOLDER, version, verify="size")
+            if "metrics.json" not in artifact.files:
+                return None
+            metrics: dict[str, Any] = json.loads(artifact.file("metrics.json").read_bytes())
+            return metrics
+
+        return await asyncio.to_thread(read)

@@ -1,0 +1,207 @@
+"""Finds jobs that wait, leases one at a time, has it computed by a child process and writes down how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from aeenc import errors
+from services.kit.logs import get
+from services.kit.readiness import Readiness
+from services.kit.tasks import cancel_all
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.child import Child, describe_exit
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.job_store import JobStore
+from services.trainer.jobs import LIVE, Job, Progress, State
+from services.trainer.sampled_pairs import SampledPairs
+
+log = get(__name__)
+T = TypeVar("T")
+
+LEASES_A_TERM = 3  # how often a lease is renewed before it would end
+
+
+class JobFailed(Exception):
+    """Why a job ends as failed; the message names the remedy."""
+
+
+class JobStopped(Exception):
+    """The job was cancelled or taken over; nothing is to be written."""
+
+
+class JobRunner:
+    """Works on one job at a time, between `start` and `stop`. A job left behind goes on where its last epoch ended."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        pairs: SampledPairs,
+        readiness: Readiness,
+        *,
+        instance: str,
+        jobs_dir: Path,
+        device: str,
+        threads: int,
+        lease_s: float,
+        poll_s: float,
+    ) -> None:
+        self._store, self._checkpoints, self._pairs, self._readiness = store, checkpoints, pairs, readiness
+        # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
+        self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
+        self._jobs_dir, self._device, self._threads = jobs_dir, device, threads
+        self._lease_s, self._poll_s = lease_s, poll_s
+        self.active_job = ""
+        self._work: asyncio.Task[None] | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        """Begins to look for jobs."""
+        self._loop = asyncio.create_task(self._look())
+
+    def wake(self) -> None:
+        """Looks for jobs now instead of at the next poll."""
+        self._wake.set()
+
+    async def drop(self, job_id: str) -> None:
+        """Stops working on a job that was cancelled."""
+        if job_id == self.active_job and self._work is not None:
+            await cancel_all([self._work])
+
+    async def stop(self) -> None:
+        """Lets go of the job, so that another trainer can take it over at once."""
+        await cancel_all([task for task in (self._loop, self._work) if task is not None])
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                for job_id in await self._store.active():
+                    if await self._store.take_lease(job_id, self._owner, self._lease_s):
+                        self.active_job = job_id
+                        self._work = asyncio.create_task(self._hold(job_id))
+                        await asyncio.wait([self._work])
+                        self.active_job = ""
+                self._readiness.serving()
+            except errors.Unavailable as error:
+                self._readiness.degraded(error.message)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _hold(self, job_id: str) -> None:
+        """Works on a job while its lease can be renewed, and gives the lease back."""
+        work = asyncio.create_task(self._do(job_id))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
+                # While Redis is away nobody else can take the job over either.
+                with contextlib.suppress(errors.Unavailable):
+                    if not work.done() and not await self._store.take_lease(job_id, self._owner, self._lease_s):
+                        log.warning("job was taken over by another trainer", job=job_id)
+                        return
+            if (error := work.exception()) is not None:
+                log.error("job runner failed", job=job_id, exc_info=error)
+        finally:
+            await cancel_all([work])
+            with contextlib.suppress(errors.Unavailable):
+                await self._store.release_lease(job_id, self._owner)
+
+    async def _do(self, job_id: str) -> None:
+        job = await self._store.get(job_id)
+        if await self._store.transition(job_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+            return
+        log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
+        try:
+            version = await self._compute(job)
+        except JobStopped:
+            log.info("job was stopped", job=job_id)
+        except JobFailed as error:
+            await self._end(job_id, "FAILED", error=str(error))
+        except errors.AeencError as error:
+            await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
+        except Exception as error:  # whatever it is, the job must say so and stay resumable
+            log.exception("job failed unexpectedly", job=job_id)
+            reason = f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
+            await self._end(job_id, "FAILED", error=reason)
+        else:
+            await self._end(job_id, "SUCCEEDED", version=version)
+            await asyncio.to_thread(shutil.rmtree, self._files(job_id).directory, ignore_errors=True)
+
+    async def _compute(self, job: Job) -> str:
+        files = self._files(job.id)
+        if (result := files.result()) is None or "error" in result:
+            files.forget_result()
+            await self._prepare(job, files)
+            result = await self._run_child(job, files)
+        if "error" in result:
+            raise JobFailed(str(result["error"]))
+        version = str(result["version"])
+        await self._patiently(lambda: self._checkpoints.register(version))
+        return version
+
+    async def _prepare(self, job: Job, files: JobFiles) -> None:
+        """Writes the child's inputs, unless an earlier attempt has: a resumed job learns from the same pairs."""
+        plan = TrainingPlan(
+            job_id=job.id,
+            config=job.config,
+            generation=job.generation,
+            artifacts_dir=str(self._checkpoints.store.root.resolve()),
+            device=self._device,
+            threads=self._threads,
+        )
+        if not files.has_inputs:
+            pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
+            validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
+            await asyncio.to_thread(files.write_inputs, plan, pairs, validation)
+
+    async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
+        child = await Child.start("job", str(files.directory.resolve()))
+        ended = asyncio.create_task(child.wait())
+        told: dict[str, object] | None = None
+        try:
+            while not ended.done():
+                await asyncio.wait([ended], timeout=self._poll_s)
+                progress = files.progress()
+                if progress is not None and progress != told:
+                    told = progress
+                    await self._report(job.id, progress)
+            result = files.result()
+            if result is None:
+                raise JobFailed(describe_exit(ended.result()))
+            return result
+        finally:
+            await child.end()
+            await cancel_all([ended])
+
+    async def _report(self, job_id: str, progress: dict[str, object]) -> None:
+        with contextlib.suppress(errors.Unavailable):  # the next report says more
+            answer = await self._store.progress(job_id, self._owner, Progress(**progress))  # type: ignore[arg-type]
+            if answer != "OK":
+                raise JobStopped
+
+    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> None:
+        log.info("job ended", job=job_id, state=state, error=error, version=version)
+        await self._patiently(
+            lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
+        )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Waits for Redis as long as it takes: what was computed must not be lost."""
+        while True:
+            try:
+                return await call()
+            except errors.Unavailable as error:
+                log.warning("job waits for redis", reason=error.message)
+                await asyncio.sleep(self._poll_s)
+
+    def _files(self, job_id: str) -> JobFiles:
+        return JobFiles(self._jobs_dir / job_id)

@@ -1,0 +1,138 @@
+"""The values of the trainer: a job, its configuration and progress, an event. No behaviour but JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Literal, Self
+
+FORMAT_VERSION = 1
+
+State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+Loss = Literal["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"]
+LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What a job does. Fields and their units are those of the JobConfig message, with all defaults filled in."""
+
+    corpus: str
+    run_ids: tuple[str, ...]
+    idempotency_key: str = ""
+    base_version: str = ""
+    loss: Loss = "FULL_CORPUS_SOFTMAX"
+    epochs: int = 3
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    temperature: float = 0.03
+    margin: float = 0.1
+    regularization: float = 0.0
+    refused_weight: float = 1.0
+    seed: int = 0
+    split: str = ""
+    note: str = ""
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Reads what JSON made of it."""
+        return cls(**{**record, "run_ids": tuple(record["run_ids"])})
+
+    def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
+        """Tells two StartJob calls under one idempotency key apart."""
+        content = [asdict(self), [[text, list(gold)] for text, gold in validation]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is; fields and units are those of the JobProgress message."""
+
+    phase: str = ""
+    epochs_done: int = 0
+    steps_done: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    validation_map: float = 0.0
+    best_validation_map: float = 0.0
+    remaining_s: float = 0.0
+    queries: int = 0
+    positives: int = 0
+    negatives: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job as it is stored."""
+
+    id: str
+    config: JobConfig
+    generation: str
+    state: State
+    error: str
+    progress: Progress
+    version: str
+    created_at: datetime
+    ended_at: datetime | None
+    fingerprint: str = ""
+    event_seq: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody works on it any more."""
+        return self.state not in LIVE
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a job, and the job as it was after it."""
+
+    seq: int
+    at: datetime
+    job: Job
+
+
+def config_json(config: JobConfig) -> str:
+    """A configuration as stored."""
+    return json.dumps({"format_version": FORMAT_VERSION, **asdict(config)})
+
+
+def config_of(text: str) -> JobConfig:
+    """Reads what `config_json` wrote."""
+    record = json.loads(text)
+    record.pop("format_version")
+    return JobConfig.from_record(record)
+
+
+def job_of(job_id: str, record: dict[str, str]) -> Job:
+    """A job from its stored fields."""
+    ended_at = record.get("ended_at")
+    return Job(
+        id=job_id,
+        config=config_of(record["config"]),
+        generation=record["generation"],
+        state=record["state"],  # type: ignore[arg-type]
+        error=record.get("error", ""),
+        progress=Progress(**json.loads(record.get("progress") or "{}")),
+        version=record.get("version", ""),
+        created_at=datetime.fromisoformat(record["created_at"]),
+        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
+        fingerprint=record["fingerprint"],
+        event_seq=int(record.get("event_seq", 0)),
+    )
+
+
+def event_of(job: Job, entry_id: str, values: dict[str, str]) -> Event:
+    """An event from a stream's entry."""
+    then = replace(
+        job,
+        state=values["state"],  # type: ignore[arg-type]
+        error=values["error"],
+        version=values["version"],
+        progress=Progress(**json.loads(values["progress"] or "{}")),
+        ended_at=datetime.fromisoformat(values["ended_at"]) if values["ended_at"] else None,
+    )
+    return Event(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), then)

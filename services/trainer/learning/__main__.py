@@ -1,0 +1,66 @@
+"""The trainer's child process: `python -m services.trainer.learning job DIR` or `… pretrained REQUEST`.
+
+torch is loaded here and nowhere else, so that the trainer keeps answering while a job computes, and a job that is
+killed for memory takes nothing else along. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from aeenc.errors import AeencError
+from services.kit.artifacts import ArtifactStore, atomic_write
+from services.trainer.child import DISK_FULL, EXIT_DISK_FULL
+from services.trainer.job_files import JobFiles
+
+EXIT_WITHOUT_PARENT = 3
+
+
+def main() -> None:
+    """Runs one command of the parent's."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    command, path = sys.argv[1], Path(sys.argv[2])
+    if command == "pretrained":
+        _pretrained(path)
+        return
+    files = JobFiles(path)
+    from services.trainer.learning.job import run_job
+    from services.trainer.learning.training import Diverged
+
+    try:
+        run_job(files)
+    except AeencError as error:
+        files.write_result({"error": error.message})
+    except (Diverged, ValueError) as error:
+        files.write_result({"error": str(error)})
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        traceback.print_exc()
+        sys.exit(EXIT_DISK_FULL)  # the result could not be written either
+    except Exception as error:  # noqa: BLE001 - the job must say why it failed; the traceback goes to the trainer's log
+        traceback.print_exc()
+        files.write_result({"error": f"internal error ({type(error).__name__}); the trainer's log has it"})
+
+
+def _pretrained(path: Path) -> None:
+    from services.trainer.learning.pretrained import export_pretrained
+
+    request = json.loads(path.read_bytes())
+    version = export_pretrained(ArtifactStore(Path(request["artifacts_dir"])), request)
+    atomic_write(path.with_suffix(".result"), json.dumps({"version": version}).encode())
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # the parent holds the other end and never writes
+        pass
+    os._exit(EXIT_WITHOUT_PARENT)
+
+
+if __name__ == "__main__":
+    main()

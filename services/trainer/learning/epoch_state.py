@@ -1,0 +1,75 @@
+"""Where a job goes on after its process was killed: weights, optimiser moments and the best epoch, one file an epoch.
+
+Safetensors and JSON, never pickle. Everything random is seeded by epoch, so no generator state needs keeping.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn, optim
+
+from services.kit.artifacts import sync_directory
+
+FILE = "epoch.safetensors"
+BEST = "best.safetensors"
+
+
+@dataclass
+class Standing:
+    """How far the training is, apart from tensors. `best_epoch` is 0 while the untrained encoder is the best known."""
+
+    epochs_done: int = 0
+    steps_done: int = 0
+    validation_map: float = 0.0
+    best_map: float = 0.0
+    best_epoch: int = 0
+
+
+def save_standing(directory: Path, standing: Standing, encoder: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Replaces the state as a whole; tensors and standing are in one file, so they cannot disagree."""
+    tensors = {f"weights/{name}": tensor for name, tensor in encoder.state_dict().items()}
+    for name, parameter in encoder.named_parameters():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{moment}/{name}"] = value
+    _save(directory / FILE, tensors, {"standing": json.dumps(asdict(standing))})
+
+
+def load_standing(directory: Path, encoder: nn.Module, optimizer: optim.Optimizer) -> Standing:
+    """Puts weights and moments back; a fresh standing when there is no state."""
+    path = directory / FILE
+    if not path.is_file():
+        return Standing()
+    parameters = dict(encoder.named_parameters())
+    with safe_open(path, framework="pt") as state:
+        standing = Standing(**json.loads(state.metadata()["standing"]))
+        weights = {}
+        for key in state.keys():  # noqa: SIM118 - it is no mapping
+            kind, name = key.split("/", 1)
+            if kind == "weights":
+                weights[name] = state.get_tensor(key)
+            else:
+                optimizer.state[parameters[name]][kind] = state.get_tensor(key)
+    encoder.load_state_dict(weights)
+    return standing
+
+
+def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """Replaces a file of weights as a whole."""
+    _save(path, weights, None)
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+    with temporary.open("rb") as file:
+        import os
+
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)

@@ -1,0 +1,101 @@
+"""Weights to a checkpoint that the encoder can serve: ONNX with pooling and normalisation inside, probes, lineage."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from services.kit.artifacts import Artifact, ArtifactStore
+from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode
+
+FOLDER = "checkpoints"
+OPSET = 18
+MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, per component of a unit vector
+
+# Sixteen texts of one to several dozen words: every length bucket is probed when a checkpoint is loaded.
+_CLAUSES = (
+    "magnetism",
+    "an iron nail is attracted by a magnet",
+    "if an object is made of a magnetic metal then it is pulled towards a magnet",
+    "the sun is a star; it gives light and heat to the planets that travel around it",
+)
+PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
+
+
+def write_checkpoint(
+    store: ArtifactStore,
+    encoder: QueryEncoder,
+    batches: TextBatches,
+    directory: Path,
+    meta: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+) -> Artifact:
+    """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
+
+    Raises ValueError when onnxruntime does not compute what torch does.
+    """
+    encoder = encoder.to("cpu").eval()
+    with store.writer("checkpoint", FOLDER) as writer:
+        (writer.path / "model.onnx").write_bytes(_onnx(encoder, batches))
+        weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
+        save_file(weights, writer.path / "model.safetensors")
+        (writer.path / "model.safetensors").chmod(0o644)  # the library makes it readable by its owner alone
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(directory / name, writer.path / name)
+        vectors = _probe(writer.path / "model.onnx", encoder, batches)
+        (writer.path / "probes.json").write_text(json.dumps({"texts": list(PROBES)}))
+        np.save(writer.path / "probes.npy", vectors, allow_pickle=False)
+        if metrics is not None:
+            (writer.path / "metrics.json").write_text(json.dumps(metrics))
+        return writer.commit({**encoder.spec.to_meta(), **meta}, id_prefix="q")
+
+
+def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
+    example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
+        program = torch.onnx.export(
+            encoder,
+            example,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["sentence_embedding"],
+            dynamic_shapes={"input_ids": shape, "attention_mask": shape},
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    for node in model.graph.node:  # stack traces with this machine's paths
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del model.metadata_props[:]
+    data = io.BytesIO()
+    data.write(model.SerializeToString())
+    return data.getvalue()
+
+
+def _probe(path: Path, encoder: QueryEncoder, batches: TextBatches) -> Any:
+    """What onnxruntime gives for each probe alone, (16, dim); the encoder compares itself with it."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    rows = []
+    for ids in batches.ids(PROBES, ""):
+        feeds = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), dtype=np.int64)}
+        rows.append(session.run(["sentence_embedding"], feeds)[0][0])
+    vectors = np.stack(rows)
+    difference = float(np.abs(vectors - encode(encoder, batches, PROBES, "")).max())
+    if not difference <= MAX_DIFFERENCE:
+        raise ValueError(f"the exported model differs from the trained one by {difference:.2g}; it is not published")
+    return vectors

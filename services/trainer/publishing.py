@@ -1,0 +1,141 @@
+"""Moves labels: with a quality gate, a way back, and the wait until every live encoder has followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aeenc import errors
+from services.kit.logs import get
+from services.kit.registry import LabelRow, Registry, RolloutRow
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.evaluation import paired_randomisation_test
+from services.trainer.pretrained_space import STABLE, PretrainedSpace
+
+log = get(__name__)
+
+PREVIOUS = "previous"
+MAX_WAIT_S = 60.0
+SIGNIFICANCE = 0.05
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Where a label stands after a move, and how far the live encoders are."""
+
+    label: LabelRow
+    rollouts: Sequence[RolloutRow]
+    complete: bool
+
+
+class Publishing:
+    """The only writer of labels."""
+
+    def __init__(self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace) -> None:
+        self._registry, self._checkpoints, self._space = registry, checkpoints, space
+
+    async def publish(
+        self, version: str, label: str, *, expected_revision: int | None, force: bool, wait_s: float
+    ) -> Publication:
+        """Points a label at a checkpoint unless it is measurably worse than what the label serves."""
+        name = _checked(label or STABLE)
+        row = await self._checkpoints.get(version)
+        serving = await self._registry.label(row.space_id, name)
+        if serving is not None and serving.version != version and not force:
+            await self._gate(version, serving.version)
+        moved = await self._registry.set_label(row.space_id, name, version, expected_revision=expected_revision)
+        log.info("published", label=name, version=version, revision=moved.revision)
+        return await self._followed(moved, wait_s)
+
+    async def set_label(self, label: str, version: str, expected_revision: int | None) -> LabelRow:
+        """Points a label at a version, without a gate."""
+        name = _checked(label)
+        if name == PREVIOUS:
+            raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
+        row = await self._checkpoints.get(version)
+        return await self._registry.set_label(row.space_id, name, version, expected_revision=expected_revision)
+
+    async def delete_label(self, label: str, space_id: str) -> None:
+        """Removes a label. `stable` and `previous` stay."""
+        name = _checked(label)
+        if name in {STABLE, PREVIOUS}:
+            raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
+        await self._registry.delete_label(self._of(space_id), name)
+
+    async def rollback(self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float) -> Publication:
+        """Points a label back at the version it named before."""
+        name = _checked(label or STABLE)
+        row = await self._label(name, space_id)
+        if not row.previous:
+            raise errors.FailedPrecondition(f"label {name!r} has named no version before {row.version}; publish one")
+        # Against the revision just read: of two rollbacks at once, one wins and the other is told.
+        revision = row.revision if expected_revision is None else expected_revision
+        moved = await self._registry.set_label(row.space_id, name, row.previous, expected_revision=revision)
+        log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
+        return await self._followed(moved, wait_s)
+
+    async def labels(self, space_id: str) -> list[LabelRow]:
+        """All labels, or those of one space."""
+        return await self._registry.labels(space_id or None)
+
+    async def rollouts(self, label: str, space_id: str) -> tuple[LabelRow, list[RolloutRow]]:
+        """A label and where each live encoder stands with it."""
+        row = await self._label(_checked(label or STABLE), space_id)
+        return row, await self._registry.rollouts(row.space_id, row.name)
+
+    async def _label(self, name: str, space_id: str) -> LabelRow:
+        row = await self._registry.label(self._of(space_id), name)
+        if row is None:
+            raise errors.NotFound(f"there is no label {name!r} in space {self._of(space_id)}; list the labels")
+        return row
+
+    def _of(self, space_id: str) -> str:
+        return space_id or self._space.space_id
+
+    async def _followed(self, row: LabelRow, wait_s: float) -> Publication:
+        if not wait_s:
+            return Publication(row, (), complete=False)
+        rollouts = await self._registry.await_rollout(row, min(wait_s, MAX_WAIT_S))
+        complete = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
+        return Publication(row, rollouts, complete)
+
+    async def _gate(self, version: str, serving: str) -> None:
+        """Raises FailedPrecondition when a paired test on the same queries finds the candidate worse."""
+        candidate = await self._checkpoints.metrics(version)
+        if candidate is None:
+            return
+        theirs = _precisions_of(serving, await self._checkpoints.metrics(serving), candidate)
+        if theirs is None:
+            return
+        ours = np.array(candidate["after"]["average_precisions"])
+        if ours.mean() >= theirs.mean():
+            return
+        p_value = paired_randomisation_test(ours, theirs)
+        if p_value < SIGNIFICANCE:
+            raise errors.FailedPrecondition(
+                f"checkpoint {version} has validation MAP {ours.mean():.4f}, the serving {serving} {theirs.mean():.4f} "
+                f"on the same {len(ours)} queries (paired randomisation test, p = {p_value:.3f}); publish with force "
+                "if you want it nevertheless",
+                reason="QUALITY_GATE",
+            )
+
+
+def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict[str, Any]) -> Any:
+    """The serving version's average precisions on the candidate's queries; None where nobody measured them."""
+    same = ("generation", "queries_sha256")
+    if metrics is not None and all(metrics[name] == candidate[name] for name in same):
+        return np.array(metrics["after"]["average_precisions"])
+    if candidate["base_version"] == serving:
+        return np.array(candidate["before"]["average_precisions"])
+    return None
+
+
+def _checked(label: str) -> str:
+    if not _LABEL.fullmatch(label):
+        raise errors.InvalidArgument.field("label", f"is {label[:80]!r}; give 1 to 64 letters, digits, '-', '_', '.'")
+    return label

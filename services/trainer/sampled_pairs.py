@@ -1,0 +1,44 @@
+"""The way to the sampler: the pairs of runs, as training needs them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from aeenc.errors import FailedPrecondition
+from aeenc.sampler import SamplerClient
+from services.trainer.training_set import JudgedPair, Sign
+
+_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}
+
+
+class SampledPairs:
+    """Reads pair logs through the sampler's own interface."""
+
+    def __init__(self, sampler: SamplerClient) -> None:
+        self._sampler = sampler
+
+    async def check(self, corpus: str, run_ids: tuple[str, ...]) -> None:
+        """Raises NotFound for an unknown run, FailedPrecondition for runs of another corpus or without positives."""
+        positives = 0
+        for run_id in run_ids:
+            run = await self._sampler.run(run_id)
+            if run.config.corpus != corpus:
+                raise FailedPrecondition(f"run {run_id} is over corpus {run.config.corpus!r}, the job over {corpus!r}")
+            positives += run.progress.positives
+        if not positives:
+            names = ", ".join(run_ids)
+            raise FailedPrecondition(
+                f"runs {names} hold no positive pair yet; let the oracle accept something first", reason="NO_POSITIVES"
+            )
+
+    async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
+        """All pairs of runs, in the order of the runs and of their logs."""
+        for run_id in run_ids:
+            async for pair in self._sampler.pairs(run_id):
+                sign = _SIGNS.get(pair.sign)
+                if sign is not None:
+                    yield JudgedPair(pair.query, pair.premise_id, pair.premise, sign)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._sampler.channel.close()

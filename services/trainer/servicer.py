@@ -1,0 +1,140 @@
+"""TrainerService and RegistryAdminService: convert and delegate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from services.kit.server import GrpcServer
+from services.kit.service_info import to_service_info
+from services.trainer import convert
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.evaluating import MAX_QUERIES, Evaluating
+from services.trainer.pretrained_space import PretrainedSpace
+from services.trainer.publishing import Publishing
+from services.trainer.training_jobs import PAGE, TrainingJobs, position
+
+
+class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
+    """The RPC face of jobs, evaluations and checkpoints."""
+
+    def __init__(
+        self,
+        server: GrpcServer,
+        jobs: TrainingJobs,
+        evaluating: Evaluating,
+        checkpoints: Checkpoints,
+        space: PretrainedSpace,
+        device: str,
+    ) -> None:
+        self._server, self._jobs, self._evaluating = server, jobs, evaluating
+        self._checkpoints, self._space, self._device = checkpoints, space, device
+
+    async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
+        job, existed = await self._jobs.start(*convert.from_config(request.config))
+        return trainer_pb2.StartJobResponse(job=convert.to_job(job), existed=existed)
+
+    async def GetJob(self, request: trainer_pb2.GetJobRequest, context: Any) -> trainer_pb2.GetJobResponse:
+        return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.get(request.job_id)))
+
+    async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
+        jobs, token = await self._jobs.page(request.page_size, request.page_token)
+        return trainer_pb2.ListJobsResponse(jobs=[convert.to_job(job) for job in jobs], next_page_token=token)
+
+    async def WatchJob(
+        self, request: trainer_pb2.WatchJobRequest, context: Any
+    ) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
+        async for event in self._jobs.watch(request.job_id, request.from_seq):
+            yield trainer_pb2.WatchJobResponse(
+                seq=event.seq, at=convert.to_timestamp(event.at), job=convert.to_job(event.job)
+            )
+
+    async def CancelJob(self, request: trainer_pb2.CancelJobRequest, context: Any) -> trainer_pb2.CancelJobResponse:
+        job = await self._jobs.cancel(request.job_id, request.request_id)
+        return trainer_pb2.CancelJobResponse(job=convert.to_job(job))
+
+    async def ResumeJob(self, request: trainer_pb2.ResumeJobRequest, context: Any) -> trainer_pb2.ResumeJobResponse:
+        return trainer_pb2.ResumeJobResponse(job=convert.to_job(await self._jobs.resume(request.job_id)))
+
+    async def Evaluate(
+        self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
+    ) -> trainer_pb2.EvaluateResponse:
+        config, queries = await convert.from_evaluate_requests(request_iterator, MAX_QUERIES)
+        evaluation = await self._evaluating.evaluate(
+            config.corpus, queries, generation=config.generation, **convert.selected(config.model)
+        )
+        return trainer_pb2.EvaluateResponse(report=convert.to_report(evaluation))
+
+    async def ListCheckpoints(
+        self, request: trainer_pb2.ListCheckpointsRequest, context: Any
+    ) -> trainer_pb2.ListCheckpointsResponse:
+        page, after = await self._checkpoints.page(request.page_size or PAGE, position(request.page_token))
+        return trainer_pb2.ListCheckpointsResponse(
+            checkpoints=[convert.to_checkpoint(row, labels) for row, labels in page], next_page_token=str(after or "")
+        )
+
+    async def GetCheckpoint(
+        self, request: trainer_pb2.GetCheckpointRequest, context: Any
+    ) -> trainer_pb2.GetCheckpointResponse:
+        row = await self._checkpoints.get(request.version)
+        labels = await self._checkpoints.labels_of(request.version)
+        return trainer_pb2.GetCheckpointResponse(checkpoint=convert.to_checkpoint(row, labels))
+
+    async def GetInfo(
+        self, request: trainer_pb2.TrainerServiceGetInfoRequest, context: Any
+    ) -> trainer_pb2.TrainerServiceGetInfoResponse:
+        return trainer_pb2.TrainerServiceGetInfoResponse(
+            service=to_service_info(self._server, self._jobs.limits),
+            default_space_id=self._space.space_id,
+            device=self._device,
+            active_job=self._jobs.active_job,
+        )
+
+
+class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
+    """The RPC face of labels."""
+
+    def __init__(self, publishing: Publishing) -> None:
+        self._publishing = publishing
+
+    async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:
+        publication = await self._publishing.publish(
+            request.version,
+            request.label,
+            expected_revision=convert.revision(request),
+            force=request.force,
+            wait_s=convert.seconds(request.wait),
+        )
+        return registry_pb2.PublishResponse(**convert.to_publication(publication))
+
+    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
+        row = await self._publishing.set_label(request.label, request.version, convert.revision(request))
+        return registry_pb2.SetLabelResponse(label=convert.to_label(row))
+
+    async def DeleteLabel(
+        self, request: registry_pb2.DeleteLabelRequest, context: Any
+    ) -> registry_pb2.DeleteLabelResponse:
+        await self._publishing.delete_label(request.label, request.space_id)
+        return registry_pb2.DeleteLabelResponse()
+
+    async def Rollback(self, request: registry_pb2.RollbackRequest, context: Any) -> registry_pb2.RollbackResponse:
+        publication = await self._publishing.rollback(
+            request.label,
+            request.space_id,
+            expected_revision=convert.revision(request),
+            wait_s=convert.seconds(request.wait),
+        )
+        return registry_pb2.RollbackResponse(**convert.to_publication(publication))
+
+    async def ListLabels(
+        self, request: registry_pb2.ListLabelsRequest, context: Any
+    ) -> registry_pb2.ListLabelsResponse:
+        rows = await self._publishing.labels(request.space_id)
+        return registry_pb2.ListLabelsResponse(labels=[convert.to_label(row) for row in rows])
+
+    async def ListRollouts(
+        self, request: registry_pb2.ListRolloutsRequest, context: Any
+    ) -> registry_pb2.ListRolloutsResponse:
+        row, rollouts = await self._publishing.rollouts(request.label, request.space_id)
+        return registry_pb2.ListRolloutsResponse(label=convert.to_label(row), rollouts=convert.to_rollouts(rollouts))

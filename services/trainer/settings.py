@@ -1,0 +1,35 @@
+"""Settings of the trainer: `AEENC_TRAINER_<FIELD>` and flags."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
+from services.trainer.base_model import DEFAULT_NAME
+
+
+class TrainerSettings(ServiceSettings):
+    """What the trainer can be told beyond what every service can."""
+
+    model_config = SettingsConfigDict(env_prefix="AEENC_TRAINER_")
+    service: ClassVar[str] = "trainer"
+
+    port: int = Field(50054, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    state_dir: Path = Field(Path(".aeenc/state/trainer"), description="where jobs keep what they need to be resumed")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where jobs and the registry are kept")
+    namespace: str = Field("default", description="keeps deployments apart that share a Redis")
+    encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for evaluations")
+    sampler_target: str = Field("127.0.0.1:50053", description="the sampler, for the pairs of runs")
+    base_model: str = Field(DEFAULT_NAME, description="the pre-trained encoder: its name, a directory or a hub id")
+    max_tokens: int = Field(256, ge=8, description="longest text that the base model sees, in tokens")
+    query_prefix: str = Field("", description="put before every query, where the base model wants one")
+    premise_prefix: str = Field("", description="put before every premise, where the base model wants one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where jobs compute")
+    threads: int = Field(os.cpu_count() or 1, ge=1, description="threads of a job on the CPU")
+    lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")
+    poll_s: float = Field(0.5, gt=0, description="seconds between looks for waiting jobs and at a job's progress")
