@@ -1,0 +1,168 @@
+"""One job from its directory: what it writes, that it resumes to the bit, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file
+from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space
+
+from aeenc.errors import FailedPrecondition
+from services.encoder.model import load_model
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.learning import training
+from services.trainer.learning.job import run_job
+from services.trainer.learning.training import Diverged
+from services.trainer.training_set import JudgedPair
+
+
+class Killed(Exception):
+    """Stands for SIGKILL at a certain moment."""
+
+
+def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
+    return load_file(space.store.open("checkpoints", version).file("model.safetensors"))
+
+
+def run(files) -> str:
+    run_job(files)
+    return files.result()["version"]
+
+
+def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
+    version = run(make_job(epochs=4))
+    artifact = space.store.open("checkpoints", version)
+    model = load_model(artifact, space_id=space.space_id, dim=32, max_file_bytes=2**30)
+    assert model.version == version
+    metrics = json.loads(artifact.file("metrics.json").read_bytes())
+    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
+    assert artifact.meta["validation_map"] == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
+    assert artifact.meta["space_id"] == space.space_id
+    assert artifact.meta["base_version"] == space.version
+    assert artifact.meta["lineage"]["positives"] == len(QUERIES)
+
+
+def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Space):
+    path = space.store.open("checkpoints", space.version).file("model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    texts = ["sun", "the earth is a planet", "ice can melt " * 12, "a b c d e f g h i j k l m n o p"]
+    from services.trainer.learning.query_encoder import TextBatches, load_encoder
+    from services.trainer.space import SpaceSpec
+
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    batches = TextBatches(artifact.path, spec, 0)
+    ids, mask = batches.pad(batches.ids(texts, ""), __import__("torch").device("cpu"))
+    feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    vectors = session.run(["sentence_embedding"], feeds)[0]
+    expected = load_encoder(artifact.path, spec)(ids, mask).detach().numpy()
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"])
+def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str
+):
+    options = {"epochs": 3, "loss": loss, "regularization": 0.1}
+    whole = weights_of(space, run(make_job(**options)))
+    files = make_job(**options)
+    saved = training.save_standing
+
+    def die_after_two(directory, standing, encoder, optimizer) -> None:
+        saved(directory, standing, encoder, optimizer)
+        if standing.epochs_done == 2:
+            raise Killed
+
+    monkeypatch.setattr(training, "save_standing", die_after_two)
+    with pytest.raises(Killed):
+        run_job(files)
+    assert files.result() is None
+    monkeypatch.setattr(training, "save_standing", saved)
+    resumed = weights_of(space, run(files))
+    assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
+    pretrained = weights_of(space, space.version)
+    assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
+
+
+def test_the_epoch_with_the_best_validation_map_is_kept(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    kept: list[int] = []
+    maps = iter([0.3, 0.9, 0.5])
+    original = training.Training.__init__
+
+    def scripted(self, plan, encoder, objective, validate, directory, tell) -> None:
+        original(self, plan, encoder, objective, lambda: next(maps), directory, tell)
+
+    monkeypatch.setattr(training.Training, "__init__", scripted)
+    monkeypatch.setattr(
+        training,
+        "save_weights",
+        lambda path, weights, save=training.save_weights: (kept.append(1), save(path, weights)),
+    )
+    version = run(make_job(epochs=3))
+    assert space.store.open("checkpoints", version).meta["lineage"]["best_epoch"] == 2
+    assert len(kept) == 2
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_and_says_at_which_step(make_job: MakeJob, monkeypatch):
+    from services.trainer.learning import objective
+
+    monkeypatch.setattr(objective, "full_corpus_softmax", lambda scores, *_, **__: scores.sum() * float("nan"))
+    with pytest.raises(Diverged, match="step 1; lower the learning rate"):
+        run_job(make_job())
+
+
+def test_pairs_that_may_not_be_learned_from_end_the_job_with_their_number(make_job: MakeJob):
+    pairs = [JudgedPair(FACTS[0], "", FACTS[0], "POSITIVE")]
+    with pytest.raises(FailedPrecondition, match="1 were dropped") as caught:
+        run_job(make_job(pairs))
+    assert caught.value.reason == "NO_POSITIVES"
+
+
+def test_the_triplet_loss_needs_refused_premises(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match="collect BOTH"):
+        run_job(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="TRIPLET_MARGIN"))
+
+
+def test_a_premise_outside_the_generation_is_learned_from_with_its_pretrained_vector(space: Space, make_job: MakeJob):
+    pairs = [*PAIRS, JudgedPair(QUERIES[0], "", "a fact that no generation has", "POSITIVE")]
+    artifact = space.store.open("checkpoints", run(make_job(pairs, epochs=1)))
+    assert artifact.meta["lineage"]["positives"] == len(QUERIES) + 1
+
+
+def test_without_validation_the_last_epoch_is_kept_and_no_metrics_are_written(space: Space, make_job: MakeJob):
+    artifact = space.store.open("checkpoints", run(make_job(validation=[], epochs=2)))
+    assert artifact.meta["lineage"]["best_epoch"] == 2
+    assert "metrics.json" not in artifact.files
+
+
+def test_a_validation_premise_that_is_not_in_the_corpus_is_named(make_job: MakeJob):
+    from aeenc.errors import InvalidArgument
+
+    with pytest.raises(InvalidArgument, match="no such fact"):
+        run_job(make_job(validation=[EvaluationQuery("a query", ("no such fact",))]))
+
+
+def test_the_space_is_another_one_when_anything_that_decides_it_changes(space: Space, tmp_path):
+    from safetensors.numpy import save_file
+
+    from services.trainer.space import SpaceSpec, space_id_of
+
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    (tmp_path / "tokenizer.json").write_bytes(artifact.file("tokenizer.json").read_bytes())
+    tensors = load_file(artifact.file("model.safetensors"))
+    save_file(dict(reversed(tensors.items())), tmp_path / "model.safetensors", metadata={"written": "by another"})
+    assert space_id_of(tmp_path, spec) == space.space_id
+    assert space_id_of(tmp_path, replace(spec, max_tokens=32)) != space.space_id
+    assert space_id_of(tmp_path, replace(spec, query_prefix="query: ")) != space.space_id
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert space_id_of(tmp_path, spec) != space.space_id

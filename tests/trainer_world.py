@@ -1,0 +1,122 @@
+"""A tiny space that was exported once, a corpus in it, and the files of a job over it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_base import write_tiny_base
+from tinymodel import WORDS
+
+from services.kit.artifacts import ArtifactStore
+from services.kit.generation import (
+    KIND,
+    VECTORS,
+    PremiseRecord,
+    folder_of,
+    generation_meta,
+    write_active,
+    write_premises,
+)
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.jobs import JobConfig
+from services.trainer.training_set import JudgedPair
+
+TOPICS = WORDS[20:44]
+FACTS = [f"the {topic} is a kind of {WORDS[60 + n]}" for n, topic in enumerate(TOPICS)]
+FACTS += [f"a {topic} can {WORDS[90 + n]} the {WORDS[30 + n]}" for n, topic in enumerate(TOPICS)]
+QUERIES = [f"{topic} and {WORDS[60 + n]} are the same" for n, topic in enumerate(TOPICS)]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The exported pre-trained checkpoint, where it lies and what it was made from."""
+
+    store: ArtifactStore
+    base: Path
+    request: dict[str, Any]
+    version: str
+    space_id: str
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Vectors of texts by the pre-trained encoder."""
+        from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+        from services.trainer.space import SpaceSpec
+
+        artifact = self.store.open("checkpoints", self.version)
+        spec = SpaceSpec.of_meta(artifact.meta)
+        batches = TextBatches(artifact.path, spec, 0)
+        return encode(load_encoder(artifact.path, spec), batches, texts, "")
+
+    def build(self, corpus: str, premises: Iterable[PremiseRecord]) -> str:
+        """Writes and activates a generation as the index would."""
+        records = list(premises)
+        with self.store.writer(KIND, folder_of(corpus)) as writer:
+            write_premises(writer.path, records)
+            np.save(writer.path / VECTORS, self.encode([record.text for record in records]), allow_pickle=False)
+            meta = generation_meta(
+                corpus=corpus, space_id=self.space_id, premise_version=self.version, dim=32, premises=len(records)
+            )
+            generation = writer.commit(meta, id_prefix="g").id
+        write_active(self.store, corpus, generation)
+        return generation
+
+
+@pytest.fixture(scope="session")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """The tiny space; shared by all tests, which keep apart by corpus."""
+    from services.trainer.learning.pretrained import export_pretrained
+
+    root = tmp_path_factory.mktemp("space")
+    base = write_tiny_base(root / "base")
+    store = ArtifactStore(root / "artifacts")
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
+    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
+    version = export_pretrained(store, request)
+    return Space(store, base, request, version, store.open("checkpoints", version).meta["space_id"])
+
+
+@pytest.fixture
+def corpus(space: Space) -> str:
+    """A corpus of FACTS that stand in train trees."""
+    name = f"c-{uuid.uuid4().hex[:8]}"
+    space.build(name, [PremiseRecord(f"f{n}", text, splits=("facts", "train")) for n, text in enumerate(FACTS)])
+    return name
+
+
+PAIRS = [JudgedPair(query, f"f{n}", FACTS[n], "POSITIVE") for n, query in enumerate(QUERIES)]
+PAIRS += [
+    JudgedPair(query, f"f{(n + shift) % len(FACTS)}", FACTS[(n + shift) % len(FACTS)], "NEGATIVE")
+    for n, query in enumerate(QUERIES)
+    for shift in (1, 2)
+]
+VALIDATION = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:8])]
+
+MakeJob = Callable[..., JobFiles]
+
+
+@pytest.fixture
+def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
+    """Writes the inputs of a job; keywords are fields of JobConfig."""
+
+    def make(
+        pairs: Sequence[JudgedPair] = PAIRS, validation: Sequence[EvaluationQuery] = VALIDATION, **fields: Any
+    ) -> JobFiles:
+        active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]
+        config = JobConfig(
+            corpus=corpus, run_ids=("r",), base_version=space.version, batch_size=8, learning_rate=1e-3, split="train"
+        )
+        job_id = uuid.uuid4().hex[:8]
+        plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), "cpu", 1)
+        files = JobFiles(tmp_path / job_id)
+        files.write_inputs(plan, pairs, validation)
+        return files
+
+    return make
