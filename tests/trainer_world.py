@@ -1,10 +1,11 @@
-"""A tiny space that was exported once, a corpus in it, and the files of a job over it."""
+"""A tiny space that was exported once, a corpus in it, the files of a job over it, and a running trainer."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tiny_base import write_tiny_base
 from tinymodel import WORDS
 
+from aeenc import Channel, TrainerClient
 from services.kit.artifacts import ArtifactStore
 from services.kit.generation import (
     KIND,
@@ -24,9 +26,12 @@ from services.kit.generation import (
     write_active,
     write_premises,
 )
+from services.kit.server import GrpcServer
+from services.trainer.__main__ import build
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, TrainingPlan
 from services.trainer.jobs import JobConfig
+from services.trainer.settings import TrainerSettings
 from services.trainer.training_set import JudgedPair
 
 TOPICS = WORDS[20:44]
@@ -120,3 +125,34 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         return files
 
     return make
+
+
+@asynccontextmanager
+async def serve_trainer(
+    space: Space, redis_url: str, namespace: str, state: Path, *, client_token: str | None = None, **fields: Any
+) -> AsyncIterator[tuple[GrpcServer, TrainerClient]]:
+    """A trainer over the tiny space, which it finds exported already; and its client."""
+    options = {
+        "port": 0,
+        "artifacts_dir": space.store.root,
+        "state_dir": state,
+        "redis_url": redis_url,
+        "namespace": namespace,
+        "base_model": str(space.base),
+        "max_tokens": 64,
+        "threads": 1,
+        "poll_s": 0.1,
+        "lease_s": 1.0,
+    }
+    _remember_export(space, state)
+    async with build(TrainerSettings(**{**options, **fields})) as server:
+        client = TrainerClient(Channel(f"127.0.0.1:{server.port}", token=client_token, timeout_s=20))
+        await client.jobs()  # answered once it serves
+        yield server, client
+        await client.channel.close()
+
+
+def _remember_export(space: Space, state: Path) -> None:
+    state.mkdir(parents=True, exist_ok=True)
+    (state / "pretrained.json").write_text(json.dumps(space.request))
+    (state / "pretrained.result").write_text(json.dumps({"version": space.version}))

@@ -84,8 +84,7 @@ class Fleet:
         with self._locked():
             self._check_version()
             running = self.running()
-            same = self.options() == options
-            if running and not same:
+            if running and self.options() != options:
                 self._end(running)
                 running = {}
             targets = self.targets() if running else self._choose_targets(options)
@@ -160,6 +159,9 @@ class Fleet:
     def _choose_targets(self, options: Options) -> dict[str, str]:
         names = [name for name in _OFFSETS if name != "gold" or options.gold_trees]
         if options.base_port == 0:
+            last = self.targets()  # callers may still know them
+            if set(last) == set(names) and not any(_taken(target) for target in last.values()):
+                return last
             return {name: f"{_LOCALHOST}:{port}" for name, port in zip(names, _free_ports(len(names)), strict=True)}
         targets = {name: f"{_LOCALHOST}:{options.base_port + _OFFSETS[name]}" for name in names}
         for name, target in targets.items():

@@ -1,0 +1,190 @@
+"""One machine's fleet: up, down, up again; and what is still there after SIGKILL of sampler, trainer and Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_base import write_tiny_base
+from trainer_world import FACTS
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import OracleServer
+from aeenc.sync import LOOP
+from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from services.launcher.fleet import Fleet, Options
+
+HYPOTHESES = [(f"h{n}", fact) for n, fact in enumerate(FACTS)]
+
+
+class SlowOracle(aeenc.Oracle):
+    """Accepts a premise that shares its third word with the query, and takes its time."""
+
+    pause_s = 0.15
+
+    def judge(self, task: aeenc.Task) -> list[str]:
+        time.sleep(self.pause_s)
+        return [candidate.id for candidate in task.candidates if candidate.text.split()[1] in task.query.split()]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose fleet has a tiny base model; everything in it is ended at the end."""
+    root = tmp_path_factory.mktemp("fleet")
+    write_tiny_base(root / "base")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AEENC_TRAINER_BASE_MODEL", str(root / "base"))
+        patch.setenv("AEENC_TRAINER_MAX_TOKENS", "64")
+        patch.setenv("AEENC_TRAINER_THREADS", "1")
+        patch.setenv("AEENC_SAMPLER_LEASE_S", "1")
+        patch.setenv("AEENC_TRAINER_LEASE_S", "1")
+        yield root / "home"
+        Fleet(root / "home").down()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[OracleServer]:
+    """A remote oracle of the user's."""
+    server = LOOP.run(SlowOracle().start("127.0.0.1:0"))
+    yield server
+    LOOP.run(server.stop())
+
+
+@pytest.fixture(scope="module")
+def client(home: Path, oracle: OracleServer) -> Iterator[aeenc.Client]:
+    """The fleet, up, with a corpus of FACTS."""
+    targets = Fleet(home).up(Options(base_port=0, oracles={"mine": f"127.0.0.1:{oracle.port}"}))
+    connected = aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")})
+    premises = [types_pb2.Premise(id=f"f{n}", text=text, splits=["facts"]) for n, text in enumerate(FACTS)]
+    connected.index.build("facts", premises)
+    yield connected
+    connected.close()
+
+
+def kill(home: Path, name: str) -> int:
+    """SIGKILLs one process of the fleet; returns its pid."""
+    process = Fleet(home).running()[name]
+    os.kill(process.pid, signal.SIGKILL)
+    while process.alive:
+        time.sleep(0.01)
+    return process.pid
+
+
+def pairs_of(client: aeenc.Client, run_id: str) -> dict[int, tuple[str, str, int]]:
+    return {pair.seq: (pair.query, pair.premise, pair.sign) for pair in client.sampler.pairs(run_id)}
+
+
+def up_again(home: Path) -> None:
+    fleet = Fleet(home)
+    options = fleet.options()
+    assert options is not None
+    fleet.up(options)
+
+
+@pytest.mark.slow
+def test_up_again_starts_nothing_twice_and_keeps_the_addresses(home: Path, client: aeenc.Client):
+    before, targets = Fleet(home).running(), Fleet(home).targets()
+    up_again(home)
+    assert Fleet(home).running() == before
+    assert set(before) == {"redis", "trainer", "encoder", "index", "sampler"}
+    assert Fleet(home).targets() == targets
+    record = json.loads((home / "fleet.json").read_bytes())
+    assert (record["format_version"], json.loads((home / "VERSION").read_bytes())) == (1, {"format_version": 1})
+
+
+@pytest.mark.slow
+def test_a_sampler_and_a_redis_that_are_killed_lose_no_acknowledged_pair(home: Path, client: aeenc.Client):
+    run = client.sampler.start_run(HYPOTHESES, corpus="facts", oracle="mine", k=5)
+    seen: dict[int, tuple[str, str, int]] = {}
+    while len(seen) < 20:
+        seen = pairs_of(client, run.id)
+    kill(home, "sampler")
+    kill(home, "redis")
+    up_again(home)
+    after = pairs_of(client, run.id)
+    assert seen.items() <= after.items()
+    ended = client.sampler.wait(run.id)
+    assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+    whole = pairs_of(client, run.id)
+    assert seen.items() <= whole.items()
+    assert len(set(whole.values())) == len(whole), "a pair stands twice"
+    assert ended.progress.trees_done == len(HYPOTHESES)
+    assert len(whole) == ended.progress.positives + ended.progress.negatives
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Path, client: aeenc.Client):
+    pairs = [
+        types_pb2.Pair(query=f"about {fact}", premise=fact, premise_id=f"f{n}", sign=1) for n, fact in enumerate(FACTS)
+    ]
+    run_id = client.sampler.import_pairs("facts", pairs).run_id
+    known = {checkpoint.version for checkpoint in client.trainer.checkpoints()}
+    job = client.trainer.start_job(corpus="facts", run_ids=[run_id], epochs=8, batch_size=2)
+    for _, now in client.trainer.watch(job.id):
+        if now.progress.epochs_done >= 2:
+            break
+    kill(home, "trainer")
+    assert sorted(
+        path.name for path in (home / "artifacts" / "checkpoints").iterdir() if path.name[0] != "."
+    ) == sorted(known)
+    up_again(home)
+    ended = client.trainer.wait(job.id)
+    assert ended.state == trainer_pb2.JOB_STATE_SUCCEEDED, ended.error
+    assert {checkpoint.version for checkpoint in client.trainer.checkpoints()} == known | {ended.version}
+    published = client.registry.publish(ended.version, wait_s=20)
+    assert published.complete
+    found = client.index.retrieve("facts", ["about the sun"], k=3)
+    assert found.model_version == ended.version
+
+
+@pytest.mark.slow
+def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.Client):
+    labels = {(label.name, label.version) for label in client.registry.labels()}
+    fleet = Fleet(home)
+    processes = fleet.running()
+    assert set(fleet.down()) == set(processes)
+    assert not any(process.alive for process in processes.values())
+    assert fleet.running() == {}
+    up_again(home)
+    assert {(label.name, label.version) for label in client.registry.labels()} == labels
+    assert len(client.index.retrieve("facts", ["the sun"], k=3)[0]) == 3
+
+
+def test_a_taken_port_is_named_with_the_remedy(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(errors.FailedPrecondition, match=rf"127.0.0.1:{port} \(encoder\).*--base-port"):
+            Fleet(tmp_path).up(Options(base_port=port))
+    assert Fleet(tmp_path).running() == {}
+
+
+def test_a_home_of_another_format_is_left_alone(tmp_path: Path):
+    (tmp_path / "VERSION").write_text('{"format_version": 99}')
+    with pytest.raises(errors.FailedPrecondition, match="format_version 99"):
+        Fleet(tmp_path).up(Options(base_port=0))
+    assert not (tmp_path / "fleet.json").exists()
+
+
+def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AEENC_TRAINER_BASE_MODEL", str(tmp_path / "nothing"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fleet = Fleet(tmp_path / "home")
+    try:
+        with pytest.raises(errors.FailedPrecondition, match="trainer ended while starting") as caught:
+            fleet.up(Options(base_port=0))
+        assert "AEENC_TRAINER_BASE_MODEL" in caught.value.message
+    finally:
+        fleet.down()
+
+
+def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):
+    fleet = Fleet(tmp_path)
+    with fleet._locked(), pytest.raises(errors.FailedPrecondition, match="another `aeenc up`"):
+        Fleet(tmp_path).up(Options(base_port=0))

@@ -1,0 +1,189 @@
+"""Jobs through the RPCs, computed by a real child process, on pairs from a real sampler."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, Space, serve_trainer
+
+from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient, errors
+from aeenc.v1 import trainer_pb2, types_pb2
+from services.encoder.__main__ import build as build_encoder
+from services.encoder.settings import EncoderSettings
+from services.kit.server import GrpcServer
+from services.sampler.__main__ import build as build_sampler
+from services.sampler.settings import SamplerSettings
+
+SUCCEEDED, FAILED, CANCELLED = (
+    trainer_pb2.JOB_STATE_SUCCEEDED,
+    trainer_pb2.JOB_STATE_FAILED,
+    trainer_pb2.JOB_STATE_CANCELLED,
+)
+SIGNS = {"POSITIVE": types_pb2.PAIR_SIGN_POSITIVE, "NEGATIVE": types_pb2.PAIR_SIGN_NEGATIVE}
+
+
+@dataclass
+class World:
+    trainer: TrainerClient
+    trainer_server: GrpcServer
+    sampler: SamplerClient
+    encoder: EncoderClient
+    space: Space
+    corpus: str
+    run_id: str
+
+    def start(self, **fields: Any) -> Any:
+        """Starts a job over the imported pairs."""
+        validation = [(query.text, query.gold) for query in VALIDATION]
+        options = {"corpus": self.corpus, "run_ids": [self.run_id], "split": "train", "learning_rate": 1e-3}
+        return self.trainer.start_job(**{"validation": validation, **options, **fields})
+
+
+@pytest.fixture
+async def world(space: Space, corpus: str, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    common = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.1}
+    async with AsyncExitStack() as stack:
+        sampler_server = await stack.enter_async_context(build_sampler(SamplerSettings(**common)))
+        sampler = SamplerClient(Channel(f"127.0.0.1:{sampler_server.port}", timeout_s=10))
+        stack.push_async_callback(sampler.channel.close)
+        encoder_options = {**common, "artifacts_dir": space.store.root, "state_dir": tmp_path / "encoder", "workers": 1}
+        encoder_server = await stack.enter_async_context(build_encoder(EncoderSettings(**encoder_options)))
+        encoder = EncoderClient(Channel(f"127.0.0.1:{encoder_server.port}", timeout_s=10))
+        stack.push_async_callback(encoder.channel.close)
+        targets = {
+            "sampler_target": f"127.0.0.1:{sampler_server.port}",
+            "encoder_target": f"127.0.0.1:{encoder_server.port}",
+        }
+        trainer_server, trainer = await stack.enter_async_context(
+            serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
+        )
+        pairs = [
+            types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
+            for pair in PAIRS
+        ]
+        run_id = (await sampler.import_pairs(corpus, pairs)).run_id
+        yield World(trainer, trainer_server, sampler, encoder, space, corpus, run_id)
+
+
+def children() -> list[int]:
+    """The pids of job processes that this test process has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"services.trainer.learning" in command and b"job" in command and int(parent) == os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+async def until_training(world: World, job_id: str) -> None:
+    async for _, job in world.trainer.watch(job_id):
+        if job.progress.steps_done or job.state in {SUCCEEDED, FAILED, CANCELLED}:
+            return
+
+
+@pytest.mark.slow
+async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: World):
+    job = await world.start(epochs=2, idempotency_key="once", seed=3)
+    again = await world.start(epochs=2, idempotency_key="once", seed=3)
+    assert (again.id, job.state, list(job.config.validation)) == (job.id, trainer_pb2.JOB_STATE_PENDING, [])
+    with pytest.raises(errors.AlreadyExists, match="choose another key"):
+        await world.start(epochs=3, idempotency_key="once", seed=3)
+    events: list[tuple[int, str]] = []
+    async for seq, then in world.trainer.watch(job.id):
+        events.append((seq, then.progress.phase))
+    assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
+    job = await world.trainer.job(job.id)
+    assert (job.state, job.error) == (SUCCEEDED, "")
+    assert job.progress.positives == len(QUERIES)
+    assert {"loading", "exporting"} <= {phase for _, phase in events}
+    checkpoint = await world.trainer.checkpoint(job.version)
+    assert (checkpoint.job_id, checkpoint.space_id) == (job.id, world.space.space_id)
+    assert checkpoint.validation_map == pytest.approx(job.progress.best_validation_map)
+    assert [listed.id for listed in await world.trainer.jobs()] == [job.id]
+    with pytest.raises(errors.FailedPrecondition, match="has succeeded"):
+        await world.trainer.resume(job.id)
+    with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
+        await world.trainer.cancel(job.id)
+
+
+@pytest.mark.slow
+async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_resumed(world: World):
+    job = await world.start(epochs=60, batch_size=1)
+    await until_training(world, job.id)
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+    ended = await world.trainer.wait(job.id)
+    assert ended.state == FAILED
+    assert "killed by signal 9" in ended.error
+    assert [c.version for c in await world.trainer.checkpoints()] == [world.space.version], "no half checkpoint"
+    resumed = await world.trainer.resume(job.id)
+    assert resumed.state == trainer_pb2.JOB_STATE_PENDING
+    await until_training(world, job.id)
+    cancelled = await world.trainer.cancel(job.id)
+    assert cancelled.state == CANCELLED
+    for _ in range(100):
+        if not children():
+            break
+        await asyncio.sleep(0.05)
+    assert children() == [], "a cancelled job's process ends"
+
+
+async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: World):
+    queries = [(query.text, query.gold) for query in VALIDATION]
+    report = await world.trainer.evaluate(world.corpus, queries)
+    assert (report.queries, report.candidates) == (len(VALIDATION), len(FACTS))
+    assert report.model_version == world.space.version
+    assert 0 < report.strict.map <= 1
+
+
+async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
+    empty = (await world.sampler.import_pairs(world.corpus, [types_pb2.Pair(query="q", premise="p", sign=2)])).run_id
+    wrong: list[tuple[dict[str, Any], type[errors.AeencError], str]] = [
+        ({"corpus": ""}, errors.InvalidArgument, "name a corpus"),
+        ({"corpus": "../etc"}, errors.InvalidArgument, "no corpus name"),
+        ({"corpus": "unknown"}, errors.NotFound, "build it"),
+        ({"run_ids": []}, errors.InvalidArgument, "at least one"),
+        ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),
+        ({"run_ids": [empty]}, errors.FailedPrecondition, "no positive pair"),
+        ({"epochs": 101}, errors.InvalidArgument, "1 to 100"),
+        ({"batch_size": 5000}, errors.InvalidArgument, "1 to 1024"),
+        ({"learning_rate": float("nan")}, errors.InvalidArgument, "learning_rate"),
+        ({"temperature": -1.0}, errors.InvalidArgument, "temperature"),
+        ({"base_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
+        ({"validation": [("a query", [])]}, errors.InvalidArgument, "at least one premise"),
+        ({"validation": [("", ["x"])]}, errors.InvalidArgument, "is empty"),
+    ]
+    for fields, kind, remedy in wrong:
+        with pytest.raises(kind, match=remedy):
+            await world.start(**fields)
+    assert await world.trainer.jobs() == []
+    for job_id in ("", "nothing"):
+        with pytest.raises(errors.NotFound, match="ListJobs"):
+            await world.trainer.job(job_id)
+
+
+async def test_wrong_evaluations_are_refused_with_a_remedy(world: World):
+    wrong: list[tuple[str, Any, dict[str, Any], type[errors.AeencError], str]] = [
+        (world.corpus, [], {}, errors.InvalidArgument, "at least one gold query"),
+        ("unknown", [("q", [FACTS[0]])], {}, errors.NotFound, "build it"),
+        ("", [("q", [FACTS[0]])], {}, errors.InvalidArgument, "name a corpus"),
+        (world.corpus, [("q", ["no such fact"])], {}, errors.InvalidArgument, "no such fact"),
+        (world.corpus, [("q", [FACTS[0]])], {"version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
+        (world.corpus, [("q", [FACTS[0]])], {"generation": "gnothing"}, errors.NotFound, "gnothing"),
+    ]
+    for corpus, queries, options, kind, remedy in wrong:
+        with pytest.raises(kind, match=remedy):
+            await world.trainer.evaluate(corpus, queries, timeout_s=5, **options)

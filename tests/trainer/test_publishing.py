@@ -1,0 +1,157 @@
+"""Labels through the registry's RPCs: the quality gate, the way back, conflicts, and what may not be done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trainer_world import Space, serve_trainer
+
+from aeenc import Channel, RegistryClient, TrainerClient, errors
+from services.kit.registry import Registry, RolloutRow
+from services.trainer.checkpoints import Checkpoints
+
+
+@dataclass
+class World:
+    registry: RegistryClient
+    trainer: TrainerClient
+    rows: Registry
+    space: Space
+    checkpoints: Checkpoints
+
+    async def checkpoint(
+        self, name: str, precisions: list[float] | None, base_version: str = "", before: Any = None
+    ) -> str:
+        """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
+        meta = {
+            "space_id": self.space.space_id,
+            "pretrained": False,
+            "base_version": base_version,
+            "job_id": name,
+            "validation_map": float(np.mean(precisions)) if precisions else 0.0,
+            "dim": 32,
+        }
+        with self.checkpoints.store.writer("checkpoint", "checkpoints") as writer:
+            if precisions is not None:
+                metrics = {"generation": "g", "queries_sha256": "x", "base_version": base_version}
+                metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
+                (writer.path / "metrics.json").write_text(json.dumps(metrics))
+            version = writer.commit(meta, id_prefix="q").id
+        await self.checkpoints.register(version)
+        return version
+
+
+@pytest.fixture
+async def world(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path, registry: Registry
+) -> AsyncIterator[World]:
+    async with serve_trainer(space, redis_url, namespace, tmp_path) as (_, trainer):
+        client = RegistryClient(trainer.channel)
+        yield World(client, trainer, registry, space, Checkpoints(space.store, registry))
+
+
+GOOD = [0.8, 0.7, 0.9, 0.6, 0.8, 0.9, 0.7, 0.8, 0.75, 0.85]
+BAD = [value - 0.3 - 0.01 * n for n, value in enumerate(GOOD)]
+
+
+async def test_the_first_start_serves_the_pretrained_encoder(world: World):
+    (label,) = await world.registry.labels()
+    assert (label.name, label.version, label.revision) == ("stable", world.space.version, 1)
+    (checkpoint,) = await world.trainer.checkpoints()
+    assert (checkpoint.version, checkpoint.pretrained, list(checkpoint.labels)) == (
+        world.space.version,
+        True,
+        ["stable"],
+    )
+    assert (await world.trainer.info()).default_space_id == world.space.space_id
+
+
+async def test_a_measurably_worse_checkpoint_needs_force(world: World):
+    good, bad = await world.checkpoint("good", GOOD), await world.checkpoint("bad", BAD)
+    await world.registry.publish(good)
+    with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
+        await world.registry.publish(bad)
+    assert caught.value.reason == "QUALITY_GATE"
+    assert (await world.registry.rollouts()).label.version == good
+    assert (await world.registry.publish(bad, force=True)).label.version == bad
+
+
+async def test_a_difference_within_noise_passes_the_gate(world: World):
+    good = await world.checkpoint("good", GOOD)
+    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    await world.registry.publish(good)
+    assert (await world.registry.publish(about)).label.version == about
+
+
+async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):
+    worse = await world.checkpoint("worse", BAD, base_version=world.space.version, before=GOOD)
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(worse)
+
+
+async def test_rollback_points_back_and_again_forth(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.registry.publish(good)
+    assert {(row.name, row.version) for row in await world.registry.labels()} == {
+        ("stable", good),
+        ("previous", world.space.version),
+    }
+    assert (await world.registry.rollback()).label.version == world.space.version
+    assert (await world.registry.rollback()).label.version == good
+
+
+async def test_a_rollback_with_nothing_before_is_refused(world: World):
+    with pytest.raises(errors.FailedPrecondition, match="has named no version before"):
+        await world.registry.rollback()
+
+
+async def test_a_label_that_moved_meanwhile_is_not_moved(world: World):
+    good = await world.checkpoint("good", GOOD)
+    with pytest.raises(errors.Aborted, match="revision 1"):
+        await world.registry.publish(good, expected_revision=7)
+    assert (await world.registry.publish(good, expected_revision=1)).label.revision == 2
+
+
+async def test_wrong_names_are_refused_with_a_remedy(world: World):
+    version = world.space.version
+    calls: list[tuple[Callable[[], Any], type[errors.AeencError], str]] = [
+        (lambda: world.registry.publish("qnothing"), errors.NotFound, "ListCheckpoints"),
+        (lambda: world.registry.set_label("no spaces", version), errors.InvalidArgument, "1 to 64 letters"),
+        (lambda: world.registry.set_label("previous", version), errors.InvalidArgument, "follows 'stable'"),
+        (lambda: world.registry.delete_label("stable"), errors.FailedPrecondition, "cannot be deleted"),
+        (lambda: world.registry.delete_label("nothing"), errors.NotFound, "list the labels"),
+        (lambda: world.registry.rollouts("nothing"), errors.NotFound, "list the labels"),
+        (lambda: world.trainer.checkpoint("qnothing"), errors.NotFound, "ListCheckpoints"),
+    ]
+    for call, kind, remedy in calls:
+        with pytest.raises(kind, match=remedy):
+            await call()
+
+
+async def test_a_publication_waits_until_every_live_encoder_serves_it(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.rows.heartbeat("encoder-1")
+    published = await world.registry.publish(good, wait_s=0.3)
+    assert (published.complete, [rollout.ok for rollout in published.rollouts]) == (False, [False])
+    row = RolloutRow(
+        "encoder-1", published.label.revision, ok=True, reason="", at=published.label.moved_at.ToDatetime()
+    )
+    await world.rows.acknowledge(world.space.space_id, "stable", row)
+    assert (await world.registry.publish(good, wait_s=5)).complete
+
+
+async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, namespace: str, tmp_path: Path):
+    tokens = {"token": "t", "admin_token": "a"}
+    async with serve_trainer(space, redis_url, namespace, tmp_path, client_token="t", **tokens) as (server, trainer):
+        await trainer.checkpoints()
+        with pytest.raises(errors.PermissionDenied):
+            await RegistryClient(trainer.channel).labels()
+        admin = RegistryClient(Channel(f"127.0.0.1:{server.port}", token="a"))
+        assert len(await admin.labels()) == 1
+        await admin.channel.close()
