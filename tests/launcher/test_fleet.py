@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,9 @@ from aeenc import errors
 from aeenc.oracle import OracleServer
 from aeenc.sync import LOOP
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from services.kit.artifacts import sha256_of
 from services.launcher.fleet import Fleet, Options
+from services.launcher.processes import ProcessId, end
 
 HYPOTHESES = [(f"h{n}", fact) for n, fact in enumerate(FACTS)]
 
@@ -75,6 +79,22 @@ def kill(home: Path, name: str) -> int:
     while process.alive:
         time.sleep(0.01)
     return process.pid
+
+
+def index_files(home: Path) -> dict[str, str]:
+    """The hash of every file under the corpora."""
+    root = home / "artifacts" / "generations"
+    return {str(path.relative_to(root)): sha256_of(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def start_alone(home: Path, name: str) -> ProcessId:
+    """Starts one service of the fleet with nobody else's help."""
+    fleet = Fleet(home)
+    options = fleet.options()
+    assert options is not None
+    return fleet._start(
+        name, options, fleet.targets(), str(json.loads((home / "fleet.json").read_bytes())["redis_url"])
+    )
 
 
 def pairs_of(client: aeenc.Client, run_id: str) -> dict[int, tuple[str, str, int]]:
@@ -138,10 +158,48 @@ def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Pat
     ended = client.trainer.wait(job.id)
     assert ended.state == trainer_pb2.JOB_STATE_SUCCEEDED, ended.error
     assert {checkpoint.version for checkpoint in client.trainer.checkpoints()} == known | {ended.version}
+    files = index_files(home)
     published = client.registry.publish(ended.version, wait_s=20)
     assert published.complete
     found = client.index.retrieve("facts", ["about the sun"], k=3)
     assert found.model_version == ended.version
+    assert index_files(home) == files, "publishing a query encoder leaves the index as it was"
+
+
+@pytest.mark.slow
+def test_searching_needs_neither_redis_nor_sampler_nor_trainer(home: Path, client: aeenc.Client):
+    before = client.index.retrieve("facts", ["about the sun"], k=5)
+    for name in ("redis", "sampler", "trainer"):
+        kill(home, name)
+    without = client.index.retrieve("facts", ["about the sun"], k=5)
+    assert (without.results, without.model_version) == (before.results, before.model_version)
+    vectors = client.encoder.encode(["about the sun"])
+    assert client.index.search("facts", vectors.vectors, space_id=vectors.space_id, k=5).ids[0] == [
+        hit.id for hit in before[0]
+    ]
+    # An encoder that restarts meanwhile serves its last labels from its own files.
+    os.kill(Fleet(home).running()["encoder"].pid, signal.SIGKILL)
+    restarted = start_alone(home, "encoder")
+    try:
+        again = client.index.retrieve("facts", ["about the sun"], k=5)
+        assert (again.results, again.model_version) == (before.results, before.model_version)
+        info = client.encoder.info().service
+        assert (info.state, "Redis" in info.state_reason) == (types_pb2.SERVICE_STATE_DEGRADED, True)
+    finally:
+        end([restarted], 10)
+    up_again(home)
+
+
+@pytest.mark.slow
+def test_a_stranger_lists_services_and_retrieves_by_reflection_alone(home: Path, client: aeenc.Client):
+    script = Path(__file__).parents[2] / "examples" / "reflection_client.py"
+    target = Fleet(home).targets()["index"]
+    command = [sys.executable, "-I", str(script), target, "facts", "the sun is a star"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    services, _, answer = done.stdout.partition("\n")
+    assert "aeenc.v1.IndexService" in services
+    (result,) = json.loads(answer)["results"]
+    assert [premise["text"] in FACTS for premise in result["premises"]] == [True] * 3
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +16,7 @@ from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space
 
 from aeenc.errors import FailedPrecondition
 from services.encoder.model import load_model
+from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.learning import training
 from services.trainer.learning.job import run_job
@@ -166,3 +170,19 @@ def test_the_space_is_another_one_when_anything_that_decides_it_changes(space: S
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "model.safetensors")
     assert space_id_of(tmp_path, spec) != space.space_id
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_job_without_a_visible_checkpoint(space: Space, make_job: MakeJob):
+    files = make_job(epochs=1)
+    before = space.store.list("checkpoints")
+    child = subprocess.Popen(
+        [sys.executable, "-m", MODULE, "job", str(files.directory)],
+        stdin=subprocess.PIPE,  # its lifeline; closing it would end the child
+    )
+    resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
+    assert child.wait(timeout=60) == EXIT_DISK_FULL
+    assert child.stdin is not None
+    child.stdin.close()
+    assert "disk is full" in describe_exit(EXIT_DISK_FULL)
+    assert (files.result(), space.store.list("checkpoints")) == (None, before)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn, optim
 
-from services.kit.artifacts import sync_directory
+from services.kit.artifacts import atomic_write
 
 FILE = "epoch.safetensors"
 BEST = "best.safetensors"
@@ -64,12 +63,6 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
     _save(path, weights, None)
 
 
-def _save(path: Path, tensors: dict[str, Tensor], metadata: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-    with temporary.open("rb") as file:
-        import os
-
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
+    # Through bytes: the library's own writer hides a full disk behind an error of its own.
+    atomic_write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import warnings
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode
@@ -47,8 +46,7 @@ def write_checkpoint(
     with store.writer("checkpoint", FOLDER) as writer:
         (writer.path / "model.onnx").write_bytes(_onnx(encoder, batches))
         weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
-        save_file(weights, writer.path / "model.safetensors")
-        (writer.path / "model.safetensors").chmod(0o644)  # the library makes it readable by its owner alone
+        (writer.path / "model.safetensors").write_bytes(save(weights))
         for name in ("config.json", "tokenizer.json"):
             shutil.copyfile(directory / name, writer.path / name)
         vectors = _probe(writer.path / "model.onnx", encoder, batches)
@@ -80,9 +78,7 @@ def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
         del node.metadata_props[:]
         node.doc_string = ""
     del model.metadata_props[:]
-    data = io.BytesIO()
-    data.write(model.SerializeToString())
-    return data.getvalue()
+    return bytes(model.SerializeToString())
 
 
 def _probe(path: Path, encoder: QueryEncoder, batches: TextBatches) -> Any:
