@@ -139,6 +139,8 @@ class Channel:
             return error
         if isinstance(error, errors.Unavailable):
             return errors.Unavailable(f"no service answers at {self.target} ({error.message}); is it running?")
+        if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
+            return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error
