@@ -14,7 +14,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-soak check format bench proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak check format bench proto up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -37,6 +37,9 @@ test-crash: setup ## kill processes again and again and look for what was lost
 
 test-demo: setup ## run the whole demo as a test
 	@$(PYTEST) -m demo --timeout 1800
+
+test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
+	@$(PYTEST) -m sdk --timeout 1800
 
 test-soak: setup ## keep a fleet under load for a long time
 	@$(PYTEST) -m soak --timeout 7200

@@ -238,7 +238,8 @@ def _drawn(client: aeenc.Client, tree: Tree) -> str:
         for child in tree.children[label]
         if tree.texts[child] in found[text]
     }
-    return draw(tree, marked=marked)
+    width = min(100, shutil.get_terminal_size().columns)
+    return draw(tree, width=width, marked=marked)
 
 
 def _summary(report: dict[str, Any]) -> list[str]:
