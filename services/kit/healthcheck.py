@@ -1,0 +1,55 @@
+"""`python -m services.kit.healthcheck HOST:PORT [--tcp]`: exit status 0 when it serves. For container health checks.
+
+It asks grpc.health.v1, which needs no token; `--tcp` only connects, for servers without that service (an oracle).
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S = 5.0
+
+
+def serves(target: str, ca: Path | None = None) -> bool:
+    """Whether the server at `target` says SERVING within 5 s."""
+    if ca is None:
+        channel = grpc.insecure_channel(target)
+    else:
+        channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(ca.read_bytes()))
+    with channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def connects(target: str) -> bool:
+    """Whether something listens at `target`."""
+    host, _, port = target.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Checks the target of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--ca", type=Path)
+    arguments = parser.parse_args()
+    healthy = connects(arguments.target) if arguments.tcp else serves(arguments.target, arguments.ca)
+    sys.exit(0 if healthy else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""docker-compose.yml without an engine: each service's command runs as a plain process with its own environment.
+
+Host names are mapped to loopback with free ports, volumes and files of the image to folders here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_base import write_tiny_base
+
+import aeenc
+from aeenc import errors
+from aeenc.v1 import sampler_pb2
+from services.kit.healthcheck import connects, serves
+from services.kit.local_redis import find_redis_server
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SECRETS = {"AEENC_TOKEN": "a-token", "AEENC_ADMIN_TOKEN": "an-admin-token"}
+FACTS = [
+    "a magnet attracts iron",
+    "a nail is made of iron",
+    "the sun is a star",
+    "ice is solid water",
+    "a fish can swim",
+]
+OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
+ON_CPU = {name: service for name, service in COMPOSE["services"].items() if service.get("profiles") != ["gpu"]}
+
+
+def filled(text: str) -> str:
+    """Variables of the compose file, filled in as `docker compose` would."""
+    return re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: SECRETS[match[1]], text)
+
+
+@dataclass
+class Composed:
+    """The running processes and where they listen."""
+
+    processes: dict[str, subprocess.Popen[bytes]]
+    ports: dict[str, int]
+
+    def target(self, name: str) -> str:
+        return f"127.0.0.1:{self.ports[name]}"
+
+
+class Mapping:
+    """What stands for the network, the volumes and the image's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {name: free_port() for name in ON_CPU}
+        self.inside = {
+            "redis": 6379,
+            "encoder": 50051,
+            "index": 50052,
+            "sampler": 50053,
+            "trainer": 50054,
+            "gold": 50055,
+        }
+
+    def __call__(self, name: str, text: str) -> str:
+        text = filled(text).replace("0.0.0.0", "127.0.0.1").replace("/opt/aeenc/sample", str(ROOT / "data" / "sample"))
+        text = text.replace("/var/lib/aeenc", str(self.folder / "data"))
+        for host, port in self.inside.items():
+            text = re.sub(rf"(?:dns:///)?\b{host}:{port}\b", f"127.0.0.1:{self.ports[host]}", text)
+        own = self.inside[name]
+        return re.sub(rf"127\.0\.0\.1:{own}\b|^{own}$", lambda m: m[0].replace(str(own), str(self.ports[name])), text)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def launch(name: str, service: dict[str, Any], mapping: Mapping) -> subprocess.Popen[bytes]:
+    command = [mapping(name, word) for word in service["command"]]
+    environment = {key: mapping(name, value) for key, value in service.get("environment", {}).items()}
+    environment = {key: "0" if key.endswith("METRICS_PORT") else value for key, value in environment.items()}
+    programs = {"python": [sys.executable], "aeenc": [str(Path(sys.executable).with_name("aeenc"))]}
+    programs["redis-server"] = [find_redis_server(), "--port", str(mapping.ports["redis"]), "--bind", "127.0.0.1"]
+    if name == "trainer":  # the only thing that is not compose's own: a model that is exported in a second
+        environment |= {"AEENC_TRAINER_BASE_MODEL": str(mapping.folder / "base"), "AEENC_TRAINER_MAX_TOKENS": "64"}
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("AEENC_")}
+    workplace = mapping.folder / name
+    workplace.mkdir()
+    log = (mapping.folder / f"{name}.log").open("wb")
+    return subprocess.Popen(
+        [*programs[command[0]], *command[1:]], env={**clean, **environment}, cwd=workplace, stdout=log, stderr=log
+    )
+
+
+def healthy(name: str, service: dict[str, Any], mapping: Mapping) -> bool:
+    """The container's own health check."""
+    words = [mapping(name, word) for word in service["healthcheck"]["test"]]
+    if name == "redis":
+        return connects(f"127.0.0.1:{mapping.ports[name]}")
+    assert words[:4] == ["CMD", "python", "-m", "services.kit.healthcheck"]
+    return connects(words[-1]) if "--tcp" in words else serves(words[-1])
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    """Everything that `docker compose up` would start on a machine without a GPU, healthy."""
+    folder = tmp_path_factory.mktemp("compose")
+    write_tiny_base(folder / "base")
+    mapping = Mapping(folder)
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, service in ON_CPU.items():
+            processes[name] = launch(name, service, mapping)
+            needs = list(service.get("depends_on", {}))
+            assert set(needs) <= set(processes), "dependencies stand before what depends on them"
+            wait_for([(need, ON_CPU[need]) for need in needs], mapping, processes)
+        wait_for(list(ON_CPU.items()), mapping, processes)
+        yield Composed(processes, mapping.ports)
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def wait_for(
+    services: list[tuple[str, dict[str, Any]]], mapping: Mapping, processes: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    deadline = time.monotonic() + 50
+    for name, service in services:
+        while not healthy(name, service, mapping):
+            log = (mapping.folder / f"{name}.log").read_text(errors="replace")[-2000:]
+            assert processes[name].poll() is None, f"{name} ended:\n{log}"
+            assert time.monotonic() < deadline, f"{name} is not healthy:\n{log}"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def client(composed: Composed) -> Iterator[aeenc.Client]:
+    targets = {name: composed.target(name) for name in ("encoder", "index", "sampler", "trainer")}
+    connected = aeenc.connect(**targets, token="a-token", admin_token="an-admin-token", timeout_s=20)
+    yield connected
+    connected.close()
+
+
+@pytest.mark.slow
+def test_a_corpus_is_built_and_retrieved_from_through_the_composed_services(client: aeenc.Client):
+    from aeenc.v1 import types_pb2
+
+    client.index.build("five", [types_pb2.Premise(id=f"f{n}", text=text) for n, text in enumerate(FACTS)])
+    (hits,) = client.index.retrieve("five", ["a magnet attracts a nail"], k=3)
+    assert len(hits) == 3
+    assert {hit.text for hit in hits} <= set(FACTS)
+
+
+@pytest.mark.slow
+def test_the_sampler_reaches_the_oracle_and_the_registry_with_their_tokens(client: aeenc.Client):
+    run = client.sampler.start_run([("h", FACTS[0])], corpus="five", oracle="gold", k=3)
+    ended = client.sampler.wait(run.id)
+    assert (ended.state, ended.progress.judgements) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3), ended.error
+    assert {label.name for label in client.registry.labels()} == {"stable"}, "the run's label came and went"
+
+
+@pytest.mark.slow
+def test_without_a_token_every_service_refuses(composed: Composed):
+    targets = {name: composed.target(name) for name in ("encoder", "index", "sampler", "trainer")}
+    stranger = aeenc.connect(**targets, timeout_s=5)
+    calls = [
+        lambda: stranger.encoder.encode(["x"]),
+        lambda: stranger.index.retrieve("five", ["x"]),
+        stranger.sampler.runs,
+        stranger.trainer.checkpoints,
+    ]
+    for call in calls:
+        with pytest.raises(errors.Unauthenticated):
+            call()
+    stranger.close()
+
+
+@pytest.mark.slow
+def test_every_command_ends_with_status_0_on_sigterm(composed: Composed, client: aeenc.Client):
+    for name in ("gold", "sampler", "index", "encoder", "trainer", "redis"):
+        composed.processes[name].send_signal(signal.SIGTERM)
+        assert composed.processes[name].wait(timeout=15) == 0, name
+
+
+def test_no_port_is_published_beyond_loopback():
+    published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert len(published) == 6
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_every_service_that_listens_beyond_loopback_wants_a_token():
+    for name, service in OURS.items():
+        environment = service["environment"]
+        wanted = [key for key in environment if key.endswith("_TOKEN") and "PEER" not in key and "ADMIN" not in key]
+        assert len(wanted) == 1, name
+        assert environment[wanted[0]].startswith("${AEENC_TOKEN:?"), f"{name}: no secret in the file, no empty one"
+
+
+def test_encoder_and_trainer_have_a_gpu_profile_that_differs_in_the_image_alone():
+    for name in ("encoder", "trainer"):
+        cpu, gpu = COMPOSE["services"][name], COMPOSE["services"][f"{name}-gpu"]
+        assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
+        (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert gpu["build"]["args"] == {**cpu["build"]["args"], "VARIANT": "gpu"}
+        for key in ("command", "environment", "volumes", "networks", "healthcheck"):
+            assert cpu[key] == gpu[key]
+
+
+def test_the_dockerfile_knows_every_service_that_compose_builds():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for service in OURS.values():
+        assert re.search(rf"\b{service['build']['args']['SERVICE']}\b", dockerfile)
+    assert re.search(r"^USER aeenc$", dockerfile, re.MULTILINE)
