@@ -75,7 +75,11 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
     process = subprocess.Popen(
-        [find_redis_server(), *arguments], stdin=subprocess.DEVNULL, start_new_session=start_new_session
+        [find_redis_server(), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # a caller's pipe would never end while the server lives
+        stderr=subprocess.DEVNULL,
+        start_new_session=start_new_session,
     )
     _await_answer(process, socket, directory)
     return PrivateRedis(process, f"unix://{socket}")

@@ -210,7 +210,11 @@ def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.C
     assert set(fleet.down()) == set(processes)
     assert not any(process.alive for process in processes.values())
     assert fleet.running() == {}
-    up_again(home)
+    # What is started in the background must not keep the command's own output open.
+    aeenc_script = str(Path(sys.executable).with_name("aeenc"))
+    command = [aeenc_script, "--json", "up", "--home", str(home)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=50, check=True)
+    assert json.loads(done.stdout)["targets"] == fleet.targets()
     assert {(label.name, label.version) for label in client.registry.labels()} == labels
     assert len(client.index.retrieve("facts", ["the sun"], k=3)[0]) == 3
 
