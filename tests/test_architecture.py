@@ -179,3 +179,9 @@ def path_of(file: Path) -> str:
 
 def where(file: Path, line: int) -> str:
     return f"{path_of(file)}:{line}"
+
+
+def test_the_page_of_settings_is_what_the_settings_say():
+    from tools import settings_doc
+
+    assert settings_doc.PATH.read_text(encoding="utf-8") == settings_doc.render(), "run python -m tools.settings_doc"

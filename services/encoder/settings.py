@@ -18,7 +18,7 @@ class EncoderSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="AEENC_ENCODER_")
     service: ClassVar[str] = "encoder"
 
-    port: int = Field(50051, ge=0, le=65535)
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     state_dir: Path = Field(Path(".aeenc/state/encoder"), description="where the last labels are kept")
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the registry's Redis")
     namespace: str = Field("default", description="the deployment's name in Redis")

@@ -240,7 +240,7 @@ def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
             manifest_sha256=digest,
             created_at=datetime.fromisoformat(manifest["created_at"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.DataLoss(f"{path} is no manifest ({type(error).__name__}: {error}); restore it") from error
 
 

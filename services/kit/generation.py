@@ -119,13 +119,14 @@ def open_generation(
         with artifact.file(PREMISES).open(encoding="utf-8") as file:
             premises = [_record(line) for line in file]
         vectors = np.load(artifact.file(VECTORS), mmap_mode="r", allow_pickle=False)
-    except (ValueError, KeyError) as error:
+        expected = (meta["premises"], meta["dim"])
+        stamp = (meta["space_id"], meta["premise_version"])
+    except (ValueError, KeyError, TypeError) as error:
         raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error
-    expected = (meta["premises"], meta["dim"])
     if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != np.float32:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
         raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")
-    return Generation(artifact, premises, vectors, corpus, meta["space_id"], meta["premise_version"], meta["dim"])
+    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1])
 
 
 def read_active(store: ArtifactStore, corpus: str) -> str | None:
@@ -135,7 +136,7 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
         return str(json.loads(path.read_bytes())["generation"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise errors.DataLoss(f"{path} cannot be read ({error}); activate a generation again") from error
 
 

@@ -32,8 +32,8 @@ class ServiceSettings(BaseSettings):
     tls_key: Path | None = Field(None, description="private key (PEM) of this server")
     tls_client_ca: Path | None = Field(None, description="CA (PEM) that client certificates must be signed by")
     drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after SIGTERM")
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = Field("console", description="for a terminal, or one JSON object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
     message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
     max_items: int = Field(1024, ge=1, description="most items in one unary call")

@@ -108,7 +108,7 @@ class Oracle:
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
             )
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles would share a port unnoticed
         oracle_pb2_grpc.add_OracleServiceServicer_to_server(_Servicer(self, token), server)
         try:
             port = server.add_insecure_port(address)

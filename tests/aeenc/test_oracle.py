@@ -1,0 +1,176 @@
+"""A user's oracle, as short as the documentation promises, served on a real socket and called as the sampler does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import Channel, errors
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracles.client import Answer, OracleClient
+
+
+class WordOracle(aeenc.Oracle):
+    name = "words"
+
+    def judge(self, task):  # type: ignore[no-untyped-def]  # as a user would write it
+        return [c.id for c in task.candidates if set(c.text.split()) & set(task.query.split())]
+
+
+SUN = Candidate("p1", "the sun is a star", rank=1, score=0.75)
+ICE = Candidate("p2", "ice melts", rank=2, score=0.5)
+
+
+def task(query: str = "a star gives light", *, task_id: str = "t1") -> Task:
+    return Task(task_id, "r1", query, path=("the root",), accepted=(ICE,), candidates=(SUN, ICE))
+
+
+@asynccontextmanager
+async def served(oracle: aeenc.Oracle, **options: Any) -> AsyncIterator[OracleClient]:
+    server = await oracle.start("127.0.0.1:0", **options)
+    channel = Channel(f"127.0.0.1:{server.port}", token=options.get("token"), timeout_s=5)
+    yield OracleClient(channel)
+    await channel.close()
+    await server.stop(0)
+
+
+def judgements(answer: Answer) -> dict[str, object]:
+    return {premise: verdict.judgement for premise, verdict in answer.verdicts}
+
+
+async def test_an_iterable_of_ids_accepts_these_and_refuses_all_others() -> None:
+    async with served(WordOracle()) as client:
+        (answer,) = await client.judge("r1", [task()])
+    assert (answer.task_id, answer.annotator) == ("t1", "words")
+    assert judgements(answer) == {"p1": EXPLAINS, "p2": REFUSES}
+
+
+async def test_the_oracle_sees_the_whole_task() -> None:
+    seen = []
+
+    class Watching(aeenc.Oracle):
+        def judge(self, task: Task) -> list[str]:
+            seen.append(task)
+            return []
+
+    async with served(Watching()) as client:
+        await client.judge("r1", [task()])
+    assert seen == [task()]
+
+
+async def test_several_tasks_of_one_call_are_answered_in_their_order() -> None:
+    async with served(WordOracle()) as client:
+        answers = await client.judge("r1", [task("ice", task_id="t1"), task("sun", task_id="t2"), task(task_id="t3")])
+        assert await client.judge("r1", []) == []
+    assert [answer.task_id for answer in answers] == ["t1", "t2", "t3"]
+    assert judgements(answers[0]) == {"p1": REFUSES, "p2": EXPLAINS}
+
+
+async def test_a_mapping_may_say_more_and_what_it_leaves_out_is_unseen() -> None:
+    class Careful(aeenc.Oracle):
+        def judge(self, task: Task) -> dict[str, Any]:
+            return {"p1": Verdict(EXPLAINS, leaf=True, grade=0.5)} if task.query == "leaf" else {"p2": ABSTAINS}
+
+    async with served(Careful()) as client:
+        leaf, abstained = await client.judge("r1", [task("leaf", task_id="t1"), task(task_id="t2")])
+    assert dict(leaf.verdicts) == {"p1": Verdict(EXPLAINS, leaf=True, grade=0.5), "p2": Verdict(UNSEEN)}
+    assert judgements(abstained) == {"p1": UNSEEN, "p2": ABSTAINS}
+
+
+async def test_judge_may_be_a_coroutine_function_and_tasks_then_wait_together() -> None:
+    arrived = 0
+    both = asyncio.Event()
+
+    class Asynchronous(aeenc.Oracle):
+        async def judge(self, task: Task) -> list[str]:
+            nonlocal arrived
+            arrived += 1
+            if arrived == 2:
+                both.set()
+            await both.wait()
+            return ["p1"]
+
+    async with served(Asynchronous()) as client:
+        answers = await client.judge("r1", [task(task_id="t1"), task(task_id="t2")])
+    assert [judgements(answer) for answer in answers] == [{"p1": EXPLAINS, "p2": REFUSES}] * 2
+
+
+async def test_a_judge_that_raises_is_unavailable_without_internals_and_the_server_goes_on() -> None:
+    class Shaky(aeenc.Oracle):
+        def judge(self, task: Task) -> list[str]:
+            if task.query == "bad":
+                raise KeyError("secret path /etc/shadow")
+            return ["p1"]
+
+    async with served(Shaky()) as client:
+        with pytest.raises(errors.Unavailable, match="judge failed with KeyError") as caught:
+            await client.judge("r1", [task("bad")])
+        assert "shadow" not in caught.value.message
+        with pytest.raises(errors.Unavailable):  # never a part of the answers: a missing one is no refusal
+            await client.judge("r1", [task(task_id="t1"), task("bad", task_id="t2")])
+        assert judgements((await client.judge("r1", [task()]))[0])["p1"] == EXPLAINS
+
+
+async def test_an_error_of_ours_keeps_its_class() -> None:
+    class Busy(aeenc.Oracle):
+        def judge(self, task: Task) -> list[str]:
+            raise errors.Overloaded("ask me later", retry_after_s=2.0)
+
+    async with served(Busy()) as client:
+        with pytest.raises(errors.Overloaded, match="ask me later") as caught:
+            await client.judge("r1", [task()])
+    assert caught.value.retry_after_s == 2.0
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"p1": "yes"}, [["p1"]]])
+async def test_an_answer_that_is_none_is_an_error_and_no_refusal(answer: Any) -> None:
+    class Nonsense(aeenc.Oracle):
+        def judge(self, task: Task) -> Any:
+            return answer
+
+    async with served(Nonsense()) as client:
+        with pytest.raises(errors.Unavailable, match="judge failed"):
+            await client.judge("r1", [task()])
+
+
+async def test_ids_that_were_not_asked_for_are_left_out_of_the_answer() -> None:
+    class Inventive(aeenc.Oracle):
+        def judge(self, task: Task) -> Any:
+            return ["p1", "p9"] if task.query == "list" else {"p9": EXPLAINS}
+
+    async with served(Inventive()) as client:
+        listed, mapped = await client.judge("r1", [task("list", task_id="t1"), task(task_id="t2")])
+    assert judgements(listed) == {"p1": EXPLAINS, "p2": REFUSES}
+    assert judgements(mapped) == {"p1": UNSEEN, "p2": UNSEEN}
+
+
+async def test_an_oracle_that_judges_nothing_says_what_to_override() -> None:
+    with pytest.raises(NotImplementedError, match="Oracle does not override judge"):
+        aeenc.Oracle().judge(task())
+
+
+async def test_a_token_is_needed_where_one_is_set() -> None:
+    async with served(WordOracle(), token="open-sesame") as client:
+        assert len(await client.judge("r1", [task()])) == 1
+        for token in (None, "wrong"):
+            stranger = OracleClient(Channel(client.channel.target, token=token, timeout_s=5))
+            with pytest.raises(errors.Unauthenticated, match="needs its token"):
+                await stranger.judge("r1", [task()])
+            await stranger.channel.close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "example.org:0"])
+async def test_an_oracle_refuses_to_listen_beyond_loopback_without_a_token(address: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="give a token, or allow_insecure"):
+        await WordOracle().start(address)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with served(WordOracle()) as client:
+        with pytest.raises(errors.Unavailable, match=client.channel.target):
+            await WordOracle().start(client.channel.target)
