@@ -38,11 +38,15 @@ FROM python:${PYTHON}-slim
 ARG SERVICE
 # libgomp: OpenMP, for faiss and torch.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 aeenc && install -d -o aeenc /var/lib/aeenc
+    && useradd --system --uid 10001 aeenc \
+    && install -d -o aeenc /var/lib/aeenc
 COPY --from=build /opt/aeenc /opt/aeenc
 COPY data/sample /opt/aeenc/sample
-ENV PATH=/opt/aeenc/bin:$PATH PYTHONUNBUFFERED=1 AEENC_SERVICE=${SERVICE}
+# HOME: where the hub's client keeps a base model that is named by its hub id.
+ENV PATH=/opt/aeenc/bin:$PATH PYTHONUNBUFFERED=1 HOME=/var/lib/aeenc AEENC_SERVICE=${SERVICE}
 USER aeenc
 WORKDIR /var/lib/aeenc
 VOLUME /var/lib/aeenc
-CMD ["sh", "-c", "exec python -m services.$AEENC_SERVICE"]
+COPY --chmod=755 deploy/start deploy/healthy /opt/aeenc/bin/
+HEALTHCHECK --interval=10s --timeout=6s --start-period=180s --start-interval=1s --retries=6 CMD ["healthy"]
+CMD ["start"]

@@ -7,6 +7,7 @@ from services.encoder.batching import Batcher
 from services.encoder.encoding import Encoding
 from services.encoder.follower import Follower
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.model import providers_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
 from services.encoder.versions import Versions
@@ -21,7 +22,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
-    versions = Versions()
+    versions, providers = Versions(), providers_of(settings.device)
     redis = connect(settings.redis_url)
     follower = Follower(
         registry=Registry(redis, settings.namespace),
@@ -34,6 +35,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         state_dir=settings.state_dir,
         poll_s=settings.poll_s,
         max_file_bytes=settings.model_bytes,
+        providers=providers,
     )
     limits = Limits(
         message_bytes=settings.message_bytes,
@@ -50,7 +52,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         metrics=metrics,
     )
     encoding = Encoding(versions, batcher, limits)
-    servicer = EncoderServicer(server, encoding, versions, follower, limits)
+    servicer = EncoderServicer(server, encoding, versions, follower, limits, providers[0])
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
     async def close() -> None:

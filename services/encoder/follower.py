@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,11 +63,13 @@ class Follower:
         state_dir: Path,
         poll_s: float,
         max_file_bytes: int,
+        providers: Sequence[str],
     ) -> None:
         self._registry, self._store, self._versions = registry, store, versions
         self._readiness, self._metrics = readiness, metrics
         self._instance, self._wanted_space = instance, space_id
         self._state_dir, self._poll_s, self._max_file_bytes = state_dir, poll_s, max_file_bytes
+        self._providers = providers
         self._failed: dict[str, int] = {}  # label -> revision that failed here
         self._tasks: list[asyncio.Task[None]] = []
         self.swaps: deque[Swap] = deque(maxlen=SWAPS_SHOWN)
@@ -175,7 +177,13 @@ class Follower:
     async def _load_from_store(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Model:
         def load() -> Model:
             artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256)
-            return load_model(artifact, space_id=space_id, dim=dim, max_file_bytes=self._max_file_bytes)
+            return load_model(
+                artifact,
+                space_id=space_id,
+                dim=dim,
+                max_file_bytes=self._max_file_bytes,
+                providers=self._providers,
+            )
 
         try:
             return await asyncio.to_thread(load)

@@ -21,6 +21,7 @@ from services.kit.artifacts import Artifact
 
 GOLDEN_COSINE = 0.999
 NORM_TOLERANCE = 1e-3
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SMALL_FILE_BYTES = 64 * 1024 * 1024
 _FILES = {
     "model.onnx",
@@ -65,7 +66,24 @@ class Model:
         return vectors
 
 
-def load_model(artifact: Artifact, *, space_id: str, dim: int | None, max_file_bytes: int) -> Model:
+def providers_of(device: str) -> list[str]:
+    """Onnxruntime's execution providers for `auto`, `cpu` or `cuda`, the preferred first.
+
+    Raises FailedPrecondition when CUDA is asked for and this build of onnxruntime has none.
+    """
+    if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
+        return [CPU]
+    if CUDA not in ort.get_available_providers():
+        raise FailedPrecondition(
+            "AEENC_ENCODER_DEVICE=cuda, but this onnxruntime has no CUDA; install the extra encoder-gpu"
+        )
+    ort.preload_dlls()  # the CUDA libraries that were installed as wheels
+    return [CUDA, CPU]
+
+
+def load_model(
+    artifact: Artifact, *, space_id: str, dim: int | None, max_file_bytes: int, providers: Sequence[str] = (CPU,)
+) -> Model:
     """Loads, warms and checks a checkpoint whose hashes have been verified. Blocks for a second or so.
 
     Raises DataLoss or FailedPrecondition with what is wrong and the file or value it is wrong with.
@@ -76,7 +94,7 @@ def load_model(artifact: Artifact, *, space_id: str, dim: int | None, max_file_b
     check_onnx(memoryview(data), str(artifact.path / "model.onnx"))
     model = Model(
         artifact,
-        _session(data, artifact),
+        _session(data, artifact, providers),
         Tokenization(artifact.file("tokenizer.json"), artifact.meta["max_tokens"]),
     )
     _warm(model)
@@ -106,7 +124,7 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
             raise DataLoss(f"{artifact.path / name} has {entry.size_bytes:,} bytes, over the limit of {limit:,}")
 
 
-def _session(data: bytes, artifact: Artifact) -> ort.InferenceSession:
+def _session(data: bytes, artifact: Artifact, providers: Sequence[str]) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # parallelism comes from several workers, each with a batch of its own
     options.inter_op_num_threads = 1
@@ -114,7 +132,7 @@ def _session(data: bytes, artifact: Artifact) -> ort.InferenceSession:
     options.enable_cpu_mem_arena = False  # lengths vary; an arena would grow to the sum of all shapes and stay
     options.log_severity_level = 3
     try:
-        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(data, options, providers=list(providers))
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{artifact.path / 'model.onnx'} is refused by onnxruntime: {str(error)[:200]}") from error
     inputs, outputs = {i.name for i in session.get_inputs()}, [o.name for o in session.get_outputs()]

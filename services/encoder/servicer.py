@@ -24,10 +24,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """The RPC face of the encoder."""
 
     def __init__(
-        self, server: GrpcServer, encoding: Encoding, versions: Versions, follower: Follower, limits: Limits
+        self,
+        server: GrpcServer,
+        encoding: Encoding,
+        versions: Versions,
+        follower: Follower,
+        limits: Limits,
+        provider: str,
     ) -> None:
         self._server, self._encoding, self._versions = server, encoding, versions
-        self._follower, self._limits = follower, limits
+        self._follower, self._limits, self._provider = follower, limits, provider
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         result = await self._encoding.encode(convert.to_call(request, deadline_s(context)))
@@ -55,5 +61,5 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             versions=convert.to_versions(self._versions),
             labels=convert.to_labels(self._versions),
             swaps=convert.to_swaps(self._follower.swaps),
-            runtime="onnxruntime/CPUExecutionProvider/fp32",
+            runtime=f"onnxruntime/{self._provider}/fp32",
         )

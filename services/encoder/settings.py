@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -23,6 +23,7 @@ class EncoderSettings(ServiceSettings):
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the registry's Redis")
     namespace: str = Field("default", description="the deployment's name in Redis")
     space_id: str = Field("", description="the space to serve; empty: the registry's default")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
     workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
     batch_items: int = Field(32, ge=1, description="most texts in one batch")
     batch_tokens: int = Field(4096, ge=64, description="most padded tokens in one batch")

@@ -121,7 +121,7 @@ def open_generation(
         vectors = np.load(artifact.file(VECTORS), mmap_mode="r", allow_pickle=False)
         expected = (meta["premises"], meta["dim"])
         stamp = (meta["space_id"], meta["premise_version"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error
     if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != np.float32:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
@@ -136,7 +136,7 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
         return str(json.loads(path.read_bytes())["generation"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.DataLoss(f"{path} cannot be read ({error}); activate a generation again") from error
 
 

@@ -23,9 +23,15 @@ from tiny_base import write_tiny_base
 
 import aeenc
 from aeenc import errors
+from aeenc.oracles.client import OracleClient
+from aeenc.sync import LOOP
 from aeenc.v1 import sampler_pb2
+from services.encoder.settings import EncoderSettings
+from services.index.settings import IndexSettings
 from services.kit.healthcheck import connects, serves
 from services.kit.local_redis import find_redis_server
+from services.sampler.settings import SamplerSettings
+from services.trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -130,6 +136,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     finally:
         for process in processes.values():
             process.kill()
+            process.wait()
 
 
 def wait_for(
@@ -184,6 +191,15 @@ def test_without_a_token_every_service_refuses(composed: Composed):
         with pytest.raises(errors.Unauthenticated):
             call()
     stranger.close()
+    common = aeenc.connect(**targets, token="a-token", timeout_s=5)
+    for call in (lambda: common.index.generations("five"), common.registry.labels):
+        with pytest.raises(errors.PermissionDenied):
+            call()
+    common.close()
+    oracle = OracleClient(LOOP.run(opened(composed.target("gold"))))
+    with pytest.raises(errors.Unauthenticated):
+        LOOP.run(oracle.judge("r", [aeenc.Task("t", "r", "query", (), (), ())]))
+    LOOP.run(oracle.channel.close())
 
 
 @pytest.mark.slow
@@ -191,6 +207,21 @@ def test_every_command_ends_with_status_0_on_sigterm(composed: Composed, client:
     for name in ("gold", "sampler", "index", "encoder", "trainer", "redis"):
         composed.processes[name].send_signal(signal.SIGTERM)
         assert composed.processes[name].wait(timeout=15) == 0, name
+
+
+async def opened(target: str) -> aeenc.Channel:
+    """A channel of the client's loop."""
+    return aeenc.Channel(target, timeout_s=5)
+
+
+def test_every_variable_is_a_setting_of_its_service():
+    fields = {
+        c.service: set(c.model_fields) for c in (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
+    }
+    for name, service in OURS.items():
+        for key in service["environment"]:
+            _, owner, *field = key.lower().split("_")
+            assert key in {"OMP_NUM_THREADS", "AEENC_ORACLE_TOKEN"} or "_".join(field) in fields[owner], (name, key)
 
 
 def test_no_port_is_published_beyond_loopback():

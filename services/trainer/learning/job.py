@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,6 @@ def run_job(files: JobFiles) -> None:
         lambda step: _tell(files, materials.training_set, step),
     )
     standing = training.run()
-    _tell(
-        files,
-        materials.training_set,
-        Step("exporting", standing, standing.steps_done, standing.steps_done, math.nan, 0),
-    )
     best = load_encoder(materials.base.path, materials.spec, load_file(files.directory / BEST)).to(materials.device)
     artifact = write_checkpoint(
         store,
@@ -192,7 +186,7 @@ def _tell(files: JobFiles, training_set: TrainingSet, step: Step) -> None:
             "epochs_done": standing.epochs_done,
             "steps_done": step.steps_done,
             "steps": step.steps,
-            "loss": 0.0 if math.isnan(step.loss) else step.loss,
+            "loss": step.loss,
             "validation_map": standing.validation_map,
             "best_validation_map": standing.best_map,
             "remaining_s": step.remaining_s,

@@ -64,6 +64,7 @@ class Training:
         self._plan, self._encoder, self._objective = plan, encoder, objective
         self._validate, self._directory, self._tell = validate, directory, tell
         self._optimizer = optim.AdamW(encoder.parameters(), lr=plan.config.learning_rate, weight_decay=WEIGHT_DECAY)
+        self._loss = 0.0
         self._steps = -(-objective.size // plan.config.batch_size) * plan.config.epochs
 
     def run(self) -> Standing:
@@ -71,13 +72,14 @@ class Training:
         standing = load_standing(self._directory, self._encoder, self._optimizer)
         for epoch in range(standing.epochs_done + 1, self._plan.config.epochs + 1):
             self._epoch(epoch, standing)
-            self._say("evaluating", standing, standing.steps_done, math.nan, 0.0)
+            self._say("evaluating", standing, standing.steps_done, 0.0)
             standing.validation_map = self._validate() if self._validate else 0.0
             if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
                 standing.best_epoch, standing.best_map = epoch, standing.validation_map
                 save_weights(self._directory / BEST, self._encoder.transformer.state_dict())
             standing.epochs_done = epoch
             save_standing(self._directory, standing, self._encoder, self._optimizer)
+        self._say("exporting", standing, standing.steps_done, 0.0)
         return standing
 
     def _epoch(self, epoch: int, standing: Standing) -> None:
@@ -92,8 +94,8 @@ class Training:
             now = time.monotonic()
             if now - told_at >= TELL_S:
                 pace_s = (now - started) / (done - standing.steps_done)
-                self._say("training", standing, done, float(np.mean(losses)), pace_s * (self._steps - done))
-                losses, told_at = [], now
+                self._loss, losses, told_at = float(np.mean(losses)), [], now
+                self._say("training", standing, done, pace_s * (self._steps - done))
         standing.steps_done = done
 
     def _step(self, items: NDArray[np.int64], done: int) -> float:
@@ -109,8 +111,8 @@ class Training:
         self._optimizer.step()
         return value
 
-    def _say(self, phase: str, standing: Standing, done: int, loss: float, remaining_s: float) -> None:
-        self._tell(Step(phase, standing, done, self._steps, loss, remaining_s))
+    def _say(self, phase: str, standing: Standing, done: int, remaining_s: float) -> None:
+        self._tell(Step(phase, standing, done, self._steps, self._loss, remaining_s))
 
 
 def schedule(step: int, steps: int) -> float:
