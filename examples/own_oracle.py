@@ -1,0 +1,36 @@
+"""An oracle of your own: it accepts a premise that shares two rare words with the query. A stand-in for your model.
+
+python examples/own_oracle.py 127.0.0.1:50055
+aeenc up --oracle mine=127.0.0.1:50055
+aeenc sample science --data data/sample --oracle mine
+"""
+
+from __future__ import annotations
+
+import sys
+
+import aeenc
+
+COMMON = {"a", "an", "the", "is", "are", "of", "to", "in", "and", "by", "for", "from", "that", "it", "can", "with"}
+
+
+class SharedWords(aeenc.Oracle):
+    """Explains: two words in common. Abstains: one. Refuses: none."""
+
+    name = "shared-words"
+
+    def judge(self, task: aeenc.Task) -> dict[str, aeenc.Verdict]:
+        """One verdict per candidate; what is left out counts as unseen."""
+        wanted = set(task.query.split()) - COMMON
+        return {candidate.id: self.verdict(wanted & set(candidate.text.split())) for candidate in task.candidates}
+
+    @staticmethod
+    def verdict(shared: set[str]) -> aeenc.Verdict:
+        """The verdict on a premise, with the number of shared words as its grade."""
+        if len(shared) >= 2:
+            return aeenc.Verdict(aeenc.oracle.EXPLAINS, grade=float(len(shared)))
+        return aeenc.Verdict(aeenc.oracle.ABSTAINS if shared else aeenc.oracle.REFUSES)
+
+
+if __name__ == "__main__":
+    SharedWords().serve(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50055")
