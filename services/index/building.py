@@ -21,7 +21,6 @@ from aeenc.encoder import EncoderClient
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Draft, Folding
-from services.index.sweeping import building
 from services.index.vectors import BatchEncoder, VectorFile, finish_in_thread
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore, ArtifactWriter
@@ -142,7 +141,7 @@ class Builder:
         if base is not None:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         folder = folder_of(spec.corpus)
-        with building(self._store, folder), self._store.writer(KIND, folder) as writer:
+        with self._store.writer(KIND, folder) as writer:
             work = _Work(writer, self._batches(base), base)
             try:
                 async for chunk in chunks:

@@ -17,7 +17,6 @@ from aeenc import errors
 from services.index.corpus import ALL, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.search import norms_of
-from services.index.sweeping import sweep
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
@@ -155,7 +154,7 @@ class Catalogue:
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
         names = sorted(name for name in names if is_corpus_name(name))
         for name in names:
-            sweep(self._store, folder_of(name))
+            self._store.sweep(folder_of(name))
         return [name for name in names if self._store.list(folder_of(name))]
 
     def _open_active(self, corpus: str) -> ServedGeneration | None:

@@ -7,6 +7,7 @@ artifact (a label, an active pointer) decides what it means.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from aeenc import errors
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+LOCK = ".writing.lock"  # held shared by every writer; the kernel releases it when a process dies
 MANIFEST_BYTES_MAX = 4 * 1024 * 1024
 _BLOCK_BYTES = 1024 * 1024
 
@@ -65,9 +67,7 @@ class ArtifactWriter:
 
     def __init__(self, store: ArtifactStore, kind: str, folder: str) -> None:
         self._store, self._kind, self._folder = store, kind, folder
-        parent = store.root / folder
-        parent.mkdir(parents=True, exist_ok=True)
-        self.path = parent / f".tmp-{uuid.uuid4().hex}"
+        self.path = store.root / folder / f".tmp-{uuid.uuid4().hex}"
         self.path.mkdir()
 
     def commit(self, meta: Mapping[str, Any], *, id_prefix: str = "") -> Artifact:
@@ -113,11 +113,14 @@ class ArtifactStore:
     @contextmanager
     def writer(self, kind: str, folder: str) -> Iterator[ArtifactWriter]:
         """Opens a directory in the making; whatever was not committed is removed at the end."""
-        writer = ArtifactWriter(self, kind, folder)
-        try:
-            yield writer
-        finally:
-            shutil.rmtree(writer.path, ignore_errors=True)
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        with (self.root / folder / LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # keeps the sweepers of all processes away
+            writer = ArtifactWriter(self, kind, folder)
+            try:
+                yield writer
+            finally:
+                shutil.rmtree(writer.path, ignore_errors=True)
 
     def open(
         self,
@@ -165,12 +168,19 @@ class ArtifactStore:
         sync_directory(directory.parent)
         shutil.rmtree(tombstone, ignore_errors=True)
 
-    def sweep(self, folder: str) -> None:
-        """Removes what killed writers and deletions left behind. Call it when no writer is active in the folder."""
+    def sweep(self, folder: str) -> bool:
+        """Removes what killed writers and deletions left behind; False, and nothing done, while somebody writes."""
         parent = self.root / folder
-        if parent.is_dir():
+        if not parent.is_dir():
+            return True
+        with (parent / LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
             for left in (*parent.glob(".tmp-*"), *parent.glob(".deleted-*")):
                 shutil.rmtree(left, ignore_errors=True)
+        return True
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ revision.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from services.kit.redis import key_prefix, unavailable_if_down
 FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
 EVENTS_KEPT = 10_000
+REQUEST_TTL_S = 86_400
 
 # KEYS: label row, labels set, events, previous' row.  ARGV: version, expected revision or -1, now, space, name, keep
 # A move of `stable` takes `previous` along, so that the way back is always loaded.
@@ -183,6 +185,13 @@ class Registry:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
             rows = [_label(row) for row in await pipe.execute() if row]
         return [row for row in rows if space_id is None or row.space_id == space_id]
+
+    async def claim_request(self, request_id: str, revision: int) -> int:
+        """The revision that a label had when a request was first tried: `revision`, unless it was tried before."""
+        key = self._key("request", hashlib.sha256(request_id.encode()).hexdigest())
+        async with unavailable_if_down("note the request"):
+            await self._redis.set(key, revision, nx=True, ex=REQUEST_TTL_S)
+            return int(await self._redis.get(key) or revision)
 
     async def delete_label(self, space_id: str, name: str) -> None:
         """Removes a label. Raises NotFound for an unknown one."""

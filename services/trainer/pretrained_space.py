@@ -49,6 +49,7 @@ class PretrainedSpace:
 
     async def _exported(self) -> str:
         """The version of the base model's checkpoint, exported now or by an earlier start."""
+        await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # what killed jobs left behind
         directory = await asyncio.to_thread(find_base_model, self._base_model)
         request = {
             "artifacts_dir": str(self._checkpoints.store.root.resolve()),

@@ -67,10 +67,14 @@ class Publishing:
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
         await self._registry.delete_label(self._of(space_id), name)
 
-    async def rollback(self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float) -> Publication:
-        """Points a label back at the version it named before."""
+    async def rollback(
+        self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
+    ) -> Publication:
+        """Points a label back at the version it named before. A repeated `request_id` goes back once."""
         name = _checked(label or STABLE)
         row = await self._label(name, space_id)
+        if request_id and await self._registry.claim_request(request_id, row.revision) < row.revision:
+            return await self._followed(row, wait_s)
         if not row.previous:
             raise errors.FailedPrecondition(f"label {name!r} has named no version before {row.version}; publish one")
         # Against the revision just read: of two rollbacks at once, one wins and the other is told.

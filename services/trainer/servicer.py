@@ -124,6 +124,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             request.space_id,
             expected_revision=convert.revision(request),
             wait_s=convert.seconds(request.wait),
+            request_id=request.request_id,
         )
         return registry_pb2.RollbackResponse(**convert.to_publication(publication))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import errors
-from services.kit.artifacts import MANIFEST, Artifact, ArtifactStore, atomic_write
+from services.kit.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, atomic_write
 
 FOLDER = "checkpoints"
 
@@ -25,7 +25,12 @@ def commit(store: ArtifactStore, files: dict[str, str], **meta: object) -> Artif
 
 
 def hidden(store: ArtifactStore) -> list[str]:
-    return [entry.name for entry in (store.root / FOLDER).iterdir() if entry.name.startswith(".")]
+    return [name for name in names(store.root / FOLDER) if name.startswith(".")]
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder but for its lock."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
 
 
 def test_what_was_committed_is_opened_with_its_files_and_meta(artifact_store: ArtifactStore) -> None:
@@ -184,7 +189,7 @@ def test_an_exception_while_writing_leaves_nothing(artifact_store: ArtifactStore
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert list((artifact_store.root / FOLDER).iterdir()) == []
+    assert names(artifact_store.root / FOLDER) == []
 
 
 @pytest.mark.parametrize("artifact_id", ["", ".", "..", "../x", "a/b", ".tmp-1", "a\x00b"])
@@ -211,9 +216,12 @@ def test_a_sweep_removes_what_killed_writers_left_and_nothing_else(artifact_stor
     for left in (".tmp-1", ".deleted-1"):
         (artifact_store.root / FOLDER / left).mkdir()
         (artifact_store.root / FOLDER / left / "a").write_text("half")
-    artifact_store.sweep(FOLDER)
-    artifact_store.sweep("none such")
-    assert [entry.name for entry in (artifact_store.root / FOLDER).iterdir()] == [artifact.id]
+    with artifact_store.writer("checkpoint", FOLDER):
+        assert not artifact_store.sweep(FOLDER), "somebody writes"
+    assert len(hidden(artifact_store)) == 2
+    assert artifact_store.sweep(FOLDER)
+    assert artifact_store.sweep("none such")
+    assert names(artifact_store.root / FOLDER) == [artifact.id]
 
 
 def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
@@ -227,7 +235,7 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other(tmp_path: P
 FULL_DISK = """
 import errno, resource, signal, sys
 from pathlib import Path
-from services.kit.artifacts import ArtifactStore, atomic_write
+from services.kit.artifacts import LOCK, ArtifactStore, atomic_write
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with EFBIG, as with ENOSPC
 store, pointer = ArtifactStore(Path(sys.argv[1])), Path(sys.argv[1]) / "pointer"
@@ -253,6 +261,6 @@ def test_a_full_disk_leaves_nothing_visible(tmp_path: Path) -> None:
     script = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     ended = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert list((tmp_path / FOLDER).iterdir()) == []  # neither a file nor the manifest fitted
+    assert names(tmp_path / FOLDER) == []  # neither a file nor the manifest fitted
     assert (tmp_path / "pointer").read_bytes() == b"old"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [FOLDER, "pointer"]

@@ -13,6 +13,7 @@ import pytest
 from trainer_world import Space, serve_trainer
 
 from aeenc import Channel, RegistryClient, TrainerClient, errors
+from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from services.kit.registry import Registry, RolloutRow
 from services.trainer.checkpoints import Checkpoints
 
@@ -104,6 +105,15 @@ async def test_rollback_points_back_and_again_forth(world: World):
     }
     assert (await world.registry.rollback()).label.version == world.space.version
     assert (await world.registry.rollback()).label.version == good
+
+
+async def test_a_repeated_rollback_request_goes_back_once(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.registry.publish(good)
+    stub = registry_pb2_grpc.RegistryAdminServiceStub(world.registry.channel.grpc)
+    request = registry_pb2.RollbackRequest(request_id="once")
+    for _ in range(2):
+        assert (await stub.Rollback(request)).label.version == world.space.version
 
 
 async def test_a_rollback_with_nothing_before_is_refused(world: World):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from google.protobuf import duration_pb2
 
 from aeenc.channel import Channel
@@ -47,10 +49,13 @@ class RegistryClient:
         self, *, label: str = "stable", wait_s: float = 0.0, expected_revision: int | None = None
     ) -> registry_pb2.RollbackResponse:
         """Points a label back at the version it named before."""
-        request = registry_pb2.RollbackRequest(label=label, expected_revision=expected_revision, wait=_duration(wait_s))
-        # A retried rollback would roll back twice.
-        timeout_s = wait_s + WAIT_MARGIN_S
-        return await self.channel.unary(self._stub.Rollback, request, timeout_s=timeout_s, retry=False)
+        request = registry_pb2.RollbackRequest(
+            label=label,
+            expected_revision=expected_revision,
+            wait=_duration(wait_s),
+            request_id=uuid.uuid4().hex,  # a repeated call must not go back twice
+        )
+        return await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
 
     async def labels(self, *, space_id: str = "") -> list[registry_pb2.Label]:
         """All labels, by space and name."""
