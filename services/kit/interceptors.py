@@ -7,6 +7,7 @@ One interceptor wraps the handler of each method, so that the order of these ste
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import secrets
 import time
@@ -24,6 +25,7 @@ from services.kit.metrics import RpcMetrics
 from services.kit.readiness import Readiness
 
 log = get(__name__)
+LINGER_S = 0.5
 
 _DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 # Answered whatever the state, and without a credential: a balancer has none.
@@ -86,7 +88,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._admit(method, metadata)
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
-                await self._fail(method, started, error, context)
+                await self._fail(method, started, error, request, context)
             self._end(method, started, "OK")
             return response
 
@@ -103,7 +105,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._end(method, started, "CANCELLED")
                 raise
             except BaseException as error:  # noqa: BLE001 -- as above
-                await self._fail(method, started, error, context)
+                await self._fail(method, started, error, request, context)
             self._end(method, started, "OK")
 
         return call
@@ -125,7 +127,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._metrics.observe(method, code, elapsed_s)
         log.debug("call", method=method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
 
-    async def _fail(self, method: str, started: float, error: BaseException, context: Any) -> NoReturn:
+    async def _fail(self, method: str, started: float, error: BaseException, request: Any, context: Any) -> NoReturn:
         if isinstance(error, asyncio.CancelledError):
             self._end(method, started, "CANCELLED")
             raise error
@@ -135,9 +137,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
             log.warning("call refused", method=method, code=known.code, message=known.message)
         self._end(method, started, known.code)
+        if isinstance(request, AsyncIterator):
+            await _linger(request)
         trailer = ((status.DETAILS_KEY, status.details_of(known)),)
         await context.abort(status.code_of(known), status.message_of(known), trailer)
         raise AssertionError("abort returns never")
+
+
+async def _linger(requests: AsyncIterator[Any]) -> None:
+    """Reads on for a moment what a refused caller still sends.
+
+    A gRPC client whose message can no longer be sent gives up with an error of its own and never sees ours.
+    """
+    with contextlib.suppress(Exception):  # the call is lost already; nothing here may hide why
+        async with asyncio.timeout(LINGER_S):
+            async for _ in requests:
+                pass
 
 
 def to_known(error: BaseException) -> errors.AeencError:
