@@ -121,7 +121,8 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         job_id = uuid.uuid4().hex[:8]
         plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), "cpu", 1)
         files = JobFiles(tmp_path / job_id)
-        files.write_inputs(plan, pairs, validation)
+        files.write_plan(plan)
+        files.write_inputs(pairs, validation)
         return files
 
     return make

@@ -17,6 +17,9 @@ from services.kit.logs import get
 
 log = get(__name__)
 
+SOCKET_TIMEOUT_S = 5.0
+MAX_BLOCK_S = 3.0  # a command may not block the server for as long as the socket waits
+
 
 def connect(url: str) -> Redis:
     """A client for `redis://host:port/0` or `unix:///path`. Connects at the first command; answers are `str`."""
@@ -27,6 +30,7 @@ def connect(url: str) -> Redis:
         retry=retry,
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
         socket_connect_timeout=2.0,
+        socket_timeout=SOCKET_TIMEOUT_S,
         health_check_interval=15,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.kit.redis import key_prefix, unavailable_if_down
+from services.kit.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
 
 FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
@@ -103,11 +103,11 @@ class Registry:
         self._delete: Any = redis.register_script(_DELETE)
 
     async def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Makes a checkpoint known: the commit point of its publication. Adding it again changes nothing."""
+        """Makes a checkpoint known. Adding it again keeps its place and names its files as they are now."""
         record = {**asdict(row), "created_at": row.created_at.isoformat(), "format_version": FORMAT_VERSION}
         async with unavailable_if_down(f"register checkpoint {row.version}"):
             pipe = self._redis.pipeline(transaction=True)
-            pipe.set(self._key("checkpoint", row.version), json.dumps(record), nx=True)
+            pipe.set(self._key("checkpoint", row.version), json.dumps(record))  # the version is the content's hash
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
             await pipe.execute()
 
@@ -202,9 +202,14 @@ class Registry:
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Returns when a label has moved after `last_id`, or time is up; gives the id to go on from."""
-        async with unavailable_if_down("follow the labels"):
-            answer: Any = await self._redis.xread({self.events_key: last_id}, block=max(int(timeout_s * 1000), 1))
-        return str(answer[0][1][-1][0]) if answer else last_id
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            block_ms = max(int(min(left_s, MAX_BLOCK_S) * 1000), 1)
+            async with unavailable_if_down("follow the labels"):
+                answer: Any = await self._redis.xread({self.events_key: last_id}, block=block_ms)
+            if answer:
+                return str(answer[0][1][-1][0])
+        return last_id
 
     async def last_event(self) -> str:
         """The id of the newest event, to wait from without missing one."""

@@ -9,6 +9,19 @@ from typing import Any
 REPEAT_S = 0.2
 
 
+async def finish(task: asyncio.Task[Any]) -> None:
+    """Waits until a clean-up has ended, however often the waiting task is cancelled meanwhile."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks and waits until they have ended.
 

@@ -9,7 +9,9 @@ import typer
 
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import home as default_home
+from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
+from aeenc.trees import Dataset
 from services.launcher.demo import run_demo
 from services.launcher.fleet import BASE_PORT, Fleet, Options
 
@@ -30,20 +32,24 @@ def up(
 ) -> None:
     """Starts all services on this machine, or those that do not run; state is picked up where it was left.
 
-    Without flags it starts what it was told to start the last time.
+    Without flags it starts what it was told to start the last time. With --token (AEENC_TOKEN) the services want it.
     """
-    fleet = Fleet(home or default_home())
+    given = targets_of(context)
+    fleet = Fleet(home or default_home(), token=given.token, admin_token=given.admin_token)
     out = output_of(context)
     known = fleet.options() or Options()
+    if gold is not None:
+        Dataset.load(gold).trees(split)  # before anything is touched
     options = Options(
         base_port=known.base_port if base_port is None else base_port,
         oracles=known.oracles if oracle is None else dict(_named(text) for text in oracle),
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
         redis_url=known.redis_url if redis_url is None else redis_url,
+        credentials=fleet.credentials,
     )
     targets = fleet.up(options, out.note)
-    rows = [(name, target) for name, target in targets.items()]
+    rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     out.result({"home": str(fleet.home), "targets": targets}, table(["service", "address"], rows))
 
 

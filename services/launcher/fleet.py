@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
+import random
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,10 @@ BASE_PORT = 50051
 _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
 START_S = 180.0
 END_S = 20.0
+RELEASE_S = 2.0
 READY_STATES = (2, 3)  # SERVING and DEGRADED
 _LOCALHOST = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
 
 Say = Callable[[str], None]
 
@@ -48,13 +52,15 @@ class Options:
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
+    credentials: str = ""  # a fingerprint, so that other tokens are noticed; tokens are never kept
 
 
 class Fleet:
-    """The processes of one home directory."""
+    """The processes of one home directory. `token` and `admin_token` are what the services want."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, token: str | None = None, admin_token: str | None = None) -> None:
         self.home = home.resolve()
+        self._token, self._admin_token = token, admin_token or token
         self._file = self.home / "fleet.json"
 
     @property
@@ -84,10 +90,10 @@ class Fleet:
         with self._locked():
             self._check_version()
             running = self.running()
-            if running and self.options() != options:
-                self._end(running)
-                running = {}
-            targets = self.targets() if running else self._choose_targets(options)
+            if affected := self._affected(options) & set(running):
+                say(f"stopping {', '.join(sorted(affected))} to start again with other options")
+                self._end({name: running.pop(name) for name in affected})
+            targets = self._choose_targets(options, running)
             names = ["redis", *SERVICES, *(["gold"] if options.gold_trees else [])]
             url = options.redis_url
             for name in names:
@@ -102,6 +108,22 @@ class Fleet:
                 self._write(options, targets, running, url)
             asyncio.run(self._await_serving(running, targets, say))
         return targets
+
+    @property
+    def credentials(self) -> str:
+        """A fingerprint of the tokens; empty without."""
+        both = f"{self._token} {self._admin_token}"
+        return hashlib.sha256(both.encode()).hexdigest()[:16] if self._token else ""
+
+    def _affected(self, options: Options) -> set[str]:
+        """What must be started again because its options are others than the last time."""
+        known = self.options() or options
+        gold_trees, gold_split = known.gold_trees, known.gold_split
+        if replace(options, oracles=known.oracles, gold_trees=gold_trees, gold_split=gold_split) != known:
+            return {"redis", *SERVICES, "gold"}  # something that concerns all
+        if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
+            return {"gold", "sampler"}
+        return set() if known.oracles == options.oracles else {"sampler"}
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what ran."""
@@ -130,7 +152,7 @@ class Fleet:
             trees = str(Path(options.gold_trees).resolve())
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
             command += ["--split", options.gold_split, "--address", targets["gold"]]
-            return processes.start(command, {}, log)
+            return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token} if self._token else {}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
         if name == "index":
@@ -149,38 +171,50 @@ class Fleet:
         ):
             settings[f"{peer}_target"] = targets[peer]
         if name == "sampler":
-            oracles = {"local": f"{_LOCALHOST}:{options.base_port + 4}"} if options.base_port else {}
-            oracles |= {"gold": targets["gold"]} if "gold" in targets else {}
-            settings["oracles"] = json.dumps(
-                {key: {"target": to} for key, to in {**oracles, **options.oracles}.items()}
-            )
+            settings["oracles"] = json.dumps(self._oracles(options, targets))
+        if self._token and self._admin_token:
+            settings |= {"token": self._token, "admin_token": self._admin_token}
+            settings |= {"peer_token": self._token, "peer_admin_token": self._admin_token}
         return settings
 
-    def _choose_targets(self, options: Options) -> dict[str, str]:
-        names = [name for name in _OFFSETS if name != "gold" or options.gold_trees]
-        if options.base_port == 0:
-            last = self.targets()  # callers may still know them
-            if set(last) == set(names) and not any(_taken(target) for target in last.values()):
-                return last
-            return {name: f"{_LOCALHOST}:{port}" for name, port in zip(names, _free_ports(len(names)), strict=True)}
-        targets = {name: f"{_LOCALHOST}:{options.base_port + _OFFSETS[name]}" for name in names}
-        for name, target in targets.items():
-            if _taken(target):
-                raise errors.FailedPrecondition(
-                    f"{target} ({name}) is taken by another process; end it or choose --base-port"
-                )
+    def _oracles(self, options: Options, targets: dict[str, str]) -> dict[str, dict[str, str]]:
+        """The oracles that runs may name: yours, the gold one, and `local` on the fifth port."""
+        named = {name: {"target": target} for name, target in options.oracles.items()}
+        if "gold" in targets:
+            named["gold"] = {"target": targets["gold"], **({"token": self._token} if self._token else {})}
+        elif options.base_port:
+            named.setdefault("local", {"target": f"{_LOCALHOST}:{options.base_port + _OFFSETS['gold']}"})
+        return named
+
+    def _choose_targets(self, options: Options, running: dict[str, ProcessId]) -> dict[str, str]:
+        """Where everything listens: as the last time if possible, for callers may still know it."""
+        last, targets = self.targets(), {}
+        for name in [name for name in _OFFSETS if name != "gold" or options.gold_trees]:
+            if name in running:
+                targets[name] = last[name]
+            elif options.base_port:
+                targets[name] = f"{_LOCALHOST}:{options.base_port + _OFFSETS[name]}"
+                if not _becomes_free(targets[name]):
+                    raise errors.FailedPrecondition(
+                        f"{targets[name]} ({name}) is taken by another process; end it or choose --base-port"
+                    )
+            elif name in last and _becomes_free(last[name]):
+                targets[name] = last[name]
+            else:
+                targets[name] = f"{_LOCALHOST}:{_free_port(set(targets.values()))}"
         return targets
 
     async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
         peers = {name: targets[name] for name in SERVICES}
-        async with aeenc.connect_async(**peers, timeout_s=5.0) as client:
+        async with aeenc.connect_async(**peers, token=self._token, timeout_s=5.0) as client:
             for name in SERVICES:
                 await self._await_one(name, running[name], getattr(client, name).info)
                 say(f"{name} serves at {targets[name]}")
         if "gold" in running:
-            while not _taken(targets["gold"]):
-                self._check_alive("gold", running["gold"])
-                await asyncio.sleep(processes.POLL_S)
+            async with asyncio.timeout(START_S):
+                while not _taken(targets["gold"]):
+                    self._check_alive("gold", running["gold"])
+                    await asyncio.sleep(processes.POLL_S)
             say(f"gold oracle answers at {targets['gold']}")
 
     async def _await_one(self, name: str, process: ProcessId, info: Callable[[], Awaitable[Any]]) -> None:
@@ -239,12 +273,23 @@ class Fleet:
             yield
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server((_LOCALHOST, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in held]
-    for listener in held:
-        listener.close()
-    return ports
+def _free_port(chosen: set[str]) -> int:
+    """A port below those that the kernel hands out by itself, so that it is still free after a restart."""
+    while True:
+        port = random.choice(_PORTS)  # noqa: S311 -- spreads fleets out, protects nothing
+        with contextlib.suppress(OSError), socket.create_server((_LOCALHOST, port)):
+            if f"{_LOCALHOST}:{port}" not in chosen:
+                return port
+
+
+def _becomes_free(target: str) -> bool:
+    """Whether nobody listens there, or stops to soon: the threads of a killed process hold its port for a moment."""
+    deadline = time.monotonic() + RELEASE_S
+    while _taken(target):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(processes.POLL_S)
+    return True
 
 
 def _taken(target: str) -> bool:

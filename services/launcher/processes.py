@@ -45,8 +45,10 @@ class ProcessId:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ProcessId:
-    """Starts a process in a session of its own; what it prints is appended to `log`."""
+    """Starts a process in a session of its own; what it prints goes to `log`, the last start's to `log`.1."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(f"{log.name}.1"))
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,

@@ -38,6 +38,10 @@ class Checkpoints:
         await self._registry.add_checkpoint(row)
         return row
 
+    def has(self, version: str) -> bool:
+        """Whether the store holds the files of a version."""
+        return version in self.store.list(FOLDER)
+
     async def get(self, version: str) -> CheckpointRow:
         """A checkpoint's row. Raises NotFound."""
         row = await self._registry.checkpoint(version)

@@ -85,19 +85,22 @@ def to_job(job: Job) -> trainer_pb2.Job:
 
 
 async def from_evaluate_requests(
-    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int
+    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int, max_bytes: int
 ) -> tuple[trainer_pb2.EvaluateConfig, list[EvaluationQuery]]:
     """The configuration of the first message and the queries of all."""
     config: trainer_pb2.EvaluateConfig | None = None
     queries: list[EvaluationQuery] = []
+    size_bytes = 0
     async for request in requests:
+        size_bytes += request.ByteSize()
         if config is None:
             config = request.config
         elif request.HasField("config"):
             raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first alone")
         queries.extend(EvaluationQuery(query.text, tuple(query.premises)) for query in request.queries)
-        if len(queries) > max_queries:
-            raise errors.TooLarge(f"queries: more than {max_queries:,} in one evaluation; evaluate in parts")
+        if len(queries) > max_queries or size_bytes > max_bytes:
+            limit = f"{max_queries:,} or {max_bytes:,} bytes"
+            raise errors.TooLarge(f"queries: more than {limit} in one evaluation; evaluate in parts")
     if config is None or not queries:
         raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
     return config, queries

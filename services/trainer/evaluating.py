@@ -19,6 +19,7 @@ from services.trainer.evaluation.protocol import gold_ordinals, merge_queries
 
 CHUNK = 256
 MAX_QUERIES = 100_000
+MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,10 @@ class Evaluating:
         generation: str,
     ) -> Evaluation:
         """Both protocols on distinct queries. A text too long for the model is cut, as training cuts it."""
-        for start in range(0, len(queries), self.limits.items) or [0]:
-            check_texts([query.text for query in queries[start : start + self.limits.items]], self.limits, "queries")
-        merged = merge_queries(queries)
+        merged = await asyncio.to_thread(self._checked, queries)
         async with self._one:
             opened = await self._generation(corpus, generation)
-            await asyncio.to_thread(gold_ordinals, merged, opened.ordinal_by_text)  # before anything is encoded
+            await asyncio.to_thread(lambda: gold_ordinals(merged, opened.ordinal_by_text))  # before anything is encoded
             texts = [query.text for query in merged]
             rows = []
             for start in range(0, len(texts), CHUNK):
@@ -69,6 +68,11 @@ class Evaluating:
             vectors = np.concatenate(rows)
             report = await asyncio.to_thread(evaluate, merged, vectors, opened.vectors, opened.ordinal_by_text)
         return Evaluation(report, version or "", opened.id)
+
+    def _checked(self, queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
+        for start in range(0, len(queries), self.limits.items) or [0]:
+            check_texts([query.text for query in queries[start : start + self.limits.items]], self.limits, "queries")
+        return merge_queries(queries)
 
     async def _generation(self, corpus: str, generation: str) -> Generation:
         if not corpus:

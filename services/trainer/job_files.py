@@ -44,19 +44,20 @@ class JobFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def write_inputs(
-        self, plan: TrainingPlan, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery]
-    ) -> None:
-        """Writes what the child reads; `job.json` last: with it, the inputs are complete."""
-        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign] for p in pairs))
-        self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
+    def write_plan(self, plan: TrainingPlan) -> None:
+        """Writes what is to be computed, and how."""
         record = {"format_version": FORMAT_VERSION, **asdict(plan)}
         atomic_write(self.directory / "job.json", json.dumps(record, indent=1).encode())
+
+    def write_inputs(self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery]) -> None:
+        """Writes what is learned from; `validation.jsonl` last: with it, the inputs are complete."""
+        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign] for p in pairs))
+        self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
 
     @property
     def has_inputs(self) -> bool:
         """Whether an earlier attempt has written the inputs."""
-        return (self.directory / "job.json").is_file()
+        return (self.directory / "validation.jsonl").is_file()
 
     def plan(self) -> TrainingPlan:
         """What to compute."""

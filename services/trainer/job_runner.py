@@ -13,9 +13,9 @@ from typing import TypeVar
 from aeenc import errors
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tasks import cancel_all
+from services.kit.tasks import cancel_all, finish
 from services.trainer.checkpoints import Checkpoints
-from services.trainer.child import Child, describe_exit
+from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, TrainingPlan
 from services.trainer.job_store import JobStore
@@ -92,6 +92,9 @@ class JobRunner:
                 self._readiness.serving()
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
+            except Exception as error:  # a look that fails must not be the last one
+                log.exception("looking for jobs failed")
+                self._readiness.degraded(f"cannot look for jobs ({type(error).__name__}); the log has it")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
@@ -111,9 +114,12 @@ class JobRunner:
             if (error := work.exception()) is not None:
                 log.error("job runner failed", job=job_id, exc_info=error)
         finally:
-            await cancel_all([work])
-            with contextlib.suppress(errors.Unavailable):
-                await self._store.release_lease(job_id, self._owner)
+            await finish(asyncio.create_task(self._let_go(job_id, work)))
+
+    async def _let_go(self, job_id: str, work: asyncio.Task[None]) -> None:
+        await cancel_all([work])
+        with contextlib.suppress(errors.Unavailable):
+            await self._store.release_lease(job_id, self._owner)
 
     async def _do(self, job_id: str) -> None:
         job = await self._store.get(job_id)
@@ -126,6 +132,9 @@ class JobRunner:
             log.info("job was stopped", job=job_id)
         except JobFailed as error:
             await self._end(job_id, "FAILED", error=str(error))
+        except OSError as error:
+            reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
+            await self._end(job_id, "FAILED", error=reason)
         except errors.AeencError as error:
             await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
         except Exception as error:  # whatever it is, the job must say so and stay resumable
@@ -133,12 +142,12 @@ class JobRunner:
             reason = f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
             await self._end(job_id, "FAILED", error=reason)
         else:
-            await self._end(job_id, "SUCCEEDED", version=version)
-            await asyncio.to_thread(shutil.rmtree, self._files(job_id).directory, ignore_errors=True)
+            if await self._end(job_id, "SUCCEEDED", version=version) == "OK":
+                await asyncio.to_thread(shutil.rmtree, self._files(job_id).directory, ignore_errors=True)
 
     async def _compute(self, job: Job) -> str:
         files = self._files(job.id)
-        if (result := files.result()) is None or "error" in result:
+        if (result := files.result()) is None or "error" in result or not self._checkpoints.has(str(result["version"])):
             files.forget_result()
             await self._prepare(job, files)
             result = await self._run_child(job, files)
@@ -158,10 +167,11 @@ class JobRunner:
             device=self._device,
             threads=self._threads,
         )
+        await asyncio.to_thread(files.write_plan, plan)  # device and threads may be others than at the first attempt
         if not files.has_inputs:
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
-            await asyncio.to_thread(files.write_inputs, plan, pairs, validation)
+            await asyncio.to_thread(files.write_inputs, pairs, validation)
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         child = await Child.start("job", str(files.directory.resolve()))
@@ -179,7 +189,8 @@ class JobRunner:
                 raise JobFailed(describe_exit(ended.result()))
             return result
         finally:
-            await child.end()
+            # Whoever cancels may repeat it; the directory is not anybody else's before the child is gone.
+            await finish(asyncio.create_task(child.end()))
             await cancel_all([ended])
 
     async def _report(self, job_id: str, progress: dict[str, object]) -> None:
@@ -188,9 +199,9 @@ class JobRunner:
             if answer != "OK":
                 raise JobStopped
 
-    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> None:
+    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> str:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
-        await self._patiently(
+        return await self._patiently(
             lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
         )
 

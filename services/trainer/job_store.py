@@ -63,13 +63,14 @@ return ARGV[1]
 )
 
 # KEYS: job, lease, active, events.  ARGV: owner or '', job id, now, allowed states, state, error, version, whether it
-# is an end.  Returns OK, MISSING, LOST (`owner` has no lease) or the state that forbids the move.
+# is an end.  Returns OK, MISSING, LOST (another owner has the lease) or the state that forbids the move.
 _TRANSITION = (
     _EMIT
     + """
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
-if ARGV[1] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
+local holder = redis.call('GET', KEYS[2])
+if ARGV[1] ~= '' and holder and holder ~= ARGV[1] then return 'LOST' end
 if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
 redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6], 'version', ARGV[7],
   'ended_at', ARGV[8] == '1' and ARGV[3] or '')
@@ -83,7 +84,8 @@ return 'OK'
 _PROGRESS = (
     _EMIT
     + """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
+local holder = redis.call('GET', KEYS[2])
+if holder and holder ~= ARGV[1] then return 'LOST' end
 local state = redis.call('HGET', KEYS[1], 'state')
 if state ~= 'RUNNING' then return state end
 redis.call('HSET', KEYS[1], 'progress', ARGV[3])
@@ -175,7 +177,7 @@ class JobStore:
         version: str = "",
         owner: str = "",
     ) -> str:
-        """Moves a job to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it."""
+        """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or what forbids it."""
         keys = [self._key(job_id, "record"), self._lease(job_id), self._active, self._key(job_id, "events")]
         end = int(state not in LIVE)
         arguments = [owner, job_id, _now(), f" {' '.join(allowed)} ", state, error, version, end]

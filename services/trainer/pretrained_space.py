@@ -61,9 +61,14 @@ class PretrainedSpace:
         done = path.with_suffix(".result")
         if path.is_file() and done.is_file() and json.loads(path.read_bytes()) == request:
             version = str(json.loads(done.read_bytes())["version"])
-            with contextlib.suppress(errors.NotFound, errors.DataLoss):
-                await asyncio.to_thread(self._checkpoints.store.open, FOLDER, version, verify="size")
+            try:
+                await asyncio.to_thread(self._checkpoints.store.open, FOLDER, version)
                 return version
+            except errors.NotFound:
+                log.warning("the exported base model is gone", version=version)
+            except errors.DataLoss as error:
+                log.warning("the exported base model is damaged", version=version, reason=error.message)
+                await asyncio.to_thread(self._checkpoints.store.delete, FOLDER, version)
         log.info("exporting the base model", base_model=self._base_model)
         done.unlink(missing_ok=True)
         await asyncio.to_thread(atomic_write, path, json.dumps(request).encode())

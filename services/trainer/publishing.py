@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Publishing:
         self, version: str, label: str, *, expected_revision: int | None, force: bool, wait_s: float
     ) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than what the label serves."""
-        name = _checked(label or STABLE)
+        name = _movable(label or STABLE)
         row = await self._checkpoints.get(version)
         serving = await self._registry.label(row.space_id, name)
         if serving is not None and serving.version != version and not force:
@@ -54,9 +55,7 @@ class Publishing:
 
     async def set_label(self, label: str, version: str, expected_revision: int | None) -> LabelRow:
         """Points a label at a version, without a gate."""
-        name = _checked(label)
-        if name == PREVIOUS:
-            raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
+        name = _movable(label)
         row = await self._checkpoints.get(version)
         return await self._registry.set_label(row.space_id, name, version, expected_revision=expected_revision)
 
@@ -71,9 +70,12 @@ class Publishing:
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
     ) -> Publication:
         """Points a label back at the version it named before. A repeated `request_id` goes back once."""
-        name = _checked(label or STABLE)
+        name = _movable(label or STABLE)
         row = await self._label(name, space_id)
-        if request_id and await self._registry.claim_request(request_id, row.revision) < row.revision:
+        if (
+            request_id
+            and await self._registry.claim_request(f"{row.space_id} {name} {request_id}", row.revision) < row.revision
+        ):
             return await self._followed(row, wait_s)
         if not row.previous:
             raise errors.FailedPrecondition(f"label {name!r} has named no version before {row.version}; publish one")
@@ -119,7 +121,7 @@ class Publishing:
         ours = np.array(candidate["after"]["average_precisions"])
         if ours.mean() >= theirs.mean():
             return
-        p_value = paired_randomisation_test(ours, theirs)
+        p_value = await asyncio.to_thread(paired_randomisation_test, ours, theirs)
         if p_value < SIGNIFICANCE:
             raise errors.FailedPrecondition(
                 f"checkpoint {version} has validation MAP {ours.mean():.4f}, the serving {serving} {theirs.mean():.4f} "
@@ -137,6 +139,13 @@ def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict
     if candidate["base_version"] == serving:
         return np.array(candidate["before"]["average_precisions"])
     return None
+
+
+def _movable(label: str) -> str:
+    """A label that a caller may move. Raises InvalidArgument."""
+    if label == PREVIOUS:
+        raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
+    return _checked(label)
 
 
 def _checked(label: str) -> str:

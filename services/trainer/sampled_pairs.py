@@ -17,13 +17,18 @@ class SampledPairs:
     def __init__(self, sampler: SamplerClient) -> None:
         self._sampler = sampler
 
-    async def check(self, corpus: str, run_ids: tuple[str, ...]) -> None:
+    async def check(self, corpus: str, run_ids: tuple[str, ...], split: str) -> None:
         """Raises NotFound for an unknown run, FailedPrecondition for runs of another corpus or without positives."""
         positives = 0
         for run_id in run_ids:
             run = await self._sampler.run(run_id)
             if run.config.corpus != corpus:
                 raise FailedPrecondition(f"run {run_id} is over corpus {run.config.corpus!r}, the job over {corpus!r}")
+            if split and run.config.split not in {"", split}:
+                raise FailedPrecondition(
+                    f"run {run_id} is over hypotheses of split {run.config.split!r}, the job learns from {split!r} "
+                    "only; leave the run out, or the split empty"
+                )
             positives += run.progress.positives
         if not positives:
             names = ", ".join(run_ids)

@@ -10,7 +10,7 @@ from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
 from services.trainer import convert
 from services.trainer.checkpoints import Checkpoints
-from services.trainer.evaluating import MAX_QUERIES, Evaluating
+from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
 from services.trainer.pretrained_space import PretrainedSpace
 from services.trainer.publishing import Publishing
 from services.trainer.training_jobs import PAGE, TrainingJobs, position
@@ -60,7 +60,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        config, queries = await convert.from_evaluate_requests(request_iterator, MAX_QUERIES)
+        config, queries = await convert.from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
         evaluation = await self._evaluating.evaluate(
             config.corpus, queries, generation=config.generation, **convert.selected(config.model)
         )
@@ -69,7 +69,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
-        page, after = await self._checkpoints.page(request.page_size or PAGE, position(request.page_token))
+        page, after = await self._checkpoints.page(
+            min(request.page_size or PAGE, self._jobs.limits.items), position(request.page_token)
+        )
         return trainer_pb2.ListCheckpointsResponse(
             checkpoints=[convert.to_checkpoint(row, labels) for row, labels in page], next_page_token=str(after or "")
         )

@@ -42,7 +42,7 @@ class TrainingJobs:
             if existing is not None:
                 return _same(existing, fingerprint), True
         generation, base_version = await self._resolve(config)
-        await self._pairs.check(config.corpus, config.run_ids)
+        await self._pairs.check(config.corpus, config.run_ids, config.split)
         job = Job(
             id=uuid.uuid4().hex[:16],
             config=replace(config, base_version=base_version),

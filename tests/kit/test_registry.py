@@ -13,7 +13,7 @@ import pytest
 
 from aeenc import errors
 from services.kit.local_redis import PrivateRedis, start_private_redis
-from services.kit.redis import connect
+from services.kit.redis import SOCKET_TIMEOUT_S, connect
 from services.kit.registry import CheckpointRow, Registry, RolloutRow
 
 SPACE = "s0123456789abcdef"
@@ -37,10 +37,12 @@ async def test_checkpoints_are_read_as_written_and_listed_newest_first(registry:
     assert await registry.checkpoints() == [new, old]
 
 
-async def test_a_checkpoint_is_never_changed_by_adding_it_again(registry: Registry) -> None:
-    await registry.add_checkpoint(row("q1"))
-    await registry.add_checkpoint(replace(row("q1", age_s=-60), validation_map=0.9, manifest_sha256="f" * 64))
-    assert await registry.checkpoints() == [row("q1")]
+async def test_a_checkpoint_added_again_keeps_its_place_and_names_its_files_as_they_are_now(registry: Registry) -> None:
+    await registry.add_checkpoint(row("q1", age_s=10))
+    await registry.add_checkpoint(row("q2"))
+    exported_again = replace(row("q1", age_s=-60), manifest_sha256="f" * 64)
+    await registry.add_checkpoint(exported_again)
+    assert await registry.checkpoints() == [row("q2"), exported_again]
 
 
 async def test_the_default_space_is_unknown_until_it_is_set(registry: Registry) -> None:
@@ -220,3 +222,10 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
     with pytest.raises(errors.Unavailable, match=r"cannot move label stable: Redis says .* is it running"):
         await registry.set_label(SPACE, "stable", "q1")
     await redis.aclose()
+
+
+@pytest.mark.slow
+async def test_a_quiet_registry_is_waited_for_longer_than_a_socket_waits(registry: Registry) -> None:
+    started = asyncio.get_running_loop().time()
+    assert await registry.wait_for_event("0-0", SOCKET_TIMEOUT_S + 1) == "0-0"
+    assert asyncio.get_running_loop().time() - started >= SOCKET_TIMEOUT_S + 1

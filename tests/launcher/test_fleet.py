@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_base import write_tiny_base
@@ -200,6 +203,58 @@ def test_a_stranger_lists_services_and_retrieves_by_reflection_alone(home: Path,
     assert "aeenc.v1.IndexService" in services
     (result,) = json.loads(answer)["results"]
     assert [premise["text"] in FACTS for premise in result["premises"]] == [True] * 3
+
+
+@pytest.mark.slow
+def test_long_work_is_cancelled_resumed_and_listed_by_its_id(home: Path, client: aeenc.Client):
+    def command(*words: str) -> tuple[int, dict[str, Any]]:
+        script = str(Path(sys.executable).with_name("aeenc"))
+        environment = {**os.environ, "AEENC_HOME": str(home)}
+        done = subprocess.run(
+            [script, "--json", *words], capture_output=True, text=True, timeout=50, check=False, env=environment
+        )
+        return done.returncode, json.loads(done.stdout or done.stderr.splitlines()[-1])
+
+    run_id = client.sampler.start_run(HYPOTHESES, corpus="facts", oracle="mine", k=5).id
+    assert command("cancel", run_id)[1]["state"] == "CANCELLED"
+    code, run = command("resume", run_id)
+    assert (code, run["state"], run["trees_done"]) == (0, "SUCCEEDED", len(HYPOTHESES))
+    assert run_id in [listed["run"] for listed in command("runs")[1]["runs"]]
+    job_id = client.trainer.jobs()[0].id
+    assert job_id in [listed["job"] for listed in command("jobs")[1]["jobs"]]
+    assert command("follow", job_id)[1]["state"] == "SUCCEEDED"
+    code, refused = command("resume", job_id)
+    assert (code, refused["error"]["status"]) == (4, "FAILED_PRECONDITION")
+    code, refused = command("resume", "nothing")
+    assert (code, "neither a run nor a job" in refused["error"]["message"]) == (2, True)
+
+
+@pytest.mark.slow
+def test_another_oracle_restarts_the_sampler_alone(home: Path, client: aeenc.Client):
+    fleet = Fleet(home)
+    before, options = fleet.running(), fleet.options()
+    assert options is not None
+    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}))
+    after = Fleet(home).running()
+    assert {name for name in after if after[name] != before[name]} == {"sampler"}
+    assert set(client.sampler.info().oracles) == {"mine", "other"}
+
+
+@pytest.mark.slow
+def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, client: aeenc.Client):
+    options = Fleet(home).options()
+    assert options is not None
+    secured = Fleet(home, token="t", admin_token="a")
+    targets = secured.up(replace(options, credentials=secured.credentials))
+    peers = {name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}
+    with pytest.raises(errors.Unauthenticated):
+        client.index.retrieve("facts", ["the sun"])
+    with contextlib.closing(aeenc.connect(**peers, token="t", admin_token="a")) as known:
+        assert len(known.index.retrieve("facts", ["the sun"], k=3)[0]) == 3
+        ended = known.sampler.wait(known.sampler.start_run(HYPOTHESES[:2], corpus="facts", oracle="mine", k=3).id)
+        assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+    assert "t" not in json.loads((home / "fleet.json").read_bytes())["options"].values()
+    Fleet(home).up(options)
 
 
 @pytest.mark.slow

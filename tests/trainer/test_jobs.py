@@ -15,12 +15,13 @@ import pytest
 from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, Space, serve_trainer
 
 from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient, errors
-from aeenc.v1 import trainer_pb2, types_pb2
+from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build as build_sampler
 from services.sampler.settings import SamplerSettings
+from services.trainer.sampled_pairs import SampledPairs
 
 SUCCEEDED, FAILED, CANCELLED = (
     trainer_pb2.JOB_STATE_SUCCEEDED,
@@ -187,3 +188,16 @@ async def test_wrong_evaluations_are_refused_with_a_remedy(world: World):
     for corpus, queries, options, kind, remedy in wrong:
         with pytest.raises(kind, match=remedy):
             await world.trainer.evaluate(corpus, queries, timeout_s=5, **options)
+
+
+async def test_a_run_over_hypotheses_of_another_split_is_not_learned_from():
+    class OneRun:
+        async def run(self, run_id: str) -> sampler_pb2.Run:
+            config = sampler_pb2.RunConfig(corpus="c", split="dev")
+            return sampler_pb2.Run(id=run_id, config=config, progress=sampler_pb2.RunProgress(positives=3))
+
+    pairs = SampledPairs(OneRun())  # type: ignore[arg-type]
+    await pairs.check("c", ("r",), "dev")
+    await pairs.check("c", ("r",), "")
+    with pytest.raises(errors.FailedPrecondition, match=r"split 'dev'.*'train'.*leave the run out"):
+        await pairs.check("c", ("r",), "train")

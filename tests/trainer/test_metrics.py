@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import DataLoss, InvalidArgument
 from services.trainer.evaluation import EvaluationQuery, evaluate, paired_randomisation_test
 from services.trainer.evaluation.protocol import merge_queries
 
@@ -98,3 +98,15 @@ def test_the_paired_test_tells_a_difference_from_noise():
     assert paired_randomisation_test(base, noise - noise.mean() + base.mean()) > 0.5
     assert paired_randomisation_test(better, base) < 0.001
     assert paired_randomisation_test(base, base) == 1.0
+
+
+def test_vectors_that_are_not_finite_are_refused_instead_of_scoring_best():
+    vectors = unit(RNG.normal(size=(2, 8)))
+    with pytest.raises(DataLoss, match="not finite"):
+        evaluate([EvaluationQuery("q", ("t0",))], vectors[:1] * np.nan, vectors, {"t0": 0, "t1": 1})
+
+
+def test_queries_that_only_explain_themselves_are_refused():
+    vectors = unit(RNG.normal(size=(1, 8)))
+    with pytest.raises(InvalidArgument, match="its own text"):
+        evaluate([EvaluationQuery("t0", ("t0",))], vectors, vectors, {"t0": 0})

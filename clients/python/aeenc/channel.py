@@ -138,7 +138,8 @@ class Channel:
         if _is_ours(rpc_error):
             return error
         if isinstance(error, errors.Unavailable):
-            return errors.Unavailable(f"no service answers at {self.target} ({error.message}); is it running?")
+            reason = "connection refused" if "refused" in error.message else error.message
+            return errors.Unavailable(f"no service answers at {self.target} ({reason}); is it running there?")
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
         if isinstance(error, errors.DeadlineExceeded) and budget_s:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aeenc import vectors
 from aeenc.channel import Channel
+from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
 Role = Literal["query", "premise"]
@@ -29,6 +30,12 @@ class Encoded:
     space_id: str
     timings: types_pb2.Timings
     truncated: int
+
+
+def refuse_single_text(texts: Sequence[str]) -> None:
+    """Raises InvalidArgument for one string in the place of a list, which would be taken for its characters."""
+    if isinstance(texts, str):
+        raise InvalidArgument.field("texts", f"is one string ({texts[:40]!r}); give a list of strings")
 
 
 def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
@@ -100,6 +107,7 @@ async def _each(batches: Iterable[Sequence[str]] | AsyncIterable[Sequence[str]])
 def _request(
     texts: Sequence[str], role: Role, label: str | None, version: str | None, space_id: str, truncate: bool
 ) -> encoder_pb2.EncodeRequest:
+    refuse_single_text(texts)
     return encoder_pb2.EncodeRequest(
         texts=texts,
         role=_ROLES[role],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc import vectors
 from aeenc.channel import Channel
-from aeenc.encoder import selector
+from aeenc.encoder import refuse_single_text, selector
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
 CHUNK_PREMISES = 512
@@ -114,6 +114,7 @@ class IndexClient:
         timeout_s: float | None = None,
     ) -> Retrieved:
         """Finds the k premises that best explain each text. `splits` restricts to premises of these splits."""
+        refuse_single_text(texts)
         request = index_pb2.RetrieveRequest(
             corpus=corpus,
             texts=texts,

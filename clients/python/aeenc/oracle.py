@@ -19,6 +19,7 @@ import ipaddress
 import logging
 import secrets
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Oracle:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         server = await self.start(address, token=token, allow_insecure=allow_insecure)
-        log.info("oracle %s listens on %s", self.name, address)
+        sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # a person has started it and waits for this
         await stop.wait()
         await server.stop()
 

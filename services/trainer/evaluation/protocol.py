@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import DataLoss, InvalidArgument
 from services.trainer.evaluation.metrics import Metrics, metrics_of
 from services.trainer.evaluation.ranking import gold_ranks
 
@@ -81,10 +81,14 @@ def evaluate(
     """
     if not queries:
         raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
+    if not np.isfinite(query_vectors).all():
+        raise DataLoss("a query vector is not finite; evaluate another checkpoint")
     gold = gold_ordinals(queries, ordinal_by_text)
     own = [ordinal_by_text.get(query.text) for query in queries]
     kept = [ordinals[ordinals != (-1 if drop is None else drop)] for ordinals, drop in zip(gold, own, strict=True)]
     ranked = [n for n, ordinals in enumerate(kept) if len(ordinals)]
+    if not ranked:
+        raise InvalidArgument("every query's only gold premise is its own text; give queries with other premises")
     paper = gold_ranks(query_vectors, premise_vectors, gold, [None] * len(queries))
     strict = gold_ranks(query_vectors[ranked], premise_vectors, [kept[n] for n in ranked], [own[n] for n in ranked])
     return Report(

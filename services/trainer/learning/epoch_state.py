@@ -53,7 +53,8 @@ def load_standing(directory: Path, encoder: nn.Module, optimizer: optim.Optimize
             if kind == "weights":
                 weights[name] = state.get_tensor(key)
             else:
-                optimizer.state[parameters[name]][kind] = state.get_tensor(key)
+                device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
+                optimizer.state[parameters[name]][kind] = state.get_tensor(key).to(device)
     encoder.load_state_dict(weights)
     return standing
 

@@ -83,7 +83,7 @@ class Training:
         return standing
 
     def _epoch(self, epoch: int, standing: Standing) -> None:
-        torch.manual_seed(self._plan.config.seed + 1_000_003 * epoch)
+        torch.manual_seed((self._plan.config.seed + 1_000_003 * epoch) % 2**63)
         generator = np.random.default_rng([self._plan.config.seed, epoch])
         self._encoder.train()
         losses: list[float] = []
@@ -107,7 +107,9 @@ class Training:
             raise Diverged(f"the loss became {value} at step {done + 1}; lower the learning rate")
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._encoder.parameters(), MAX_GRADIENT_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(self._encoder.parameters(), MAX_GRADIENT_NORM)
+        if not math.isfinite(norm):
+            raise Diverged(f"the gradient became {norm} at step {done + 1}; lower the learning rate")
         self._optimizer.step()
         return value
 

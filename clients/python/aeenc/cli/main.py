@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import corpus, data, evaluate, oracle, output, registry, retrieve, sample, status, targets, train
+from aeenc.cli import corpus, data, evaluate, oracle, output, registry, retrieve, sample, status, targets, train, work
 
 EXIT_CODES = """Exit codes:
 
@@ -97,7 +97,7 @@ def options(
     ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.1, show_default="20", help="Seconds for a call, its retries included."),
+        typer.Option("--timeout", min=0.1, show_default="8", help="Seconds for a call, its retries included."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")] = False,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
@@ -115,7 +115,7 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for module in (status, corpus, retrieve, sample, train, registry, evaluate, data, oracle):
+    for module in (status, corpus, retrieve, sample, train, work, registry, evaluate, data, oracle):
         module.register(made)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):

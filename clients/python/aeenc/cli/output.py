@@ -1,6 +1,6 @@
 """What the commands write: one JSON object for programs; tables, and progress on stderr, for people.
 
-Only results go to stdout. With --json nothing else is written but an error, as JSON on stderr.
+Only results go to stdout. With --json notes and an error go to stderr, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ class Output:
             console.print(renderable)
 
     def note(self, text: str) -> None:
-        """Tells a person something on stderr."""
-        if not self.as_json:
-            typer.echo(text, err=True)
+        """Tells something on stderr: a line for a person, {"note": …} for a program."""
+        typer.echo(json.dumps({"note": text}) if self.as_json else text, err=True)
 
     def error(self, status: str, message: str) -> None:
         """Says on stderr, in one line, why the command failed."""

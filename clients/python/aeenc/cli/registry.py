@@ -49,6 +49,7 @@ def publish(
 def rollback(context: typer.Context, label: Label = "stable", wait_s: Wait = 60.0) -> None:
     """Points a label back at the version it named before and waits until every live encoder serves it."""
     with client(context) as connected:
+        connected.registry.labels()  # as in publish
         moved = connected.registry.rollback(label=label, wait_s=wait_s)
     _show(output_of(context), moved, wait_s)
 

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from aeenc.cli.output import EndedBadly, lasted_s, output_of
+from aeenc import Client
+from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.encoder import selector
+from aeenc.errors import InvalidArgument
 from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
 
@@ -50,6 +52,25 @@ def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
     }
 
 
+def follow_run(client: Client, run: sampler_pb2.Run, out: Output) -> sampler_pb2.Run:
+    """Waits for the end of a run behind a progress bar."""
+    with out.progress(f"run {run.id}", "trees") as report:
+        ended: sampler_pb2.Run = client.sampler.wait(
+            run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
+        )
+    return ended
+
+
+def show_run(run: sampler_pb2.Run, out: Output) -> None:
+    """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
+    result = run_dict(run)
+    out.result(result)
+    if result["judgements"] and result["skipped"] == result["judgements"]:
+        out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know the queries of {run.config.split!r}?")
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        raise EndedBadly(f"run {run.id} has {result['state'].lower()}: {run.error or 'no reason given'}")
+
+
 def sample(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from.")],
@@ -63,6 +84,8 @@ def sample(
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
     hypotheses = hypotheses_of(Dataset.load(data), split)
+    if not hypotheses:
+        raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
     out = output_of(context)
     with client(context) as connected:
         run = connected.sampler.start_run(
@@ -74,16 +97,8 @@ def sample(
             split=split,
             model=selector(label, None),
         )
-        if wait:
-            out.note(f"run {run.id} has started; it goes on when this command is interrupted")
-            with out.progress(f"run {run.id}", "trees") as report:
-                run = connected.sampler.wait(
-                    run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
-                )
-    result = run_dict(run)
-    out.result(result)
-    if result["state"] in {"FAILED", "CANCELLED"}:
-        raise EndedBadly(f"run {run.id} has {result['state'].lower()}: {run.error or 'no reason given'}")
+        out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
+        show_run(follow_run(connected, run, out) if wait else run, out)
 
 
 def register(app: typer.Typer) -> None:

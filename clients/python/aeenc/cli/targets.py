@@ -41,7 +41,7 @@ class Targets:
     token: str | None = None
     admin_token: str | None = None
     ca: Path | None = None
-    timeout_s: float = 20.0
+    timeout_s: float = 8.0
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The arguments of `aeenc.connect` and `aeenc.connect_async`."""

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from aeenc.cli.output import EndedBadly, lasted_s, output_of
+from aeenc import Client
+from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
@@ -61,6 +62,23 @@ def describe(job: trainer_pb2.Job) -> str:
     return " ".join(words)
 
 
+def follow_job(client: Client, job: trainer_pb2.Job, out: Output) -> trainer_pb2.Job:
+    """Waits for the end of a job behind a progress bar."""
+    with out.progress(f"job {job.id}", "steps") as report:
+        ended: trainer_pb2.Job = client.trainer.wait(
+            job.id, on_progress=lambda now: report(now.progress.steps_done, now.progress.steps, describe(now))
+        )
+    return ended
+
+
+def show_job(job: trainer_pb2.Job, out: Output) -> None:
+    """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
+    result = job_dict(job)
+    out.result(result)
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        raise EndedBadly(f"job {job.id} has {result['state'].lower()}: {job.error or 'no reason given'}")
+
+
 def train(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
@@ -97,17 +115,8 @@ def train(
             seed=seed,
             split=TRAINING_SPLIT,
         )
-        if wait:
-            out.note(f"job {job.id} has started; it goes on when this command is interrupted")
-            with out.progress(f"job {job.id}", "steps") as report:
-                job = connected.trainer.wait(
-                    job.id,
-                    on_progress=lambda now: report(now.progress.steps_done, now.progress.steps, describe(now)),
-                )
-    result = job_dict(job)
-    out.result(result)
-    if result["state"] in {"FAILED", "CANCELLED"}:
-        raise EndedBadly(f"job {job.id} has {result['state'].lower()}: {job.error or 'no reason given'}")
+        out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
+        show_job(follow_job(connected, job, out) if wait else job, out)
 
 
 def register(app: typer.Typer) -> None:

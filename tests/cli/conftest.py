@@ -1,0 +1,218 @@
+"""The command line beside real servers: an index, a hashed encoder, and a trainer that answers what a test wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
+from sampler_world import FakeIndex, FakeOracle, World, serving
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from aeenc import errors, status
+from aeenc.cli.main import app
+from aeenc.v1 import (
+    encoder_pb2,
+    encoder_pb2_grpc,
+    index_pb2_grpc,
+    oracle_pb2_grpc,
+    registry_pb2,
+    registry_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+    types_pb2,
+)
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+from services.kit.artifacts import ArtifactStore
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        [line] = self.stdout.splitlines()
+        return json.loads(line)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.stderr.splitlines()[-1])["error"]
+
+
+Aeenc = Callable[..., Awaitable[Ended]]
+
+
+@pytest.fixture
+def aeenc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aeenc:
+    """`await aeenc("retrieve", …)` in an empty directory, without any AEENC_ variable."""
+    for name in [name for name in os.environ if name.startswith("AEENC_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+    async def run(*words: object) -> Ended:
+        result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ended(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+class Encoder(HashedEncoder):
+    """The hashed encoder, which also says what it is."""
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        return encoder_pb2.EncoderServiceGetInfoResponse(
+            service=types_pb2.ServiceInfo(state=types_pb2.SERVICE_STATE_DEGRADED, state_reason="no registry"),
+            default_space_id=SPACE,
+            dim=DIM,
+            versions=[encoder_pb2.LoadedVersion(version=VERSION, space_id=SPACE, labels=["stable"])],
+            labels=[encoder_pb2.AppliedLabel(space_id=SPACE, label="stable", version=VERSION, revision=1)],
+        )
+
+
+@dataclass
+class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.RegistryAdminServiceServicer):
+    """Answers with `jobs` one after another, `report` and `complete`, or `failure`; notes what it was asked."""
+
+    jobs: list[trainer_pb2.Job] = field(default_factory=list)
+    report: types_pb2.EvaluationReport = field(default_factory=types_pb2.EvaluationReport)
+    complete: bool = True
+    failure: errors.AeencError | None = None
+    asked: list[Any] = field(default_factory=list)
+
+    async def _hear(self, request: Any, context: Any) -> None:
+        self.asked.append(request)
+        if self.failure is not None:
+            details = ((status.DETAILS_KEY, status.details_of(self.failure)),)
+            await context.abort(status.code_of(self.failure), self.failure.message, details)
+
+    async def StartJob(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        return trainer_pb2.StartJobResponse(job=self.jobs[0])
+
+    async def GetJob(self, request: Any, context: Any) -> Any:
+        return trainer_pb2.GetJobResponse(job=self.jobs[-1])
+
+    async def WatchJob(self, request: Any, context: Any) -> Any:
+        for seq, job in enumerate(self.jobs, start=1):
+            yield trainer_pb2.WatchJobResponse(seq=seq, job=job)
+
+    async def Evaluate(self, request_iterator: Any, context: Any) -> Any:
+        async for request in request_iterator:
+            await self._hear(request, context)
+        return trainer_pb2.EvaluateResponse(report=self.report)
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        info = types_pb2.ServiceInfo(state=types_pb2.SERVICE_STATE_SERVING)
+        return trainer_pb2.TrainerServiceGetInfoResponse(service=info, default_space_id=SPACE, device="cpu")
+
+    async def ListLabels(self, request: Any, context: Any) -> Any:
+        return registry_pb2.ListLabelsResponse()
+
+    async def Publish(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        label = registry_pb2.Label(name=request.label, version=request.version, revision=2, previous_version="q0")
+        rollouts = [
+            registry_pb2.Rollout(instance="encoder-a", revision=2, ok=True),
+            registry_pb2.Rollout(instance="encoder-b", ok=self.complete, reason="" if self.complete else "disk full"),
+        ]
+        return registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete)
+
+    async def Rollback(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        label = registry_pb2.Label(name=request.label, version="q0", revision=3, previous_version="q1")
+        return registry_pb2.RollbackResponse(label=label, complete=True)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Running services: `options` are the global options that lead to them."""
+
+    encoder: Encoder
+    trainer: Trainer
+    index: str
+    options: tuple[str, ...]
+
+
+@pytest.fixture
+async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
+    """An index over an empty store, its encoder, and a scripted trainer."""
+
+    def both(servicer: Any, server: Any) -> None:
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
+        registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server(servicer, server)
+
+    encoder, trainer = Encoder(), Trainer()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(capture_logs())  # the services' logs, which would stand in the command's output
+        encoder_port = await stack.enter_async_context(
+            serving(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, encoder)
+        )
+        trainer_port = await stack.enter_async_context(serving(both, trainer))
+        server = build(
+            IndexSettings(
+                port=0, artifacts_dir=artifact_store.root, encoder_target=f"127.0.0.1:{encoder_port}", build_batch=8
+            )
+        )
+        await stack.enter_async_context(server)
+        await until(lambda: server.readiness.answers)
+        index = f"127.0.0.1:{server.port}"
+        options = ("--encoder", f"127.0.0.1:{encoder_port}", "--index", index)
+        yield Fleet(encoder, trainer, index, (*options, "--trainer", f"127.0.0.1:{trainer_port}"))
+
+
+@pytest.fixture
+async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
+    """What a sampler needs: an index with fixed scores, and an oracle named `fake`."""
+    index, oracle = FakeIndex(), FakeOracle()
+    async with (
+        serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as index_port,
+        serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as oracle_port,
+    ):
+        fake = {"target": f"127.0.0.1:{oracle_port}"}
+        settings = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.05, "lease_s": 1.0}
+        with capture_logs():
+            yield World(
+                index, oracle, {**settings, "index_target": f"127.0.0.1:{index_port}", "oracles": {"fake": fake}}
+            )
+
+
+def record(name: str, hypothesis: str, context: str, proof: str) -> dict[str, str]:
+    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof, "question": "", "answer": ""}
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    """A directory in EntailmentBank's layout; two train trees share an id, two a hypothesis."""
+    train = [
+        record(
+            "one",
+            "the nail moves",
+            "sent1: iron is magnetic sent2: a magnet pulls iron sent3: a nail is iron",
+            "sent1 & sent2 -> int1: the magnet pulls the nail; int1 & sent3 -> hypothesis; ",
+        ),
+        record("two", "the nail moves", "sent1: forces move things", "sent1 -> hypothesis; "),
+        record("one", "steel is magnetic", "sent1: steel holds iron", "sent1 -> hypothesis; "),
+    ]
+    dev = [record("three", "ice floats", "sent1: ice is light", "sent1 -> hypothesis; ")]
+    folder = tmp_path / "trees"
+    (folder / "dataset" / "task_1").mkdir(parents=True)
+    for split, records in (("train", train), ("dev", dev)):
+        (folder / "dataset" / "task_1" / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder

@@ -1,0 +1,114 @@
+"""Building and retrieving through the command line: what programs get, what people see, which files are refused."""
+
+import json
+
+import pytest
+from hashed_encoder import FACTS, VERSION
+
+from aeenc.cli.facts import read_facts
+from aeenc.errors import InvalidArgument
+
+
+@pytest.fixture
+def facts(tmp_path):
+    path = tmp_path / "facts.txt"
+    path.write_text("\n".join([*FACTS, "", FACTS[0], ""]))
+    return path
+
+
+async def test_a_corpus_of_one_fact_a_line_is_built_and_searched(aeenc, fleet, facts):
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)
+    assert (built.code, built.stderr) == (0, "")
+    assert built.json["corpus"] == "science"
+    assert (built.json["premises"], built.json["active"]) == (len(FACTS), True)
+    assert built.json["seconds"] > 0
+    assert built.json["facts_per_s"] > 0
+    found = await aeenc(
+        *fleet.options, "--json", "retrieve", "science", "heat melts frozen ice", "rain and clouds", "-k", 2
+    )
+    assert (found.code, found.stderr) == (0, "")
+    assert (found.json["model_version"], found.json["generation"]) == (VERSION, built.json["generation"])
+    first, second = found.json["results"]
+    assert (first["text"], first["premises"][0]["text"]) == ("heat melts frozen ice", "heat melts ice")
+    assert second["premises"][0]["text"] == "rain falls from clouds"
+    assert len(second["premises"]) == 2
+
+
+async def test_people_get_tables_on_stdout_and_progress_on_stderr(aeenc, fleet, facts):
+    built = await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    assert built.code == 0
+    assert "science" in built.stdout
+    assert "building" not in built.stdout
+    assert "facts/s" in built.stderr
+    found = await aeenc(*fleet.options, "retrieve", "science", "heat melts [bold]ice[/bold]")
+    assert found.code == 0
+    assert "heat melts [bold]ice[/bold]" in found.stdout
+    assert "heat melts ice" in found.stdout
+
+
+async def test_json_is_taken_wherever_it_stands_but_not_from_the_texts(aeenc, fleet, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    found = await aeenc(*fleet.options, "retrieve", "science", "ice", "--json")
+    assert found.json["results"][0]["text"] == "ice"
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", "--", "--json")
+    assert found.json["results"][0]["text"] == "--json"
+
+
+async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told(aeenc, fleet, trees):
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "trees", "--data", trees, "--no-activate")
+    assert (built.code, built.json["premises"], built.json["active"]) == (0, 7, False)
+    found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice")
+    assert (found.code, found.error["status"]) == (2, "NOT_FOUND")
+    await aeenc(*fleet.options, "corpus", "build", "trees", "--data", trees)
+    found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "dev")
+    assert [hit["text"] for hit in found.json["results"][0]["premises"]] == ["ice is light"]
+
+
+async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):
+    for words in ((), ("--facts", facts, "--data", trees)):
+        ended = await aeenc("corpus", "build", "science", *words)
+        assert ended.code == 2
+        assert ended.stderr == "error: give either --data DIR or --facts FILE\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("facts.jsonl", '{"id": "a", "text": "ice is cold"}\n\n{"id": "b", "text": "fire is hot"}\n'),
+        ("facts.json", '[{"id": "a", "text": "ice is cold"}, {"id": "b", "text": "fire is hot"}]'),
+        ("facts.json", '{"a": "ice is cold", "b": "fire is hot"}'),
+    ],
+)
+def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content)
+    assert [(fact.id, fact.text) for fact in read_facts(path)] == [("a", "ice is cold"), ("b", "fire is hot")]
+
+
+def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
+    lines, listed = tmp_path / "facts.txt", tmp_path / "facts.json"
+    lines.write_text("\ufeffice is cold\r\nfire is hot\n", encoding="utf-8")
+    listed.write_text(json.dumps(["fire is hot", "ice is cold"]))
+    assert {fact.id for fact in read_facts(lines)} == {fact.id for fact in read_facts(listed)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: no JSON"),
+        ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` is missing"),
+        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` is"),
+        ("f.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "f.jsonl:2: the id 'x'"),
+        ("f.json", b'[\n"a",\n', "f.json:3: no JSON"),
+        ("f.json", b"7", "f.json:1: must be"),
+        ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
+        ("f.txt", b"a fact\n\xff\n", "f.txt:2: not UTF-8"),
+        ("f.txt", b"\n \n", "f.txt:1: holds no facts"),
+    ],
+)
+def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, place):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument) as caught:
+        read_facts(path)
+    assert place in str(caught.value)

@@ -1,0 +1,90 @@
+"""`aeenc data fetch`: whole and checked, or nothing."""
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from aeenc.cli.data import ENTAILMENTBANK_FILES, blob_id, fetch_entailmentbank
+from aeenc.errors import AlreadyExists, DataLoss, Unavailable
+from aeenc.trees import Dataset
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def url(trees, monkeypatch):
+    """Serves the directory of trees."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=trees))
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def files(trees):
+    return {path.relative_to(trees).as_posix(): blob_id(path.read_bytes()) for path in sorted(trees.rglob("*.jsonl"))}
+
+
+def test_a_blob_id_is_what_git_says():
+    assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
+
+
+def test_good_files_are_put_in_place_in_the_layout_that_is_read(url, files, tmp_path):
+    calls = []
+    fetched = fetch_entailmentbank(
+        tmp_path / "new" / "eb", url=url, files=files, on_progress=lambda done, total: calls.append((done, total))
+    )
+    assert fetched
+    assert Dataset.load(tmp_path / "new" / "eb").splits == ("train", "dev")
+    assert calls == [(1, 2), (2, 2)]
+    assert not fetch_entailmentbank(tmp_path / "new" / "eb", url="http://127.0.0.1:1", files=files)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["eb"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_one_changed_byte_and_nothing_is_kept(url, files, tmp_path, trees, there):
+    target = tmp_path / "new" / "eb"
+    target.parent.mkdir()
+    if there:
+        target.mkdir()
+    path = trees / list(files)[-1]
+    path.write_bytes(path.read_bytes().replace(b"nail", b"Nail"))
+    with pytest.raises(DataLoss, match="train"):
+        fetch_entailmentbank(target, url=url, files=files)
+    assert list(target.parent.rglob("*")) == ([target] if there else [])
+
+
+def test_a_file_that_is_not_served_leaves_nothing(url, files, tmp_path):
+    target = tmp_path / "new" / "eb"
+    with pytest.raises(Unavailable, match="404"):
+        fetch_entailmentbank(target, url=url, files={**files, "dataset/none": "0" * 40})
+    with pytest.raises(Unavailable):
+        fetch_entailmentbank(target, url="http://127.0.0.1:1", files=files)
+    assert not list(target.parent.rglob("*"))
+
+
+def test_what_stands_there_is_never_overwritten(url, files, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("keep")
+    with pytest.raises(AlreadyExists, match="--to"):
+        fetch_entailmentbank(tmp_path / "mine", url=url, files=files)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+async def test_the_command_refuses_a_folder_in_use_and_an_unknown_name(aeenc, trees):
+    ended = await aeenc("--json", "data", "fetch", "entailmentbank", "--to", trees)
+    assert (ended.code, ended.error["status"]) == (4, "ALREADY_EXISTS")
+    assert (await aeenc("data", "fetch", "somethingelse")).code == 2
+
+
+def test_all_files_of_the_layout_are_pinned():
+    splits = {f"dataset/task_{task}/{split}.jsonl" for task in (1, 2) for split in ("train", "dev", "test")}
+    assert set(ENTAILMENTBANK_FILES) == {*splits, "supporting_data/worldtree_corpus_sentences_extended.json"}
+    assert all(len(blob) == 40 for blob in ENTAILMENTBANK_FILES.values())

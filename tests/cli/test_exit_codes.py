@@ -1,0 +1,112 @@
+"""Exit codes and error lines: each class of failure has one code, one line for people and one object for programs."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from aeenc import errors
+from aeenc.cli.main import exit_code_of
+from aeenc.status import _CLASSES
+
+
+@pytest.fixture
+def nobody():
+    """An address at which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (errors.InvalidArgument("epochs: is 101; give 1 to 100"), 2),
+        (errors.TooLarge("texts: 2,000; at most 1,024"), 2),
+        (errors.NotFound("no run 'r1'"), 2),
+        (errors.Unauthenticated("no credential"), 2),
+        (errors.PermissionDenied("not yours"), 2),
+        (errors.FailedPrecondition("no positives", reason="NO_POSITIVES"), 4),
+        (errors.SpaceMismatch("another space"), 4),
+        (errors.Aborted("the label has moved"), 4),
+        (errors.AlreadyExists("the key is taken"), 4),
+        (errors.DataLoss("a file is broken"), 1),
+        (errors.AeencError("unexpected"), 1),
+    ],
+)
+async def test_a_services_error_becomes_its_exit_code_and_one_line(aeenc, fleet, failure, code):
+    fleet.trainer.failure = failure
+    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1")
+    assert (ended.code, ended.stdout) == (code, "")
+    assert ended.stderr == f"error: {failure.message}\n"
+    ended = await aeenc(*fleet.options, "--json", "train", "science", "--run", "r1")
+    assert (ended.code, ended.stdout) == (code, "")
+    assert ended.error == {"status": failure.code, "message": failure.message}
+
+
+async def test_a_service_that_is_away_or_busy_is_exit_code_3(aeenc, fleet, nobody):
+    ended = await aeenc("--index", nobody, "--timeout", 0.3, "retrieve", "science", "ice")
+    assert ended.code == 3
+    assert nobody in ended.stderr
+    assert exit_code_of(errors.DeadlineExceeded("late")) == 3
+    fleet.trainer.failure = errors.Overloaded("busy", retry_after_s=60)
+    assert (await aeenc(*fleet.options, "--timeout", 0.3, "train", "science", "--run", "r")).code == 3
+
+
+async def test_publishing_at_an_absent_registry_does_not_wait_for_the_rollout(aeenc, nobody):
+    started = time.monotonic()
+    assert (await aeenc("--trainer", nobody, "--timeout", 0.3, "publish", "q1", "--wait", 60)).code == 3
+    assert (await aeenc("--trainer", nobody, "--timeout", 0.3, "rollback")).code == 3
+    assert time.monotonic() - started < 4
+
+
+def test_every_class_of_error_has_an_exit_code():
+    assert {exit_code_of(cls("x")) for cls in _CLASSES} <= {1, 2, 3, 4, 5}
+
+
+async def test_wrong_use_is_exit_code_2(aeenc, fleet, tmp_path):
+    for words in (
+        ("nonsense",),
+        ("retrieve",),
+        ("retrieve", "science", "ice", "-k", "many"),
+        ("retrieve", "science", "ice", "--label", "stable", "--version", "q1"),
+        ("--ca", tmp_path / "none.pem", "retrieve", "science", "ice"),
+        ("corpus", "build", "science", "--facts", tmp_path / "none.txt"),
+        ("corpus", "build", "science", "--data", tmp_path),
+        ("corpus", "build", "a/b", "--facts", __file__),
+        ("train", "science", "--run", "r", "--loss", "hinge"),
+    ):
+        ended = await aeenc(*fleet.options, *words)
+        assert (ended.code, ended.stdout) == (2, ""), words
+        assert ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+async def test_a_malformed_tree_is_named_by_file_and_line(aeenc, trees):
+    path = trees / "dataset" / "task_1" / "dev.jsonl"
+    path.write_text(path.read_text() + "{\n")
+    ended = await aeenc("--json", "corpus", "build", "trees", "--data", trees)
+    assert ended.code == 2
+    assert ended.error["message"].startswith(f"{path}:2:")
+
+
+async def test_help_lists_the_exit_codes(aeenc):
+    ended = await aeenc("--help")
+    assert ended.code == 0
+    for words in ("0 done", "2 wrong use", "3 a service cannot be reached", "5 long work ended badly"):
+        assert words in " ".join(ended.stdout.split())
+
+
+def test_ctrl_c_ends_a_command_with_130():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "aeenc.cli.main", "--index", f"127.0.0.1:{silent.getsockname()[1]}"]
+        with subprocess.Popen([*command, "retrieve", "science", "ice"], stderr=subprocess.PIPE, text=True) as process:
+            silent.settimeout(20)
+            connection, _ = silent.accept()  # the call is under way, and will never be answered
+            with connection:
+                process.send_signal(signal.SIGINT)
+                _, stderr = process.communicate(timeout=5)
+    assert (process.returncode, stderr) == (130, "")

@@ -1,0 +1,37 @@
+"""`aeenc status`: what each service says, and what is told when one is away."""
+
+import pytest
+
+
+@pytest.fixture
+def facts(tmp_path):
+    path = tmp_path / "facts.txt"
+    path.write_text("ice is cold\n")
+    return path
+
+
+async def test_status_shows_labels_versions_corpora_and_reasons(aeenc, fleet, world, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    async with world.sampler() as sampler:
+        options = (*fleet.options, "--sampler", sampler.channel.target)
+        ended = await aeenc(*options, "--json", "status")
+        assert (ended.code, ended.stderr) == (0, "")
+        services = ended.json["services"]
+        assert list(services) == ["encoder", "index", "sampler", "trainer"]
+        assert (services["encoder"]["state"], services["encoder"]["reason"]) == ("DEGRADED", "no registry")
+        assert services["encoder"]["labels"] == {"stable": services["encoder"]["versions"][0]}
+        assert services["index"]["corpora"]["science"]["premises"] == 1
+        assert services["sampler"]["oracles"] == ["fake"]
+        shown = await aeenc(*options, "status")
+        for words in ("DEGRADED", "stable = ", "science: 1 premises", "oracles: fake", "device: cpu"):
+            assert words in " ".join(shown.stdout.split())
+
+
+async def test_an_absent_service_is_shown_beside_the_others_with_exit_code_3(aeenc, fleet):
+    options = (*fleet.options, "--sampler", "127.0.0.1:1", "--timeout", 0.3)
+    ended = await aeenc(*options, "--json", "status")
+    assert ended.code == 3
+    assert ended.json["services"]["sampler"]["error"]["status"] == "UNAVAILABLE"
+    assert ended.json["services"]["index"]["state"] == "SERVING"
+    assert "127.0.0.1:1" in ended.error["message"]
+    assert "UNAVAILABLE" in (await aeenc(*options, "status")).stdout

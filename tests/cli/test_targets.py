@@ -1,0 +1,69 @@
+"""Where commands look for the services: options before environment before the local fleet's file before defaults."""
+
+import json
+
+import pytest
+
+from aeenc.cli.targets import Targets, read_fleet
+from aeenc.errors import InvalidArgument
+
+
+@pytest.fixture
+async def filled(aeenc, fleet, tmp_path):
+    """A fleet with a corpus."""
+    facts = tmp_path / "facts.txt"
+    facts.write_text("ice is cold\n")
+    assert (await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)).code == 0
+    return fleet
+
+
+def write_fleet(folder, **targets):
+    folder.mkdir(exist_ok=True)
+    (folder / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": targets}))
+
+
+async def test_the_fleet_file_of_the_directory_is_found(aeenc, filled, tmp_path):
+    write_fleet(tmp_path / "cwd" / ".aeenc", index=filled.index)
+    assert (await aeenc("retrieve", "science", "ice")).code == 0
+
+
+async def test_aeenc_home_names_another_folder(aeenc, filled, tmp_path, monkeypatch):
+    write_fleet(tmp_path / "elsewhere", index=filled.index)
+    monkeypatch.setenv("AEENC_HOME", str(tmp_path / "elsewhere"))
+    assert (await aeenc("retrieve", "science", "ice")).code == 0
+
+
+async def test_the_environment_goes_before_the_file_and_an_option_before_both(aeenc, filled, tmp_path, monkeypatch):
+    write_fleet(tmp_path / "cwd" / ".aeenc", index="127.0.0.1:1")
+    monkeypatch.setenv("AEENC_INDEX", filled.index)
+    assert (await aeenc("retrieve", "science", "ice")).code == 0
+    monkeypatch.setenv("AEENC_INDEX", "127.0.0.1:1")
+    assert (await aeenc("--timeout", 0.2, "retrieve", "science", "ice")).code == 3
+    assert (await aeenc("--index", filled.index, "retrieve", "science", "ice")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{\n,", ":2: no JSON"),
+        ("[]", ":1: format_version must be 1"),
+        ('{"format_version": 2, "targets": {}}', ":1: format_version must be 1"),
+        ('{"format_version": 1}', ":1: `targets`"),
+        ('{"format_version": 1, "targets": {"index": 50052}}', ":1: `targets`"),
+    ],
+)
+async def test_a_malformed_fleet_file_is_named(aeenc, tmp_path, content, words):
+    folder = tmp_path / "cwd" / ".aeenc"
+    folder.mkdir()
+    (folder / "fleet.json").write_text(content)
+    with pytest.raises(InvalidArgument):
+        read_fleet(folder)
+    ended = await aeenc("retrieve", "science", "ice")
+    assert ended.code == 2
+    assert f"fleet.json{words}" in ended.stderr
+    assert (await aeenc("--help")).code == 0
+
+
+def test_without_a_file_the_defaults_hold(tmp_path):
+    assert read_fleet(tmp_path) == {}
+    assert Targets().options()["index"] == "127.0.0.1:50052"
