@@ -12,8 +12,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import random
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,6 +25,7 @@ from aeenc import errors
 from services.kit.artifacts import atomic_write
 from services.kit.local_redis import start_private_redis
 from services.launcher import processes
+from services.launcher.ports import LOCALHOST, becomes_free, free_port, taken
 from services.launcher.processes import ProcessId
 
 FORMAT_VERSION = 1
@@ -35,10 +34,7 @@ BASE_PORT = 50051
 _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
 START_S = 180.0
 END_S = 20.0
-RELEASE_S = 2.0
 READY_STATES = (2, 3)  # SERVING and DEGRADED
-_LOCALHOST = "127.0.0.1"
-_PORTS = range(20_000, 32_000)
 
 Say = Callable[[str], None]
 
@@ -183,7 +179,7 @@ class Fleet:
         if "gold" in targets:
             named["gold"] = {"target": targets["gold"], **({"token": self._token} if self._token else {})}
         elif options.base_port:
-            named.setdefault("local", {"target": f"{_LOCALHOST}:{options.base_port + _OFFSETS['gold']}"})
+            named.setdefault("local", {"target": f"{LOCALHOST}:{options.base_port + _OFFSETS['gold']}"})
         return named
 
     def _choose_targets(self, options: Options, running: dict[str, ProcessId]) -> dict[str, str]:
@@ -193,15 +189,15 @@ class Fleet:
             if name in running:
                 targets[name] = last[name]
             elif options.base_port:
-                targets[name] = f"{_LOCALHOST}:{options.base_port + _OFFSETS[name]}"
-                if not _becomes_free(targets[name]):
+                targets[name] = f"{LOCALHOST}:{options.base_port + _OFFSETS[name]}"
+                if not becomes_free(targets[name]):
                     raise errors.FailedPrecondition(
                         f"{targets[name]} ({name}) is taken by another process; end it or choose --base-port"
                     )
-            elif name in last and _becomes_free(last[name]):
+            elif name in last and becomes_free(last[name]):
                 targets[name] = last[name]
             else:
-                targets[name] = f"{_LOCALHOST}:{_free_port(set(targets.values()))}"
+                targets[name] = f"{LOCALHOST}:{free_port(set(targets.values()))}"
         return targets
 
     async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
@@ -212,7 +208,7 @@ class Fleet:
                 say(f"{name} serves at {targets[name]}")
         if "gold" in running:
             async with asyncio.timeout(START_S):
-                while not _taken(targets["gold"]):
+                while not taken(targets["gold"]):
                     self._check_alive("gold", running["gold"])
                     await asyncio.sleep(processes.POLL_S)
             say(f"gold oracle answers at {targets['gold']}")
@@ -271,28 +267,3 @@ class Fleet:
             except BlockingIOError:
                 raise errors.FailedPrecondition(f"another `aeenc up` or `down` works on {self.home}; wait") from None
             yield
-
-
-def _free_port(chosen: set[str]) -> int:
-    """A port below those that the kernel hands out by itself, so that it is still free after a restart."""
-    while True:
-        port = random.choice(_PORTS)  # noqa: S311 -- spreads fleets out, protects nothing
-        with contextlib.suppress(OSError), socket.create_server((_LOCALHOST, port)):
-            if f"{_LOCALHOST}:{port}" not in chosen:
-                return port
-
-
-def _becomes_free(target: str) -> bool:
-    """Whether nobody listens there, or stops to soon: the threads of a killed process hold its port for a moment."""
-    deadline = time.monotonic() + RELEASE_S
-    while _taken(target):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(processes.POLL_S)
-    return True
-
-
-def _taken(target: str) -> bool:
-    host, _, port = target.rpartition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
