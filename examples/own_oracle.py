@@ -1,8 +1,10 @@
-"""An oracle of your own: it accepts a premise that shares two rare words with the query. A stand-in for your model.
+"""An oracle of your own: it accepts a premise that shares two uncommon words with the query. A stand-in for a model.
 
 python examples/own_oracle.py 127.0.0.1:50055
 aeenc up --oracle mine=127.0.0.1:50055
 aeenc sample science --data data/sample --oracle mine
+
+Without `aeenc up`, name it in the sampler's AEENC_SAMPLER_ORACLES (README.md beside this file).
 """
 
 from __future__ import annotations

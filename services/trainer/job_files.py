@@ -1,7 +1,7 @@
 """The directory of one training job: what the trainer gives its child process, and what the child leaves there.
 
 `job.json`, `pairs.jsonl` and `validation.jsonl` are written before the child starts; `progress.json` and `result.json`
-come from the child; `epoch.safetensors` and `epoch.json` are where it goes on from.
+come from the child; `epoch.safetensors` is where it goes on from.
 """
 
 from __future__ import annotations
