@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from aeenc import errors
 from aeenc.v1 import sampler_pb2, types_pb2
 from services.kit.checks import Limits, check_count
+from services.kit.wire import to_timestamp
 from services.sampler.acs import Rules
 from services.sampler.runs import Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
 
@@ -175,12 +174,3 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
             )
         )
     return pairs
-
-
-def to_timestamp(at: datetime | None) -> Timestamp | None:
-    """A time; None stays unset."""
-    if at is None:
-        return None
-    timestamp = Timestamp()
-    timestamp.FromDatetime(at)
-    return timestamp

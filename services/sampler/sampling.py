@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from services.kit.checks import Limits, check_k, check_texts
+from services.kit.wire import position_of
 from services.sampler import tree_export
 from services.sampler.node_store import NodeStore
 from services.sampler.pair_log import PairLog
@@ -94,7 +95,7 @@ class Sampling:
 
     async def runs(self, page_size: int, page_token: str) -> tuple[list[Run], str]:
         """A page of runs, newest first, and the token of the next."""
-        before = _position(page_token)
+        before = position_of(page_token)
         runs, after = await self._store.page(min(page_size or PAGE, self.limits.items), before)
         return runs, str(after or "")
 
@@ -132,7 +133,7 @@ class Sampling:
 
     async def pairs(self, run_id: str, page_size: int, page_token: str, sign: Sign | None) -> tuple[list[Pair], str]:
         """A page of a run's pairs in the order they were recorded, and the token of the next."""
-        after = _position(page_token)
+        after = position_of(page_token)
         await self._store.get(run_id)
         found, position = await self._log.page(run_id, after, min(page_size or PAGE, self.limits.items), sign)
         return found, str(position or "")
@@ -180,9 +181,3 @@ def _same(run: Run, fingerprint: str) -> Run:
             "hypotheses; choose another key"
         )
     return run
-
-
-def _position(page_token: str) -> int:
-    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
-        raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
-    return int(page_token or 0)

@@ -9,6 +9,7 @@ from aeenc import errors
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
 from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
+from services.kit.wire import to_timestamp
 from services.sampler import convert
 from services.sampler.sampling import Sampling
 
@@ -38,9 +39,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         self, request: sampler_pb2.WatchRunRequest, context: Any
     ) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
         async for event in self._sampling.watch(request.run_id, request.from_seq):
-            yield sampler_pb2.WatchRunResponse(
-                seq=event.seq, at=convert.to_timestamp(event.at), run=convert.to_run(event.run)
-            )
+            yield sampler_pb2.WatchRunResponse(seq=event.seq, at=to_timestamp(event.at), run=convert.to_run(event.run))
 
     async def CancelRun(self, request: sampler_pb2.CancelRunRequest, context: Any) -> sampler_pb2.CancelRunResponse:
         run = await self._sampling.cancel(request.run_id, request.request_id)

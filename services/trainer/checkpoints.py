@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 from aeenc.errors import NotFound
 from services.kit.artifacts import ArtifactStore
@@ -19,9 +19,9 @@ class Checkpoints:
     def __init__(self, store: ArtifactStore, registry: Registry) -> None:
         self.store, self._registry = store, registry
 
-    async def register(self, version: str) -> CheckpointRow:
-        """Makes a committed artifact known after checking every hash. Doing it again changes nothing."""
-        artifact = await asyncio.to_thread(self.store.open, FOLDER, version)
+    async def register(self, version: str, *, verify: Literal["full", "size"] = "full") -> CheckpointRow:
+        """Makes a committed artifact known, by default after checking every hash. Doing it again changes nothing."""
+        artifact = await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
         meta = artifact.meta
         row = CheckpointRow(
             version=version,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
 from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
 from services.kit.registry import CheckpointRow, LabelRow, RolloutRow
+from services.kit.wire import to_timestamp
 from services.trainer.evaluating import Evaluation
 from services.trainer.evaluation import EvaluationQuery, Metrics
 from services.trainer.jobs import Job, JobConfig, Loss, Progress
@@ -185,15 +184,6 @@ def revision(message: Any) -> int | None:
 def seconds(duration: Duration) -> float:
     """A duration in seconds."""
     return float(duration.seconds + duration.nanos / 1e9)
-
-
-def to_timestamp(at: datetime | None) -> Timestamp | None:
-    """A time; None stays unset."""
-    if at is None:
-        return None
-    timestamp = Timestamp()
-    timestamp.FromDatetime(at)
-    return timestamp
 
 
 def _short(value: float) -> float:

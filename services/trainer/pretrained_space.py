@@ -37,7 +37,7 @@ class PretrainedSpace:
         version = await self._exported()
         while True:
             try:
-                row = await self._checkpoints.register(version)
+                row = await self._checkpoints.register(version, verify="size")  # hashed just now
                 await self._registry.set_space(row.space_id, version, default=True)
                 with contextlib.suppress(errors.Aborted):  # it is served already, or something better is
                     await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0)

@@ -8,12 +8,13 @@ from typing import Any
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
+from services.kit.wire import position_of, to_timestamp
 from services.trainer import convert
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
 from services.trainer.pretrained_space import PretrainedSpace
 from services.trainer.publishing import Publishing
-from services.trainer.training_jobs import PAGE, TrainingJobs, position
+from services.trainer.training_jobs import PAGE, TrainingJobs
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -46,9 +47,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
         async for event in self._jobs.watch(request.job_id, request.from_seq):
-            yield trainer_pb2.WatchJobResponse(
-                seq=event.seq, at=convert.to_timestamp(event.at), job=convert.to_job(event.job)
-            )
+            yield trainer_pb2.WatchJobResponse(seq=event.seq, at=to_timestamp(event.at), job=convert.to_job(event.job))
 
     async def CancelJob(self, request: trainer_pb2.CancelJobRequest, context: Any) -> trainer_pb2.CancelJobResponse:
         job = await self._jobs.cancel(request.job_id, request.request_id)
@@ -70,7 +69,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
         page, after = await self._checkpoints.page(
-            min(request.page_size or PAGE, self._jobs.limits.items), position(request.page_token)
+            min(request.page_size or PAGE, self._jobs.limits.items), position_of(request.page_token)
         )
         return trainer_pb2.ListCheckpointsResponse(
             checkpoints=[convert.to_checkpoint(row, labels) for row, labels in page], next_page_token=str(after or "")

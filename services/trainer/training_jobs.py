@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from aeenc import errors
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import folder_of, read_active
+from services.kit.wire import position_of
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
@@ -101,7 +102,7 @@ class TrainingJobs:
 
     async def page(self, page_size: int, page_token: str) -> tuple[list[Job], str]:
         """A page of jobs, newest first, and the token of the next."""
-        jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position(page_token))
+        jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position_of(page_token))
         return jobs, str(after or "")
 
     async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[Event]:
@@ -139,13 +140,6 @@ class TrainingJobs:
     def active_job(self) -> str:
         """The job that this process works on; empty: none."""
         return self._runner.active_job
-
-
-def position(page_token: str) -> int:
-    """The number in a page token. Raises InvalidArgument for a malformed one."""
-    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
-        raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
-    return int(page_token or 0)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

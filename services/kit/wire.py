@@ -1,0 +1,25 @@
+"""Values that several services put into messages or take out of them: times, and the position in a page token."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aeenc import errors
+
+
+def to_timestamp(at: datetime | None) -> Timestamp | None:
+    """A time; None stays unset."""
+    if at is None:
+        return None
+    timestamp = Timestamp()
+    timestamp.FromDatetime(at)
+    return timestamp
+
+
+def position_of(page_token: str) -> int:
+    """The number in a page token, 0 for none. Raises InvalidArgument for a malformed one."""
+    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
+        raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
+    return int(page_token or 0)
