@@ -10,42 +10,68 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_UNSPECIFIED: _ClassVar[Lane]
+    LANE_INTERACTIVE: _ClassVar[Lane]
+    LANE_BULK: _ClassVar[Lane]
+
+class ModelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_TYPE_UNSPECIFIED: _ClassVar[ModelType]
+    MODEL_TYPE_SENTENCE_ENCODER: _ClassVar[ModelType]
+    MODEL_TYPE_CROSS_ENCODER: _ClassVar[ModelType]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_QUERY: _ClassVar[Role]
     ROLE_PREMISE: _ClassVar[Role]
+LANE_UNSPECIFIED: Lane
+LANE_INTERACTIVE: Lane
+LANE_BULK: Lane
+MODEL_TYPE_UNSPECIFIED: ModelType
+MODEL_TYPE_SENTENCE_ENCODER: ModelType
+MODEL_TYPE_CROSS_ENCODER: ModelType
 ROLE_UNSPECIFIED: Role
 ROLE_QUERY: Role
 ROLE_PREMISE: Role
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("texts", "role", "model", "truncate", "space_id")
+    __slots__ = ("texts", "role", "model", "truncate", "space_id", "lane", "precision", "routing_key")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     role: Role
     model: _types_pb2.ModelSelector
     truncate: _types_pb2.Truncate
     space_id: str
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
+    lane: Lane
+    precision: _types_pb2.Precision
+    routing_key: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., space_id: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("embeddings", "model_version", "space_id", "timings", "truncated")
+    __slots__ = ("embeddings", "model_version", "space_id", "timings", "truncated", "precision")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     embeddings: _types_pb2.Embeddings
     model_version: str
     space_id: str
     timings: _types_pb2.Timings
     truncated: int
-    def __init__(self, embeddings: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ...) -> None: ...
+    precision: _types_pb2.Precision
+    def __init__(self, embeddings: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
 
 class EncodeStreamRequest(_message.Message):
     __slots__ = ("batch", "batch_seq")
@@ -76,14 +102,16 @@ class ScoreRequest(_message.Message):
     def __init__(self, query: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "model_version", "timings")
+    __slots__ = ("scores", "model_version", "timings", "truncated")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     model_version: str
     timings: _types_pb2.Timings
-    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+    truncated: int
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ...) -> None: ...
 
 class EncoderServiceGetInfoRequest(_message.Message):
     __slots__ = ()
@@ -108,30 +136,38 @@ class EncoderServiceGetInfoResponse(_message.Message):
     def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[AppliedLabel, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class LoadedVersion(_message.Message):
-    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight")
+    __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions", "precision_reason")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ENCODER_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    PRECISIONS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_REASON_FIELD_NUMBER: _ClassVar[int]
     version: str
     space_id: str
     labels: _containers.RepeatedScalarFieldContainer[str]
     premise_encoder: bool
     in_flight: int
-    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ...) -> None: ...
+    model_type: ModelType
+    precisions: _containers.RepeatedScalarFieldContainer[_types_pb2.Precision]
+    precision_reason: str
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., premise_encoder: bool = ..., in_flight: _Optional[int] = ..., model_type: _Optional[_Union[ModelType, str]] = ..., precisions: _Optional[_Iterable[_Union[_types_pb2.Precision, str]]] = ..., precision_reason: _Optional[str] = ...) -> None: ...
 
 class AppliedLabel(_message.Message):
-    __slots__ = ("space_id", "label", "version", "revision")
+    __slots__ = ("space_id", "label", "version", "revision", "share")
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     space_id: str
     label: str
     version: str
     revision: int
-    def __init__(self, space_id: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    share: float
+    def __init__(self, space_id: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SwapOutcome(_message.Message):
     __slots__ = ("label", "version", "revision", "ok", "reason", "finished_at", "duration")

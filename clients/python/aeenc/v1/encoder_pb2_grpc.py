@@ -84,7 +84,7 @@ class EncoderServiceServicer(object):
     def Score(self, request, context):
         """Scores premises against a query with a cross-encoder.
 
-        Fails with UNIMPLEMENTED where no cross-encoder is configured, and otherwise as Encode does.
+        Fails with UNIMPLEMENTED where no cross-encoder has been published, and otherwise as Encode does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

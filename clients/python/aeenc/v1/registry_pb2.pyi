@@ -9,20 +9,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PublishRequest(_message.Message):
-    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id")
+    __slots__ = ("version", "label", "expected_revision", "force", "wait", "request_id", "share")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     version: str
     label: str
     expected_revision: int
     force: bool
     wait: _duration_pb2.Duration
     request_id: str
-    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    share: float
+    def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("label", "rollouts", "complete")
@@ -35,16 +37,18 @@ class PublishResponse(_message.Message):
     def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
-    __slots__ = ("label", "version", "expected_revision", "request_id")
+    __slots__ = ("label", "version", "expected_revision", "request_id", "share")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     label: str
     version: str
     expected_revision: int
     request_id: str
-    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    share: float
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., expected_revision: _Optional[int] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SetLabelResponse(_message.Message):
     __slots__ = ("label",)
@@ -103,20 +107,22 @@ class ListLabelsResponse(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ...) -> None: ...
 
 class Label(_message.Message):
-    __slots__ = ("space_id", "name", "version", "revision", "previous_version", "moved_at")
+    __slots__ = ("space_id", "name", "version", "revision", "previous_version", "moved_at", "share")
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
     MOVED_AT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     space_id: str
     name: str
     version: str
     revision: int
     previous_version: str
     moved_at: _timestamp_pb2.Timestamp
-    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., previous_version: _Optional[str] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    share: float
+    def __init__(self, space_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., previous_version: _Optional[str] = ..., moved_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., share: _Optional[float] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
     __slots__ = ("label", "space_id")

@@ -22,6 +22,13 @@ class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAIR_SIGN_NEGATIVE: _ClassVar[PairSign]
     PAIR_SIGN_SKIPPED: _ClassVar[PairSign]
 
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRECISION_UNSPECIFIED: _ClassVar[Precision]
+    PRECISION_FLOAT32: _ClassVar[Precision]
+    PRECISION_FLOAT16: _ClassVar[Precision]
+    PRECISION_INT8: _ClassVar[Precision]
+
 class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVICE_STATE_UNSPECIFIED: _ClassVar[ServiceState]
@@ -42,6 +49,10 @@ PAIR_SIGN_UNSPECIFIED: PairSign
 PAIR_SIGN_POSITIVE: PairSign
 PAIR_SIGN_NEGATIVE: PairSign
 PAIR_SIGN_SKIPPED: PairSign
+PRECISION_UNSPECIFIED: Precision
+PRECISION_FLOAT32: Precision
+PRECISION_FLOAT16: Precision
+PRECISION_INT8: Precision
 SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_STARTING: ServiceState
 SERVICE_STATE_SERVING: ServiceState
@@ -164,20 +175,22 @@ class ServiceInfo(_message.Message):
     def __init__(self, software_version: _Optional[str] = ..., api_version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., state_reason: _Optional[str] = ..., started_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("message_bytes", "items", "text_bytes", "k", "tokens", "queued_items")
+    __slots__ = ("message_bytes", "items", "text_bytes", "k", "tokens", "queued_items", "queued_tokens")
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     message_bytes: int
     items: int
     text_bytes: int
     k: int
     tokens: int
     queued_items: int
-    def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ...) -> None: ...
+    queued_tokens: int
+    def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class EvaluationReport(_message.Message):
     __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation")
