@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from aeenc.v1 import encoder_pb2_grpc
+from services.encoder.admission import Admission
 from services.encoder.batching import Batcher
+from services.encoder.candidates import Candidates
+from services.encoder.cost import CostModel
 from services.encoder.encoding import Encoding
-from services.encoder.follower import Follower
+from services.encoder.follower import Follower, Following
+from services.encoder.loading import LoadOptions
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.model import providers_of
+from services.encoder.model import FLOAT16, FLOAT32
+from services.encoder.onnx_session import CUDA, providers_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
+from services.encoder.swaps import Swaps
 from services.encoder.versions import Versions
 from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits
@@ -17,47 +23,50 @@ from services.kit.redis import connect
 from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
 
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 1024, 16_384
+
 
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
-    versions, providers = Versions(), providers_of(settings.device)
+    versions, swaps, cost = Versions(), Swaps(metrics), CostModel(settings.workers)
+    providers = providers_of(settings.device)
+    on_gpu = CUDA in providers
+    precision = (FLOAT16 if on_gpu else FLOAT32) if settings.precision == "auto" else settings.precision
     redis = connect(settings.redis_url)
+    registry = Registry(redis, settings.namespace)
+    options = LoadOptions(max_file_bytes=settings.model_bytes, precision=precision, providers=providers)
     follower = Follower(
-        registry=Registry(redis, settings.namespace),
-        store=ArtifactStore(settings.artifacts_dir),
-        versions=versions,
-        readiness=server.readiness,
-        metrics=metrics,
-        instance=settings.instance,
-        space_id=settings.space_id,
-        state_dir=settings.state_dir,
-        poll_s=settings.poll_s,
-        max_file_bytes=settings.model_bytes,
-        providers=providers,
+        Following(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
+        registry,
+        Candidates(registry, ArtifactStore(settings.artifacts_dir), options),
+        versions,
+        swaps,
+        server.readiness,
     )
     limits = Limits(
         message_bytes=settings.message_bytes,
         items=settings.max_items,
         text_bytes=settings.text_bytes,
         tokens=256,
-        queued_items=settings.queued_items,
+        queued_tokens=settings.queued_tokens,
     )
     batcher = Batcher(
         workers=settings.workers,
         batch_items=settings.batch_items,
-        batch_tokens=settings.batch_tokens,
-        queued_items=settings.queued_items,
+        batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS),
+        stuck_s=settings.stuck_s,
+        cost=cost,
         metrics=metrics,
     )
-    encoding = Encoding(versions, batcher, limits)
-    servicer = EncoderServicer(server, encoding, versions, follower, limits, providers[0])
+    encoding = Encoding(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
+    servicer = EncoderServicer(server, encoding, versions, swaps, limits, f"onnxruntime/{providers[0]}/{precision}")
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
     async def close() -> None:
         await follower.stop()
-        encoding.close()
+        await encoding.close()
         await redis.aclose()
 
     server.on_start(follower.start)

@@ -4,43 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2
 
 from aeenc import vectors
 from aeenc.v1 import encoder_pb2, types_pb2
-from services.encoder.encoding import EncodeCall, EncodeResult
-from services.encoder.follower import Swap
-from services.encoder.versions import Versions
+from services.encoder.encoding import EncodeCall, Result, ScoreCall
+from services.encoder.queueing import Lane
+from services.encoder.swaps import Swap
+from services.encoder.versions import Selection, Versions
+from services.kit.wire import to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
+_LANES: dict[int, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
+_PRECISIONS = {
+    types_pb2.PRECISION_FLOAT32: "float32",
+    types_pb2.PRECISION_FLOAT16: "float16",
+    types_pb2.PRECISION_INT8: "int8",
+}
+_TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
+_MODEL_TYPES = {
+    "sentence-encoder": encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
+    "cross-encoder": encoder_pb2.MODEL_TYPE_CROSS_ENCODER,
+}
 
 
-def to_call(request: encoder_pb2.EncodeRequest, deadline_s: float | None) -> EncodeCall:
-    """An Encode request as a call."""
+def to_call(
+    request: encoder_pb2.EncodeRequest, deadline_s: float | None, request_id: str, *, lane: Lane = "interactive"
+) -> EncodeCall:
+    """An Encode request as a call; `lane` is that of a request which names none. A bulk default makes it patient."""
     return EncodeCall(
         texts=request.texts,
         role=_ROLES.get(request.role, ""),
-        label=request.model.label,
-        version=request.model.version,
-        space_id=request.space_id,
+        selection=_selection(request.model, request.space_id, request.routing_key or request_id),
+        truncate=request.truncate == types_pb2.TRUNCATE_END,
+        precision=_PRECISIONS.get(request.precision, ""),
+        lane=_LANES.get(request.lane, lane),
+        deadline_s=deadline_s,
+        patient=lane == "bulk",
+    )
+
+
+def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, request_id: str) -> ScoreCall:
+    """A Score request as a call."""
+    return ScoreCall(
+        query=request.query,
+        premises=request.premises,
+        selection=_selection(request.model, "", request_id),
         truncate=request.truncate == types_pb2.TRUNCATE_END,
         deadline_s=deadline_s,
     )
 
 
-def to_response(result: EncodeResult) -> encoder_pb2.EncodeResponse:
+def to_response(result: Result) -> encoder_pb2.EncodeResponse:
     """A result as an Encode response."""
-    timings = types_pb2.Timings(
-        total=_duration(result.total_s),
-        queue=_duration(result.queue_s),
-        tokenize=_duration(result.tokenize_s),
-        compute=_duration(result.compute_s),
-    )
     return encoder_pb2.EncodeResponse(
-        embeddings=vectors.to_proto(result.vectors),
+        embeddings=vectors.to_proto(result.rows),
         model_version=result.model_version,
         space_id=result.space_id,
-        timings=timings,
+        timings=_timings(result),
+        truncated=result.truncated,
+        precision=_TO_PRECISION[result.precision],
+    )
+
+
+def to_score_response(result: Result) -> encoder_pb2.ScoreResponse:
+    """A result as a Score response."""
+    return encoder_pb2.ScoreResponse(
+        scores=result.rows[:, 0].tolist(),
+        model_version=result.model_version,
+        timings=_timings(result),
         truncated=result.truncated,
     )
 
@@ -50,43 +82,57 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
     return [
         encoder_pb2.LoadedVersion(
             version=version,
-            space_id=versions.space_id,
-            labels=sorted(name for name, here in versions.labels.items() if here.version == version),
+            space_id=model.space_id,
+            labels=sorted(name for (_, name), here in versions.labels.items() if here.version == version),
             premise_encoder=version == versions.premise_version,
             in_flight=versions.in_flight[version],
+            model_type=_MODEL_TYPES[model.model_type],
+            precisions=[_TO_PRECISION[precision] for precision in model.runners],
+            precision_reason=model.precision_reason,
         )
-        for version in sorted(versions.models)
+        for version, model in sorted(versions.models.items())
     ]
 
 
 def to_labels(versions: Versions) -> list[encoder_pb2.AppliedLabel]:
     """The labels as they are served here."""
     return [
-        encoder_pb2.AppliedLabel(space_id=versions.space_id, label=name, version=here.version, revision=here.revision)
-        for name, here in sorted(versions.labels.items())
+        encoder_pb2.AppliedLabel(
+            space_id=space_id, label=name, version=here.version, revision=here.revision, share=here.share
+        )
+        for (space_id, name), here in sorted(versions.labels.items())
     ]
 
 
 def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
     """The last swaps, newest first."""
-    return [_swap(swap) for swap in swaps]
+    return [
+        encoder_pb2.SwapOutcome(
+            label=swap.label,
+            version=swap.version,
+            revision=swap.revision,
+            ok=swap.ok,
+            reason=swap.reason,
+            finished_at=to_timestamp(swap.finished_at),
+            duration=_duration(swap.duration_s),
+        )
+        for swap in swaps
+    ]
 
 
-def _swap(swap: Swap) -> encoder_pb2.SwapOutcome:
-    finished_at = timestamp_pb2.Timestamp()
-    finished_at.FromDatetime(swap.finished_at)
-    return encoder_pb2.SwapOutcome(
-        label=swap.label,
-        version=swap.version,
-        revision=swap.revision,
-        ok=swap.ok,
-        reason=swap.reason,
-        finished_at=finished_at,
-        duration=_duration(swap.duration_s),
+def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) -> Selection:
+    return Selection(label=model.label, version=model.version, space_id=space_id, routing_key=routing_key)
+
+
+def _timings(result: Result) -> types_pb2.Timings:
+    return types_pb2.Timings(
+        total=_duration(result.total_s),
+        queue=_duration(result.queue_s),
+        tokenize=_duration(result.tokenize_s),
+        compute=_duration(result.compute_s),
     )
 
 
 def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))

@@ -9,7 +9,8 @@ from pathlib import Path
 from aeenc.errors import DataLoss
 from services.kit.artifacts import atomic_write
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = {1, 2}  # 1 had labels of one space only
 FILE = "labels.json"
 
 
@@ -17,9 +18,11 @@ FILE = "labels.json"
 class SavedLabel:
     """A label as it was served, with the digest that its checkpoint's manifest must have."""
 
+    space_id: str
     name: str
     version: str
     revision: int
+    share: float
     manifest_sha256: str
 
 
@@ -50,9 +53,10 @@ def load(directory: Path) -> SavedState | None:
     path = directory / FILE
     try:
         record = json.loads(path.read_bytes())
-        if record["format_version"] != FORMAT_VERSION:
+        if record["format_version"] not in _READABLE:
             raise DataLoss(f"{path} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}")
-        labels = tuple(SavedLabel(**label) for label in record["labels"])
+        unsaid = {"space_id": record["space_id"], "share": 0.0}
+        labels = tuple(SavedLabel(**{**unsaid, **label}) for label in record["labels"])
         return SavedState(record["space_id"], record["premise_version"], record["premise_manifest_sha256"], labels)
     except FileNotFoundError:
         return None

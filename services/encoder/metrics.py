@@ -5,15 +5,23 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_RATIO = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 class EncoderMetrics:
     """What the encoder counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.queued_items = Gauge(
-            "aeenc_encoder_queued_items", "Texts admitted and not yet answered", registry=registry
+        self.queued_tokens = Gauge(
+            "aeenc_encoder_queued_tokens", "Tokens admitted and not yet answered", ["lane"], registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "aeenc_encoder_queue_seconds",
+            "Time that a call's texts waited for a worker",
+            ["lane"],
+            registry=registry,
+            buckets=_SECONDS,
         )
         self._batch_items = Histogram(
             "aeenc_encoder_batch_items", "Texts in a batch", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
@@ -21,23 +29,51 @@ class EncoderMetrics:
         self._batch_tokens = Histogram(
             "aeenc_encoder_batch_tokens", "Tokens in a batch without padding", registry=registry, buckets=_TOKENS
         )
-        self._padding = Counter("aeenc_encoder_padding_tokens", "Padding tokens computed", registry=registry)
+        self._padding = Histogram(
+            "aeenc_encoder_padding_ratio", "Share of a batch that is padding", registry=registry, buckets=_RATIO
+        )
         self._compute = Histogram(
-            "aeenc_encoder_compute_seconds", "Time of one session run", registry=registry, buckets=_SECONDS
+            "aeenc_encoder_compute_seconds", "Time of one batch in the model", registry=registry, buckets=_SECONDS
+        )
+        self.refused = Counter("aeenc_encoder_refused", "Calls refused by admission", ["reason"], registry=registry)
+        self.dropped = Counter(
+            "aeenc_encoder_dropped_texts", "Texts dropped before they were computed", ["reason"], registry=registry
+        )
+        self._restarts = Counter(
+            "aeenc_encoder_worker_restarts", "Workers that died or got stuck", ["reason"], registry=registry
         )
         self.swaps = Counter(
             "aeenc_encoder_swaps", "Attempts to serve a version", ["label", "outcome"], registry=registry
         )
-        self.serving = Gauge(
-            "aeenc_encoder_label_revision",
-            "Registry revision that a label has here",
+        self._serving = Gauge(
+            "aeenc_encoder_serving_revision",
+            "Registry revision of the version that a label serves here",
             ["label", "version"],
             registry=registry,
         )
+        self._served: dict[str, str] = {}
 
     def batch(self, *, items: int, tokens: int, longest: int, seconds: float) -> None:
         """Records one computed batch."""
         self._batch_items.observe(items)
         self._batch_tokens.observe(tokens)
-        self._padding.inc(items * longest - tokens)
+        self._padding.observe(1 - tokens / (items * longest))
         self._compute.observe(seconds)
+
+    def restarted(self, reason: str) -> None:
+        """Records that a worker was replaced."""
+        self._restarts.labels(reason).inc()
+
+    def serves(self, label: str, version: str, revision: int) -> None:
+        """Records which version a label serves; the one before is no longer shown."""
+        before = self._served.get(label)
+        if before is not None and before != version:
+            self._serving.remove(label, before)
+        self._served[label] = version
+        self._serving.labels(label, version).set(revision)
+
+    def unserved(self, label: str) -> None:
+        """Records that a label serves nothing here any more."""
+        version = self._served.pop(label, None)
+        if version is not None:
+            self._serving.remove(label, version)

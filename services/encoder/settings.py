@@ -26,7 +26,11 @@ class EncoderSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
     workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
     batch_items: int = Field(32, ge=1, description="most texts in one batch")
-    batch_tokens: int = Field(4096, ge=64, description="most padded tokens in one batch")
-    queued_items: int = Field(8192, ge=1024, description="most texts admitted at once")
+    batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 1024 on a CPU, 16384 on a GPU")
+    queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
+    stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
+    precision: Literal["auto", "float32", "float16", "int8"] = Field(
+        "auto", description="how exactly queries are computed; auto: float32 on a CPU, float16 on a GPU"
+    )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
     model_bytes: int = Field(4 * 1024**3, ge=1024, description="largest checkpoint file accepted, in bytes")

@@ -1,21 +1,23 @@
-"""Texts to token ids. Truncation is asked for, never silent."""
+"""Texts, and pairs of texts, to token ids. Truncation is asked for, never silent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from aeenc.errors import DataLoss, FieldViolation, InvalidArgument
+from services.encoder.runners import Tokens
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Token ids of each text, and how many texts were cut."""
+    """The tokens of each text, and how many texts were cut."""
 
-    ids: list[list[int]]
+    tokens: list[Tokens]
     truncated: int
 
 
@@ -31,19 +33,36 @@ class Tokenization:
         self._tokenizer.no_truncation()
         self.max_tokens = max_tokens
 
-    def __call__(self, texts: Sequence[str], *, truncate: bool) -> Tokenized:
-        """Token ids with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
-        too_long = [position for position, tokens in enumerate(ids) if len(tokens) > self.max_tokens]
-        if too_long and not truncate:
-            raise self._too_long(ids, too_long)
-        for position in too_long:  # the closing special token stays
-            ids[position] = [*ids[position][: self.max_tokens - 1], ids[position][-1]]
-        return Tokenized(ids, len(too_long))
+    def texts(self, texts: Sequence[str], *, truncate: bool) -> Tokenized:
+        """Tokens with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        return self._cut([Tokens(encoding.ids) for encoding in encodings], "texts", truncate)
 
-    def _too_long(self, ids: list[list[int]], too_long: list[int]) -> InvalidArgument:
+    def pairs(self, query: str, premises: Sequence[str], *, truncate: bool) -> Tokenized:
+        """Tokens of the query with each premise; `truncate` cuts the premise.
+
+        Raises InvalidArgument naming each premise over the limit unless `truncate`, and for a query that leaves none.
+        """
+        alone = len(self._tokenizer.encode(query).ids)
+        if alone >= self.max_tokens:
+            raise InvalidArgument.field("query", f"{alone} tokens leave no room of the model's {self.max_tokens}")
+        encodings: Any = self._tokenizer.encode_batch_fast([(query, premise) for premise in premises])
+        return self._cut([Tokens(encoding.ids, encoding.type_ids) for encoding in encodings], "premises", truncate)
+
+    def _cut(self, tokens: list[Tokens], field: str, truncate: bool) -> Tokenized:
+        too_long = [position for position, one in enumerate(tokens) if len(one.ids) > self.max_tokens]
+        if too_long and not truncate:
+            raise self._too_long(tokens, too_long, field)
+        for position in too_long:
+            tokens[position] = Tokens(*(self._shortened(part) for part in tokens[position]))
+        return Tokenized(tokens, len(too_long))
+
+    def _shortened(self, part: Sequence[int]) -> Sequence[int]:
+        return [*part[: self.max_tokens - 1], part[-1]] if part else part  # the closing special token stays
+
+    def _too_long(self, tokens: list[Tokens], too_long: list[int], field: str) -> InvalidArgument:
         violations = [
-            FieldViolation(f"texts[{n}]", f"{len(ids[n])} tokens are over the model's {self.max_tokens}")
+            FieldViolation(f"{field}[{n}]", f"{len(tokens[n].ids)} tokens are over the model's {self.max_tokens}")
             for n in too_long
         ]
         first = violations[0]

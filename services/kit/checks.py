@@ -18,6 +18,7 @@ class Limits:
     k: int = 0
     tokens: int = 0
     queued_items: int = 0
+    queued_tokens: int = 0
 
 
 def check_count(count: int, limits: Limits, field: str) -> None:

@@ -28,5 +28,6 @@ def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo
             k=limits.k,
             tokens=limits.tokens,
             queued_items=limits.queued_items,
+            queued_tokens=limits.queued_tokens,
         ),
     )

@@ -11,7 +11,7 @@ from tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_t
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
-from services.encoder.model import Model
+from services.encoder.runners import PaddedRunner, Tokens
 from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
 
@@ -118,22 +118,22 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that takes 30 ms a batch and fails on the token of `poison`'s letters."""
     import time
 
-    original = Model.run
+    original = PaddedRunner.run
 
-    def run(self: Model, ids: list[list[int]]):
+    def run(self: PaddedRunner, batch: list[Tokens]):
         time.sleep(0.03)
-        if len(ids) and any(len(tokens) == 13 for tokens in ids):
+        if any(len(tokens.ids) == 13 for tokens in batch):
             raise RuntimeError("this length kills the model")
-        return original(self, ids)
+        return original(self, batch)
 
-    monkeypatch.setattr(Model, "run", run)
+    monkeypatch.setattr(PaddedRunner, "run", run)
 
 
 async def test_a_full_queue_refuses_with_a_delay_and_serves_what_it_admitted(serve, tuned, slow) -> None:
-    async with serve(queued_items=1024, batch_items=8) as (_, client):
+    async with serve(queued_tokens=4440, batch_items=8) as (_, client):
         calls = [asyncio.create_task(client.encode([f"sun {n}"] * 256, timeout_s=8)) for n in range(4)]
         await asyncio.sleep(0.15)
-        with pytest.raises(errors.Overloaded, match="over the limit of 1,024") as caught:
+        with pytest.raises(errors.Overloaded, match="over its limit of 3,330") as caught:
             await client.encode(["moon"], timeout_s=0.001 + 0.05)
         assert caught.value.retry_after_s is not None
         assert all(len(answer.vectors) == 256 for answer in await asyncio.gather(*calls))
@@ -148,7 +148,7 @@ async def test_a_cancelled_caller_never_fails_the_others(serve, tuned, slow) -> 
             call.cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert all(len(answer.vectors) == 2 for answer in answers[1::2])
-        assert server.metrics.get_sample_value("aeenc_encoder_queued_items") == 0
+        assert server.metrics.get_sample_value("aeenc_encoder_queued_tokens", {"lane": "interactive"}) == 0
 
 
 async def test_expired_work_is_dropped_before_it_is_computed(serve, tuned, slow) -> None:

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space
 
 from aeenc.errors import FailedPrecondition
-from services.encoder.model import load_model
+from services.encoder.loading import LoadOptions, load_model
+from services.encoder.onnx_session import CPU
 from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.learning import training
@@ -40,7 +41,7 @@ def run(files) -> str:
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
     version = run(make_job(epochs=4))
     artifact = space.store.open("checkpoints", version)
-    model = load_model(artifact, space_id=space.space_id, dim=32, max_file_bytes=2**30)
+    model = load_model(artifact, LoadOptions(2**30, "float32", [CPU]), space_id=space.space_id, dim=32)
     assert model.version == version
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05

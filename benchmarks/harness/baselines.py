@@ -1,0 +1,142 @@
+"""What the encoder is compared with in the same run: sentence-transformers, bare onnxruntime, an empty gRPC call."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from harness.checkpoints import session
+from harness.rows import ROOT
+
+BATCH = 32
+_SENTENCE_TRANSFORMERS = """
+import sys, time, torch
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+print("ready", flush=True)
+for line in sys.stdin:
+    texts = [text for text in open(line.strip(), encoding="utf-8").read().split("\\n") if text]
+    started = time.perf_counter()
+    model.encode(texts, batch_size=32, normalize_embeddings=True, show_progress_bar=False)
+    print(len(texts) / (time.perf_counter() - started), flush=True)
+"""
+
+
+class SentenceTransformers:
+    """sentence-transformers in a process of its own, so that torch's threads are gone while others are measured."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-c", _SENTENCE_TRANSFORMERS, str(directory)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._answer()
+
+    def rate(self, texts_file: Path) -> float:
+        """Texts a second of `encode` with batches of 32, tokenisation and its own length sort included."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{texts_file}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("sentence-transformers does not start; `make setup` installs it")
+        return line.strip()
+
+
+class BareOnnxruntime:
+    """A session over the same file in this process, in the three ways there are to use two cores."""
+
+    def __init__(self, directory: Path, model: str = "model.onnx") -> None:
+        path = directory / model
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self.single = session(path)
+        self._sessions = {"spinning": session(path, threads=2, spinning=True), "not spinning": session(path, threads=2)}
+
+    def rates(self, texts: Sequence[str]) -> dict[str, float]:
+        """Texts a second of each way: sorted batches of 32, tokenisation included."""
+        rates = {name: self._rate(texts, [one]) for name, one in self._sessions.items()}
+        rates["2 x 1 thread"] = self._rate(texts, [self.single, self.single])
+        return rates
+
+    def one(self, text: str) -> None:
+        """Embeds one text."""
+        ids = np.array([self._tokenizer.encode(text).ids])
+        self.single.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+
+    def _rate(self, texts: Sequence[str], sessions: Sequence[ort.InferenceSession]) -> float:
+        started = time.perf_counter()
+        if len(sessions) == 1:
+            for feeds in self._batches(texts):
+                sessions[0].run(["sentence_embedding"], feeds)
+        else:
+            with ThreadPoolExecutor(len(sessions)) as pool:
+                list(pool.map(lambda feeds: sessions[0].run(["sentence_embedding"], feeds), self._batches(texts)))
+        return len(texts) / (time.perf_counter() - started)
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        ids = sorted((encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))), key=len)
+        for start in range(0, len(ids), BATCH):
+            part = ids[start : start + BATCH]
+            rows = np.zeros((len(part), len(part[-1])), dtype=np.int64)
+            mask = np.zeros_like(rows)
+            for row, tokens in enumerate(part):
+                rows[row, : len(tokens)] = tokens
+                mask[row, : len(tokens)] = 1
+            yield {"input_ids": rows, "attention_mask": mask}
+
+
+class Echo:
+    """An empty gRPC service in a process of its own: what a call costs that does nothing."""
+
+    METHOD = "/bench.Echo/Call"
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("echo_server.py"))]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
+
+    async def seconds(self, count: int) -> list[float]:
+        """Durations of calls made one after the other."""
+        async with grpc.aio.insecure_channel(self._target) as channel:
+            call = channel.unary_unary(self.METHOD)
+            durations = []
+            for _ in range(count):
+                started = time.perf_counter()
+                await call(b"")
+                durations.append(time.perf_counter() - started)
+        return durations
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def run(coroutine: Any) -> Any:
+    """Runs a benchmark's coroutine on uvloop, as the services do."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(coroutine)

@@ -1,0 +1,64 @@
+"""The rows of a benchmark: a table for people, a JSON file for programs, an exit status for both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim: what was measured, what it must be, whether it is, and the baseline of the same run."""
+
+    row: str
+    value: Any
+    unit: str
+    bar: str
+    ok: bool
+    baseline: Any = None
+
+
+class Rows:
+    """Collects rows, printing each as it comes; `finish` writes `results/<name>.json` and ends the process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rows: list[Row] = []
+
+    def add(self, row: str, value: Any, unit: str, bar: str, ok: bool, baseline: Any = None) -> None:
+        """Adds a claim."""
+        added = Row(row, value, unit, bar, bool(ok), baseline)
+        self._rows.append(added)
+        print(f"{'ok  ' if ok else 'FAIL'}  {row:<58} {_short(value):>12} {unit:<8} {bar:<22} {_short(baseline)}")
+        sys.stdout.flush()
+
+    def at_least(self, row: str, value: float, unit: str, least: float, baseline: Any = None) -> None:
+        """Adds a claim that a value is not below a bar."""
+        self.add(row, value, unit, f"≥ {least:g}", value >= least, baseline)
+
+    def at_most(self, row: str, value: float, unit: str, most: float, baseline: Any = None) -> None:
+        """Adds a claim that a value is not above a bar."""
+        self.add(row, value, unit, f"≤ {most:g}", value <= most, baseline)
+
+    def note(self, row: str, value: Any, unit: str, baseline: Any = None) -> None:
+        """Adds a figure without a bar."""
+        self.add(row, value, unit, "none", True, baseline)
+
+    def finish(self) -> None:
+        """Writes the file; exit status 1 when a claim does not hold."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self._name}.json"
+        path.write_text(json.dumps([asdict(row) for row in self._rows], indent=1, ensure_ascii=False))
+        sys.exit(0 if all(row.ok for row in self._rows) else 1)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

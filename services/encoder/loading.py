@@ -1,0 +1,151 @@
+"""From verified files to a model that may serve: look inside, open, warm, and compare with what it gave at export.
+
+Loading happens beside whatever serves; nothing here touches the serving version. It blocks for a second or so and
+belongs into a thread of low priority.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aeenc.errors import AeencError, DataLoss, FailedPrecondition
+from services.encoder import golden
+from services.encoder.model import FLOAT16, FLOAT32, INT8, Description, Model
+from services.encoder.onnx_scan import check_onnx
+from services.encoder.onnx_session import CUDA, inputs_of, open_session
+from services.encoder.runners import PaddedRunner, PairRunner, Runner, SingleRunner, Tokens
+from services.encoder.tokenization import Tokenization
+from services.kit.artifacts import Artifact
+
+SMALL_FILE_BYTES = 64 * 1024 * 1024
+WARM_FROM = 4  # tokens of the shortest length bucket; each is twice the one before
+FILES = {
+    "model.onnx",
+    "model.int8.onnx",
+    "model.fp16.onnx",
+    "model.safetensors",
+    "tokenizer.json",
+    "config.json",
+    "probes.json",
+    "probes.npy",
+    "probes.int8.npy",
+    "metrics.json",
+}
+_EMBEDDING, _SCORE, _SEGMENTS = "sentence_embedding", "score", "token_type_ids"
+_MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.onnx", "probes.npy")}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How this encoder loads: largest model file in bytes, the precision queries get, and where models run."""
+
+    max_file_bytes: int
+    precision: str
+    providers: Sequence[str]
+
+
+def load_model(artifact: Artifact, options: LoadOptions, *, space_id: str, dim: int | None) -> Model:
+    """Loads, warms and checks a checkpoint whose hashes have been verified.
+
+    Raises DataLoss or FailedPrecondition with what is wrong and the file or value it is wrong with.
+    """
+    description = Description.of(artifact)
+    _check_place(description, space_id, dim)
+    _check_files(artifact, options.max_file_bytes)
+    tokenization = Tokenization(artifact.file("tokenizer.json"), description.max_tokens)
+    if description.model_type == "cross-encoder":
+        pairs = _pair_runner(artifact, description, options)
+        golden.check_scores(artifact, description, tokenization, pairs)
+        return Model(description, tokenization, {FLOAT32: pairs})
+    session = open_session(_scanned(artifact, "model.onnx"), options.providers, _EMBEDDING)
+    runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
+    _warm(runner, description)
+    golden.check_vectors(artifact, description, tokenization, runner, "probes.npy")
+    runners: dict[str, Runner] = {FLOAT32: runner}
+    reason = ""
+    if options.precision in _MODELS:
+        try:
+            low = _low_precision(artifact, description, tokenization, options)
+            runners = {options.precision: low, FLOAT32: runner}
+        except AeencError as error:
+            reason = error.message
+    return Model(description, tokenization, runners, reason)
+
+
+def _low_precision(
+    artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions
+) -> Runner:
+    """The runner of the precision that this encoder is set to. Raises what makes it fall back to single precision."""
+    model, probes = _MODELS[options.precision]
+    if model not in artifact.files:
+        measured = artifact.meta.get("int8", {}).get("reason", "") if options.precision == INT8 else ""
+        raise FailedPrecondition(f"checkpoint {artifact.id} has no {model}{f': {measured}' if measured else ''}")
+    if options.precision == INT8 and not description.int8_passed:
+        raise FailedPrecondition(f"checkpoint {artifact.id} has an int8 model that did not pass the trainer's gate")
+    if options.precision == FLOAT16 and CUDA not in options.providers:
+        raise FailedPrecondition("half precision is for a GPU; this encoder has none")
+    session = open_session(_scanned(artifact, model), options.providers, _EMBEDDING)
+    if options.precision == INT8:
+        runner: Runner = SingleRunner(session, dim=description.dim)
+    else:
+        runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
+    _warm(runner, description)
+    golden.check_vectors(artifact, description, tokenization, runner, probes)
+    return runner
+
+
+def _pair_runner(artifact: Artifact, description: Description, options: LoadOptions) -> Runner:
+    session = open_session(_scanned(artifact, "model.onnx"), options.providers, _SCORE, {_SEGMENTS})
+    runner = PairRunner(session, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(session))
+    _warm(runner, description)
+    return runner
+
+
+def _check_place(description: Description, space_id: str, dim: int | None) -> None:
+    version = description.version
+    if description.space_id != space_id:
+        raise FailedPrecondition(
+            f"checkpoint {version} is of space {description.space_id}, the label is of space {space_id}"
+        )
+    if dim is not None and description.dim != dim:
+        raise FailedPrecondition(f"checkpoint {version} has {description.dim} dimensions, its space has {dim}")
+
+
+def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
+    unknown = set(artifact.files) - FILES
+    if unknown:
+        raise DataLoss(f"{artifact.path / min(unknown)} does not belong in a checkpoint; publish it without")
+    for name, entry in artifact.files.items():
+        limit = max_file_bytes if name.startswith("model.") else SMALL_FILE_BYTES
+        if entry.size_bytes > limit:
+            raise DataLoss(f"{artifact.path / name} has {entry.size_bytes:,} bytes, over the limit of {limit:,}")
+
+
+def _scanned(artifact: Artifact, name: str) -> Path:
+    """The path of a model file that nothing speaks against. Raises DataLoss."""
+    path = artifact.file(name)
+    if not artifact.files[name].size_bytes:
+        raise DataLoss(f"{path} is empty; export it again")
+    with path.open("rb") as file:
+        # Closed by whoever holds the last view of it, which may be the traceback of what was found.
+        check_onnx(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(path))
+    return path
+
+
+def _warm(runner: Runner, description: Description) -> None:
+    """Runs every length bucket once, so that no caller pays for first allocations; checks the width on the way."""
+    length = WARM_FROM
+    while length <= description.max_tokens:
+        tokens = Tokens([description.pad_id + 1] * length, [0] * length)
+        try:
+            rows = runner.run([tokens])
+        except Exception as error:
+            raise DataLoss(f"checkpoint {description.version} fails at {length} tokens: {str(error)[:200]}") from error
+        if rows.shape != (1, runner.width):
+            raise DataLoss(
+                f"checkpoint {description.version} gives {rows.shape[-1]} dimensions, its manifest says {runner.width}"
+            )
+        length *= 2

@@ -1,0 +1,136 @@
+"""What waits for a worker: one queue a lane and runner, cut into batches by token budget. Not a thread, not a clock.
+
+Texts are sorted by length within a bounded window, so that padding is small and nothing starves: every batch of a
+window is handed out before the next window is cut. Runners take turns, so versions never mix in a batch. While both
+lanes have work, bulk gets one batch in `BULK_TURN`. What is dead or out of time when its batch is handed out is
+dropped there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal
+
+from services.encoder.runners import Runner, Tokens
+
+Lane = Literal["interactive", "bulk"]
+LANES: tuple[Lane, ...] = ("interactive", "bulk")
+WINDOW_BATCHES = 8
+BULK_TURN = 8
+MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One text on its way: its tokens and the row of the call's answer that it fills."""
+
+    tokens: Tokens
+    row: int
+    length: int
+    call: Any
+    deadline: float  # time.monotonic(); infinite for none
+
+
+Batch = list[Item]
+_LENGTH = attrgetter("length")
+
+
+class Queues:
+    """The waiting texts. Not safe for threads: the caller holds a lock."""
+
+    def __init__(self, *, batch_items: int, batch_tokens: int, workers: int) -> None:
+        self._batch_items, self._batch_tokens, self._workers = batch_items, batch_tokens, workers
+        self._dropped: list[tuple[Item, bool]] = []
+        self._lanes: dict[Lane, OrderedDict[Runner, _Queue]] = {lane: OrderedDict() for lane in LANES}
+        self._turn = 0
+
+    def put(self, lane: Lane, runner: Runner, items: Sequence[Item]) -> None:
+        """Adds the texts of one call."""
+        queue = self._lanes[lane].get(runner)
+        if queue is None:
+            queue = self._lanes[lane][runner] = _Queue()
+        queue.waiting.extend(items)
+
+    def take(self, now: float) -> tuple[Runner, Batch] | None:
+        """The next batch and the runner that computes it; None when nothing waits."""
+        while (lane := self._next_lane()) is not None:
+            queues = self._lanes[lane]
+            runner, queue = next(iter(queues.items()))
+            batch = self._next_batch(runner, queue, now)
+            if queue.is_empty:
+                del queues[runner]
+            else:
+                queues.move_to_end(runner)
+            if batch:
+                return runner, batch
+        return None
+
+    def dropped(self) -> list[tuple[Item, bool]]:
+        """What was dropped since the last time: texts, and whether they expired (otherwise their caller has gone)."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _next_lane(self) -> Lane | None:
+        interactive, bulk = (bool(self._lanes[lane]) for lane in LANES)
+        if interactive and bulk:
+            self._turn = (self._turn + 1) % BULK_TURN
+            return "bulk" if self._turn == 0 else "interactive"
+        if interactive:
+            return "interactive"
+        return "bulk" if bulk else None
+
+    def _next_batch(self, runner: Runner, queue: _Queue, now: float) -> Batch:
+        if not queue.batches:
+            window: Batch = []
+            limit = WINDOW_BATCHES * self._batch_items
+            while queue.waiting and len(window) < limit:
+                item = queue.waiting.popleft()
+                if self._is_alive(item, now):
+                    window.append(item)
+            queue.batches.extend(self._cut(window, runner))
+        if not queue.batches:
+            return []
+        return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
+
+    def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
+        """Sorts a window by length and cuts it where a batch would be over a limit, counting padding."""
+        window.sort(key=_LENGTH)
+        share = max(-(-len(window) // self._workers), MIN_SPLIT)
+        most = min(self._batch_items, share)
+        batches: list[Batch] = []
+        batch: Batch = []
+        tokens = 0
+        for item in window:
+            cost = item.length * (len(batch) + 1) if runner.pads else tokens + item.length
+            if batch and (len(batch) >= most or cost > self._batch_tokens):
+                batches.append(batch)
+                batch, tokens = [], 0
+            batch.append(item)
+            tokens += item.length
+        if batch:
+            batches.append(batch)
+        return batches
+
+    def _is_alive(self, item: Item, now: float) -> bool:
+        expired = item.deadline <= now
+        if expired or item.call.dead:
+            self._dropped.append((item, expired))
+            return False
+        return True
+
+
+class _Queue:
+    """The texts for one runner in one lane: those that wait, and the batches of the window that has been cut."""
+
+    __slots__ = ("batches", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Item] = deque()
+        self.batches: deque[Batch] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.waiting and not self.batches
