@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from aeenc.v1 import encoder_pb2_grpc
 from services.encoder.admission import Admission
 from services.encoder.batching import Batcher
@@ -28,6 +30,7 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 1024, 16_384
 
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # for short texts the library's own pool costs more than it gives
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
     versions, swaps, cost = Versions(), Swaps(metrics), CostModel(settings.workers)

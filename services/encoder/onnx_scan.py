@@ -1,4 +1,4 @@
-"""Looks into an ONNX file before a runtime does: no tensor outside the file, no operator of foreign domains.
+"""Looks into an ONNX file before a runtime does: no tensor outside the file or larger than it, no foreign operator.
 
 A scan of the protobuf's field tags, without the `onnx` package, which a serving image does not carry. It does not
 validate the graph; the runtime does.
@@ -24,11 +24,14 @@ _CHILDREN = {
     "sparse": {1: "tensor", 2: "tensor"},
 }
 _DOMAIN_FIELD = {"opset": 1, "node": 7}
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+_DIMS, _EXTERNAL_DATA, _DATA_LOCATION = 1, 13, 14
+_TENSOR_DATA = {4, 5, 6, 7, 9, 10, 11}
+_LARGEST_NUMBER_BYTES = 8
+VALUES_A_BYTE = 2  # of the densest type, four bits
 
 
 def check_onnx(data: memoryview, name: str) -> None:
-    """Raises DataLoss, naming the file, for external data, foreign operators or what is no protobuf."""
+    """Raises DataLoss, naming the file, for external data, missing data, foreign operators or what is no protobuf."""
     try:
         _check(data, "model", name, 0)
     except (IndexError, ValueError) as error:
@@ -38,6 +41,8 @@ def check_onnx(data: memoryview, name: str) -> None:
 def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    if kind == "tensor":
+        _check_size(data, name)
     children = _CHILDREN.get(kind, {})
     for field, wire, value in _fields(data):
         if kind == "tensor" and (field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0)):
@@ -50,6 +55,30 @@ def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
                 raise DataLoss(f"{name} uses operators of domain {domain!r}; export it with standard operators only")
         elif field in children:
             _check(value, children[field], name, depth + 1)
+
+
+def _check_size(tensor: memoryview, name: str) -> None:
+    """Refuses a tensor that declares more values than it holds: a runtime would reserve memory for them."""
+    values, held_bytes = 1, 0
+    for field, wire, value in _fields(tensor):
+        if field == _DIMS:
+            for dim in _numbers(value):
+                values *= dim
+        elif field in _TENSOR_DATA:
+            held_bytes += len(value) if isinstance(value, memoryview) else _LARGEST_NUMBER_BYTES
+    if values > VALUES_A_BYTE * held_bytes:
+        raise DataLoss(f"{name} declares a tensor of {values:,} values and holds {held_bytes:,} bytes of it")
+
+
+def _numbers(value: int | memoryview) -> Iterator[int]:
+    """One number, or all numbers of a packed field."""
+    if isinstance(value, int):
+        yield value
+        return
+    position = 0
+    while position < len(value):
+        number, position = _varint(value, position)
+        yield number
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
