@@ -42,6 +42,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         jobs_dir=settings.state_dir / "jobs",
         device=settings.device,
         threads=settings.threads,
+        int8=settings.int8,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )

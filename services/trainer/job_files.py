@@ -30,6 +30,7 @@ class TrainingPlan:
     artifacts_dir: str
     device: str
     threads: int
+    int8: bool = True
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

@@ -50,13 +50,14 @@ class JobRunner:
         jobs_dir: Path,
         device: str,
         threads: int,
+        int8: bool,
         lease_s: float,
         poll_s: float,
     ) -> None:
         self._store, self._checkpoints, self._pairs, self._readiness = store, checkpoints, pairs, readiness
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
-        self._jobs_dir, self._device, self._threads = jobs_dir, device, threads
+        self._jobs_dir, self._device, self._threads, self._int8 = jobs_dir, device, threads, int8
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
         self._work: asyncio.Task[None] | None = None
@@ -166,8 +167,11 @@ class JobRunner:
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
             device=self._device,
             threads=self._threads,
+            int8=self._int8,
         )
-        await asyncio.to_thread(files.write_plan, plan)  # device and threads may be others than at the first attempt
+        await asyncio.to_thread(
+            files.write_plan, plan
+        )  # device, threads and int8 may be others than at the first attempt
         if not files.has_inputs:
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]

@@ -61,6 +61,7 @@ class Bench:
             jobs_dir=jobs_dir,
             device="cpu",
             threads=1,
+            int8=True,
             lease_s=3,
             poll_s=0.05,
         )

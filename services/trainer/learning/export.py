@@ -1,4 +1,7 @@
-"""Weights to a checkpoint that the encoder can serve: ONNX with pooling and normalisation inside, probes, lineage."""
+"""Weights to a checkpoint that the encoder can serve: ONNX with pooling and normalisation inside, probes, lineage.
+
+Where there are queries to try it on, also as int8.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 from services.kit.artifacts import Artifact, ArtifactStore
+from services.trainer.learning.quantization import Trial, add_int8, vectors_alone
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode
 
 FOLDER = "checkpoints"
@@ -37,9 +41,11 @@ def write_checkpoint(
     directory: Path,
     meta: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
+    trial: Trial | None = None,
 ) -> Artifact:
     """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
 
+    With a `trial`, the meta key `int8` holds what the gate found, and an int8 model that passed is among the files.
     Raises ValueError when onnxruntime does not compute what torch does.
     """
     encoder = encoder.to("cpu").eval()
@@ -54,7 +60,8 @@ def write_checkpoint(
         np.save(writer.path / "probes.npy", vectors, allow_pickle=False)
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        return writer.commit({**encoder.spec.to_meta(), **meta}, id_prefix="q")
+        int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
+        return writer.commit({**encoder.spec.to_meta(), **meta, **int8}, id_prefix="q")
 
 
 def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
@@ -83,14 +90,7 @@ def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
 
 def _probe(path: Path, encoder: QueryEncoder, batches: TextBatches) -> Any:
     """What onnxruntime gives for each probe alone, (16, dim); the encoder compares itself with it."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    rows = []
-    for ids in batches.ids(PROBES, ""):
-        feeds = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), dtype=np.int64)}
-        rows.append(session.run(["sentence_embedding"], feeds)[0][0])
-    vectors = np.stack(rows)
+    vectors = vectors_alone(path, batches.ids(PROBES, ""))
     difference = float(np.abs(vectors - encode(encoder, batches, PROBES, "")).max())
     if not difference <= MAX_DIFFERENCE:
         raise ValueError(f"the exported model differs from the trained one by {difference:.2g}; it is not published")

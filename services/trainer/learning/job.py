@@ -21,6 +21,7 @@ from services.trainer.job_files import JobFiles, TrainingPlan
 from services.trainer.learning.epoch_state import BEST
 from services.trainer.learning.export import FOLDER, write_checkpoint
 from services.trainer.learning.objective import MarginObjective, Objective, Queries, SoftmaxObjective
+from services.trainer.learning.quantization import Trial
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
 from services.trainer.learning.training import Step, Training
 from services.trainer.space import SpaceSpec
@@ -67,6 +68,7 @@ def run_job(files: JobFiles) -> None:
         materials.base.path,
         _meta(materials, standing.best_epoch, standing.best_map),
         _metrics(materials, before, _evaluate(materials, best)),
+        _trial(materials),
     )
     files.write_result({"version": artifact.id})
 
@@ -121,6 +123,15 @@ def _evaluate(materials: Materials, encoder: QueryEncoder) -> Report | None:
     vectors = encode(encoder, materials.batches, texts, materials.spec.query_prefix)
     generation = materials.generation
     return evaluate(materials.validation, vectors, generation.vectors, generation.ordinal_by_text)
+
+
+def _trial(materials: Materials) -> Trial | None:
+    """What an int8 model is tried on; None where none is wanted or nothing is known about its quality."""
+    if not (materials.plan.int8 and materials.validation):
+        return None
+    ids = materials.batches.ids([query.text for query in materials.validation], materials.spec.query_prefix)
+    generation = materials.generation
+    return Trial(materials.validation, ids, generation.vectors, generation.ordinal_by_text)
 
 
 def _map_of(materials: Materials, encoder: QueryEncoder) -> float:
