@@ -40,6 +40,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.space_id = SPACE
         self.encoded_premises: list[str] = []
         self.requests: list[Any] = []
+        self.request_ids: list[str] = []
         self.fail: tuple[grpc.StatusCode, str] | None = None
         self.pause_s = 0.0
         self.in_flight = 0
@@ -47,6 +48,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Encode(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
+        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:

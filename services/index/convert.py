@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from aeenc import errors
+from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.index.building import BuildSpec, Progress
 from services.index.corpus import ServedGeneration
@@ -32,8 +33,8 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
     )
 
 
-def to_text_query(request: index_pb2.RetrieveRequest) -> TextQuery:
-    """A retrieve call."""
+def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
+    """A retrieve call. The encoder gets its request id, so that one call has one name in all logs and one way."""
     mode = index_pb2.RetrieveMode.Name(request.mode) if request.mode else "RETRIEVE_MODE_DENSE"
     chosen = request.model.WhichOneof("selector")
     return TextQuery(
@@ -47,6 +48,9 @@ def to_text_query(request: index_pb2.RetrieveRequest) -> TextQuery:
         accepted=bool(request.accepted),
         rerank=request.rerank,
         prior=request.prior,
+        precision=precision_name(request.precision),
+        routing_key=request.routing_key,
+        request_id=str(dict(context.invocation_metadata() or ()).get("x-request-id", "")),
     )
 
 

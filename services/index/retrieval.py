@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoder import Encoded, EncoderClient
+from aeenc.encoded import Encoded, Precision
+from aeenc.encoder import EncoderClient
 from services.index.catalogue import Catalogue
 from services.index.corpus import ServedGeneration
 from services.index.engine import SearchEngine
@@ -38,7 +39,10 @@ class Scope:
 
 @dataclass(frozen=True)
 class TextQuery:
-    """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`."""
+    """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
+
+    `precision`, `routing_key` and `request_id` are the encoder's matter and passed on; empty ones leave it the choice.
+    """
 
     texts: tuple[str, ...]
     scope: Scope
@@ -50,6 +54,9 @@ class TextQuery:
     accepted: bool = False
     rerank: int = 0
     prior: float = 0.0
+    precision: Precision | None = None
+    routing_key: str = ""
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,9 @@ class Retrieval:
                 version=query.version,
                 space_id=served.generation.space_id,
                 truncate=query.truncate,
+                precision=query.precision,
+                routing_key=query.routing_key,
+                request_id=query.request_id,
                 timeout_s=max(timeout_s, 0.001),
             )
         except errors.Unavailable as error:

@@ -34,7 +34,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
-        query = convert.to_text_query(request)
+        query = convert.to_text_query(request, context)
         answer = await self._retrieval.retrieve(query, deadline_s=deadline_s(context))
         return await convert.answer_within(
             self._limits, len(query.texts) * query.scope.k, convert.to_retrieve_response, answer

@@ -31,8 +31,15 @@ class Retrieval:
 
     async def resolve(self, config: RunConfig, text: str) -> tuple[str, str]:
         """The encoder version and the generation that a run of this configuration uses from now on."""
+        label = None if config.version else config.label or "stable"  # named: a run is no traffic for a canary's share
         found = await self._index.retrieve(
-            config.corpus, [text], k=1, label=config.label or None, version=config.version or None, truncate=True
+            config.corpus,
+            [text],
+            k=1,
+            label=label,
+            version=config.version or None,
+            precision="float32",
+            truncate=True,
         )
         return found.model_version, found.generation
 
@@ -54,6 +61,7 @@ class Retrieval:
                     version=run.model_version,
                     splits=run.config.splits(),
                     generation=run.generation,
+                    precision="float32",
                     truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
                 )
             except _PASSING as error:

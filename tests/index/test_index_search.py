@@ -8,7 +8,7 @@ import pytest
 from hashed_encoder import DIM, FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 
 from aeenc import errors
-from aeenc.v1 import encoder_pb2, index_pb2
+from aeenc.v1 import encoder_pb2, index_pb2, types_pb2
 
 
 def query(text: str) -> np.ndarray:
@@ -82,6 +82,17 @@ async def test_the_label_is_resolved_in_the_space_of_the_corpus_and_a_choice_is_
     assert {request.space_id for request in (default, label, version)} == {SPACE}
     assert {request.role for request in (default, label, version)} == {encoder_pb2.ROLE_QUERY}
     assert (default.model.WhichOneof("selector"), label.model.label, version.model.version) == (None, "canary", "q1")
+
+
+async def test_precision_routing_key_and_request_id_of_a_retrieve_reach_the_encoder(index, encoder):
+    await index.client.build("science", facts())
+    await index.client.retrieve("science", ["ice"], precision="int8", routing_key="user 7")
+    request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3)
+    await index.client.channel.unary(index.client._stub.Retrieve, request, request_id="of-the-caller")
+    chosen, default = encoder.servicer.requests[-2:]
+    assert (chosen.precision, chosen.routing_key) == (types_pb2.PRECISION_INT8, "user 7")
+    assert (default.precision, default.routing_key) == (0, "")
+    assert encoder.servicer.request_ids[-1] == "of-the-caller"
 
 
 async def test_vectors_of_another_space_are_refused_and_both_are_named(index, encoder):

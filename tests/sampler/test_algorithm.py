@@ -3,7 +3,7 @@
 import pytest
 from sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
 
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import sampler_pb2, types_pb2
 
 
 async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: World):
@@ -36,6 +36,8 @@ async def test_independent_nodes_are_retrieved_in_one_call(world: World):
         run = await finish(client)
     depths = 10
     assert len(world.index.requests) <= 2 * depths < run.progress.nodes_judged
+    assert {request.precision for request in world.index.requests} == {types_pb2.PRECISION_FLOAT32}
+    assert world.index.requests[0].model.label == "stable", "a run that names no encoder is no traffic for a canary"
 
 
 async def test_nothing_is_asked_twice_in_a_run(world: World):

@@ -146,9 +146,19 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     assert children() == [], "a cancelled job's process ends"
 
 
-async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: World):
+async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: World, monkeypatch):
     queries = [(query.text, query.gold) for query in VALIDATION]
+    asked: list[dict[str, Any]] = []
+    encode = EncoderClient.encode
+
+    async def noted(self: EncoderClient, texts: Any, **options: Any) -> Any:
+        asked.append(options)
+        return await encode(self, texts, **options)
+
+    monkeypatch.setattr(EncoderClient, "encode", noted)
     report = await world.trainer.evaluate(world.corpus, queries)
+    assert {options["precision"] for options in asked} == {"float32"}
+    assert asked[0]["label"] == "stable", "named, so that an evaluation is no traffic for a canary"
     assert (report.queries, report.candidates) == (len(VALIDATION), len(FACTS))
     assert report.model_version == world.space.version
     assert 0 < report.strict.map <= 1

@@ -9,7 +9,8 @@ for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], 
 from aeenc import errors
 from aeenc.channel import Channel
 from aeenc.client import AsyncClient, Client, connect, connect_async
-from aeenc.encoder import Encoded, EncoderClient
+from aeenc.encoded import Encoded, Scored
+from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
 from aeenc.index import Hit, IndexClient, Retrieved, SearchResult
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
@@ -33,6 +34,7 @@ __all__ = [
     "RegistryClient",
     "Retrieved",
     "SamplerClient",
+    "Scored",
     "SearchResult",
     "Task",
     "TrainerClient",

@@ -68,9 +68,9 @@ class Channel:
             )
             self.grpc = grpc.aio.secure_channel(target, credentials, options=options)
 
-    def metadata(self) -> list[tuple[str, str]]:
-        """The metadata of one call: the credential and a fresh request id."""
-        return [*self._metadata, ("x-request-id", uuid.uuid4().hex)]
+    def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
+        """The metadata of one call: the credential, and the request id, a fresh one unless given."""
+        return [*self._metadata, ("x-request-id", request_id or uuid.uuid4().hex)]
 
     async def unary(
         self,
@@ -79,6 +79,7 @@ class Channel:
         *,
         timeout_s: float | None = None,
         retry: bool = True,
+        request_id: str = "",
     ) -> T:
         """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
 
@@ -87,7 +88,7 @@ class Channel:
         """
         budget_s = timeout_s or self.timeout_s
         deadline = time.monotonic() + budget_s
-        metadata = self.metadata()
+        metadata = self.metadata(request_id)
         for attempt in range(1_000_000):
             left_s = deadline - time.monotonic()
             try:

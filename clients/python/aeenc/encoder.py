@@ -1,52 +1,25 @@
-"""The encoder's client: texts in, unit vectors out."""
+"""The encoder's client: texts in, unit vectors out; a query and premises in, scores out."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aeenc import vectors
 from aeenc.channel import Channel
-from aeenc.errors import InvalidArgument
+from aeenc.encoded import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
-Role = Literal["query", "premise"]
-_ROLES = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The embeddings of one batch.
-
-    `vectors` is (n, dim) float32, rows of unit length; `model_version` computed all; `truncated` texts were cut.
-    """
-
-    vectors: NDArray[np.float32]
-    model_version: str
-    space_id: str
-    timings: types_pb2.Timings
-    truncated: int
-
-
-def refuse_single_text(texts: Sequence[str]) -> None:
-    """Raises InvalidArgument for one string in the place of a list, which would be taken for its characters."""
-    if isinstance(texts, str):
-        raise InvalidArgument.field("texts", f"is one string ({texts[:40]!r}); give a list of strings")
-
-
-def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
-    """The query encoder named by a label or a version; None means the label `stable`."""
-    if version:
-        return types_pb2.ModelSelector(version=version)
-    return types_pb2.ModelSelector(label=label) if label else None
+__all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
 
 
 class EncoderClient:
-    """Calls EncoderService. Raises the classes of `aeenc.errors`."""
+    """Calls EncoderService. Raises the classes of `aeenc.errors`.
+
+    What calls have in common: `label` or `version` names the query encoder (default: label `stable`); `precision` says
+    how exactly to compute (default: what the encoder is set to); texts of the `lane` "bulk" let interactive ones go
+    first; while label `canary` has a share, calls with one `routing_key` go the same way.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -61,11 +34,21 @@ class EncoderClient:
         version: str | None = None,
         space_id: str = "",
         truncate: bool = False,
+        precision: Precision | None = None,
+        lane: Lane | None = None,
+        routing_key: str = "",
+        request_id: str = "",
         timeout_s: float | None = None,
     ) -> Encoded:
-        """Embeds texts, at most `Limits.items` of them. A text too long for the model is an error unless `truncate`."""
-        request = _request(texts, role, label, version, space_id, truncate)
-        return _encoded(await self.channel.unary(self._stub.Encode, request, timeout_s=timeout_s))
+        """Embeds texts, at most `Limits.items` of them. A text too long for the model is an error unless `truncate`.
+
+        `request_id` carries on the `x-request-id` of a call that this one is part of.
+        """
+        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
+        response = await self.channel.unary(
+            self._stub.Encode, options.request(texts), timeout_s=timeout_s, request_id=request_id
+        )
+        return Encoded.of(response)
 
     async def encode_stream(
         self,
@@ -76,19 +59,55 @@ class EncoderClient:
         version: str | None = None,
         space_id: str = "",
         truncate: bool = False,
+        precision: Precision | None = None,
+        lane: Lane | None = None,
+        routing_key: str = "",
         timeout_s: float | None = None,
     ) -> AsyncIterator[Encoded]:
-        """Embeds any number of batches, in order, while later ones are already on their way."""
+        """Embeds any number of batches, in order, while later ones are already on their way. One stream, one encoder.
+
+        The lane is bulk unless said otherwise. What breaks the stream is raised.
+        """
+        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
             async for texts in _each(batches):
                 seq += 1
-                batch = _request(texts, role, label, version, space_id, truncate)
-                yield encoder_pb2.EncodeStreamRequest(batch=batch, batch_seq=seq)
+                yield encoder_pb2.EncodeStreamRequest(batch=options.request(texts), batch_seq=seq)
 
         async for response in self.channel.stream(self._stub.EncodeStream, requests(), timeout_s=timeout_s):
-            yield _encoded(response.batch)
+            yield Encoded.of(response.batch)
+
+    async def score(
+        self,
+        query: str,
+        premises: Sequence[str],
+        *,
+        label: str | None = None,
+        version: str | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+    ) -> Scored:
+        """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
+
+        A pair too long for the model is an error unless `truncate`, which cuts the premise. Raises Unimplemented where
+        no cross-encoder has been published.
+        """
+        refuse_single_text(premises, "premises")
+        request = encoder_pb2.ScoreRequest(
+            query=query,
+            premises=premises,
+            model=selector(label, version),
+            truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+        )
+        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s)
+        return Scored(
+            scores=np.asarray(response.scores, dtype=np.float32),
+            model_version=response.model_version,
+            timings=response.timings,
+            truncated=response.truncated,
+        )
 
     async def info(self) -> encoder_pb2.EncoderServiceGetInfoResponse:
         """What the encoder says about itself: versions, labels, limits, state, last swaps."""
@@ -102,26 +121,3 @@ async def _each(batches: Iterable[Sequence[str]] | AsyncIterable[Sequence[str]])
     else:
         for batch in batches:
             yield batch
-
-
-def _request(
-    texts: Sequence[str], role: Role, label: str | None, version: str | None, space_id: str, truncate: bool
-) -> encoder_pb2.EncodeRequest:
-    refuse_single_text(texts)
-    return encoder_pb2.EncodeRequest(
-        texts=texts,
-        role=_ROLES[role],
-        model=selector(label, version),
-        truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
-        space_id=space_id,
-    )
-
-
-def _encoded(response: encoder_pb2.EncodeResponse) -> Encoded:
-    return Encoded(
-        vectors=vectors.from_proto(response.embeddings),
-        model_version=response.model_version,
-        space_id=response.space_id,
-        timings=response.timings,
-        truncated=response.truncated,
-    )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc import vectors
 from aeenc.channel import Channel
-from aeenc.encoder import refuse_single_text, selector
+from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
 CHUNK_PREMISES = 512
@@ -111,9 +111,15 @@ class IndexClient:
         splits: Sequence[str] = (),
         generation: str = "",
         truncate: bool = False,
+        precision: Precision | None = None,
+        routing_key: str = "",
         timeout_s: float | None = None,
     ) -> Retrieved:
-        """Finds the k premises that best explain each text. `splits` restricts to premises of these splits."""
+        """Finds the k premises that best explain each text. `splits` restricts to premises of these splits.
+
+        `precision` says how exactly to encode the texts (default: what the encoder is set to); while label `canary` has
+        a share, calls with one `routing_key` go the same way.
+        """
         refuse_single_text(texts)
         request = index_pb2.RetrieveRequest(
             corpus=corpus,
@@ -125,6 +131,8 @@ class IndexClient:
             generation=generation,
             drop_self=drop_self,
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
+            precision=precision_number(precision),
+            routing_key=routing_key,
         )
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s)
         return Retrieved(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,11 +29,25 @@ def retrieve(
     splits: Annotated[
         list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
     ] = None,
+    precision: Annotated[
+        Literal["float32", "float16", "int8"] | None,
+        typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
+    ] = None,
+    routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
 ) -> None:
     """Finds the premises that best explain each text."""
     check_model(label, version)
     with client(context) as connected:
-        found: Retrieved = connected.index.retrieve(name, texts, k=k, label=label, version=version, splits=splits or ())
+        found: Retrieved = connected.index.retrieve(
+            name,
+            texts,
+            k=k,
+            label=label,
+            version=version,
+            splits=splits or (),
+            precision=precision,
+            routing_key=routing_key,
+        )
     results = [
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
     ]

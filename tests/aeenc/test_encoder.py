@@ -1,0 +1,88 @@
+"""The encoder's client: lane, precision and route reach the encoder, and its answers the caller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from aeenc import Channel, EncoderClient, errors, vectors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+
+
+class Recording(encoder_pb2_grpc.EncoderServiceServicer):
+    """Answers what was asked for and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.request_ids: list[str] = []
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        self.requests.append(request)
+        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
+        matrix = np.ones((len(request.texts), 2), np.float32)
+        return encoder_pb2.EncodeResponse(embeddings=vectors.to_proto(matrix), precision=request.precision)
+
+    async def EncodeStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        async for request in request_iterator:
+            batch = await self.Encode(request.batch, context)
+            yield encoder_pb2.EncodeStreamResponse(batch_seq=request.batch_seq, batch=batch)
+
+    async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
+        self.requests.append(request)
+        scores = [len(premise) / 8 for premise in request.premises]
+        return encoder_pb2.ScoreResponse(scores=scores, model_version="x1", truncated=1)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Recording, EncoderClient]]:
+    server, servicer = grpc.aio.server(), Recording()
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = EncoderClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+    yield servicer, client
+    await client.channel.close()
+    await server.stop(0)
+
+
+async def test_lane_precision_and_routing_key_reach_the_encoder(served: tuple[Recording, EncoderClient]) -> None:
+    servicer, client = served
+    encoded = await client.encode(["a"], precision="int8", lane="bulk", routing_key="user 7", request_id="r1")
+    assert encoded.precision == "int8"
+    assert (await client.encode(["a"])).precision == "", "an encoder that does not say is not taken to be exact"
+    stream = client.encode_stream([["a"], ["b"]], precision="float32", lane="interactive", routing_key="user 8")
+    assert [batch.precision async for batch in stream] == ["float32", "float32"]
+    asked, default, *streamed = servicer.requests
+    assert (asked.precision, asked.lane) == (types_pb2.PRECISION_INT8, encoder_pb2.LANE_BULK)
+    assert (asked.routing_key, servicer.request_ids[0]) == ("user 7", "r1")
+    assert (default.precision, default.lane, default.routing_key) == (0, 0, "")
+    assert {(one.precision, one.lane, one.routing_key) for one in streamed} == {
+        (types_pb2.PRECISION_FLOAT32, encoder_pb2.LANE_INTERACTIVE, "user 8")
+    }
+    assert len(set(servicer.request_ids[:3])) == 3, "a call without an id gets a fresh one"
+
+
+@pytest.mark.parametrize(("field", "value"), [("precision", "fp64"), ("lane", "fast"), ("role", "fact")])
+async def test_an_unknown_choice_is_refused_before_anything_is_sent(
+    served: tuple[Recording, EncoderClient], field: str, value: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=f"{field}: is '{value}'"):
+        await served[1].encode(["a"], **{field: value})  # type: ignore[arg-type]
+    assert not served[0].requests
+
+
+async def test_premises_are_scored_against_a_query(served: tuple[Recording, EncoderClient]) -> None:
+    servicer, client = served
+    scored = await client.score("why", ["aa", "aaaa"], version="x1", truncate=True)
+    assert scored.scores.dtype == np.float32
+    assert scored.scores.tolist() == [0.25, 0.5]
+    assert (scored.model_version, scored.truncated) == ("x1", 1)
+    (request,) = servicer.requests
+    assert (request.query, list(request.premises), request.model.version) == ("why", ["aa", "aaaa"], "x1")
+    assert request.truncate == types_pb2.TRUNCATE_END
+    with pytest.raises(errors.InvalidArgument, match="premises: is one string"):
+        await client.score("why", "aa")
