@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import vectors
+from aeenc import errors, status, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from services.kit.artifacts import ArtifactStore
+from services.kit.ordered import ordered
 
 DIM = 32
 SPACE = "s00000000000000aa"
@@ -34,45 +36,83 @@ def vector_of(text: str, role: int = encoder_pb2.ROLE_PREMISE) -> np.ndarray:
 
 
 class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers Encode; `space_id`, `pause_s` and `fail` can be changed while it serves."""
+    """Answers Encode and EncodeStream; `space_id`, `version`, `pause_s` and `fail` can be changed while it serves."""
 
     def __init__(self) -> None:
         self.space_id = SPACE
+        self.version = VERSION
         self.encoded_premises: list[str] = []
         self.requests: list[Any] = []
         self.request_ids: list[str] = []
+        self.batches: list[int] = []  # the numbers of the batches that came in streams
+        self.tokens: set[str] = set()
+        self.opened_at: list[float] = []  # when a stream began, by time.monotonic()
+        self.open_streams = self.ended_streams = 0
         self.fail: tuple[grpc.StatusCode, str] | None = None
+        self.refuse: Callable[[Any], errors.AeencError | None] = lambda _: None
         self.pause_s = 0.0
         self.in_flight = 0
         self.most_in_flight = 0
 
+    async def EncodeStream(self, request_iterator: Any, context: Any) -> Any:
+        async def answer(request: Any) -> Any:
+            self.batches.append(request.batch_seq)
+            batch = await self._encode(request.batch, context)
+            return encoder_pb2.EncodeStreamResponse(batch=batch, batch_seq=request.batch_seq)
+
+        self.opened_at.append(time.monotonic())
+        self.open_streams += 1
+        try:
+            async for response in ordered(request_iterator, answer, window=4):
+                yield response
+            self.ended_streams += 1
+        except errors.AeencError as error:
+            await _abort(context, error)
+        finally:
+            self.open_streams -= 1
+
     async def Encode(self, request: Any, context: Any) -> Any:
+        try:
+            return await self._encode(request, context)
+        except errors.AeencError as error:
+            await _abort(context, error)
+
+    async def _encode(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
-        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
+        metadata = dict(context.invocation_metadata())
+        self.request_ids.append(metadata["x-request-id"])
+        self.tokens.add(metadata.get("authorization", ""))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             await asyncio.sleep(self.pause_s)
             if self.fail:
                 await context.abort(*self.fail)
+            if error := self.refuse(request):
+                raise error
             if request.role == encoder_pb2.ROLE_PREMISE:
                 self.encoded_premises += request.texts
             matrix = np.stack([vector_of(text, request.role) for text in request.texts])
             return encoder_pb2.EncodeResponse(
-                embeddings=vectors.to_proto(matrix), model_version=VERSION, space_id=self.space_id
+                embeddings=vectors.to_proto(matrix), model_version=self.version, space_id=self.space_id
             )
         finally:
             self.in_flight -= 1
 
 
-class RunningEncoder:
-    """The hashed encoder on a port of its own, which can be stopped."""
+async def _abort(context: Any, error: errors.AeencError) -> None:
+    trailer = ((status.DETAILS_KEY, status.details_of(error)),)
+    await context.abort(status.code_of(error), status.message_of(error), trailer)
 
-    def __init__(self) -> None:
+
+class RunningEncoder:
+    """The hashed encoder on a port of its own, or on that of one before, which can be stopped."""
+
+    def __init__(self, target: str = "127.0.0.1:0") -> None:
         self.servicer = HashedEncoder()
         self.server = grpc.aio.server()
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self.servicer, self.server)
-        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.target = f"{target.rpartition(':')[0]}:{self.server.add_insecure_port(target)}"
 
     async def stop(self) -> None:
         await self.server.stop(0)

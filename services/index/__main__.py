@@ -33,7 +33,7 @@ def build(settings: IndexSettings) -> GrpcServer:
         on_encoder=condition.source("encoder"),
     )
     options = BuildOptions(settings.build_batch, settings.build_window, settings.build_encode_timeout_s)
-    builder = Builder(store, catalogue, EncoderClient(channel), limits, options)
+    builder = Builder(store, catalogue, channel, limits, options)
 
     async def load() -> None:
         server.readiness.starting("opening the active generations")

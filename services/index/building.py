@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from aeenc import errors
-from aeenc.encoder import EncoderClient
+from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Draft, Folding
@@ -68,11 +68,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build uses the encoder: texts a batch, batches at once, seconds a batch."""
+    """How a build uses the encoders: texts a batch, batches at once at each, seconds without any answer."""
 
     batch: int = 128
     window: int = 4
-    timeout_s: float = 120.0
+    patience_s: float = 120.0
 
 
 class Builder:
@@ -82,13 +82,13 @@ class Builder:
         self,
         store: ArtifactStore,
         catalogue: Catalogue,
-        encoder: EncoderClient,
+        encoders: Channel,
         limits: Limits,
         options: BuildOptions,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
-        self._encoder = encoder
+        self._encoders = encoders
         self._limits = limits
         self._options = options
         self._finished = FinishedBuilds(store)
@@ -165,10 +165,10 @@ class Builder:
 
     def _batches(self, base: Generation | None) -> BatchEncoder:
         batches = BatchEncoder(
-            self._encoder,
+            self._encoders,
             space_id=base.space_id if base else "",
             window=self._options.window,
-            timeout_s=self._options.timeout_s,
+            patience_s=self._options.patience_s,
         )
         batches.version = base.premise_version if base else ""
         return batches
@@ -247,7 +247,7 @@ class _Work:
             self.file.abandon()
 
     async def _send(self, drafts: Sequence[Draft]) -> AsyncIterator[int]:
-        while self.batches.is_full:
+        while self.batches.is_full or self.batches.is_ready:
             yield await self._receive()
         self.batches.put(drafts)
         self._sent += len(drafts)

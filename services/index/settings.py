@@ -24,13 +24,18 @@ class IndexSettings(ServiceSettings):
     service: ClassVar[str] = "index"
 
     port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for Retrieve and for builds")
+    encoder_target: str = Field(
+        "127.0.0.1:50051",
+        description="the encoders, for Retrieve and for builds: host:port,host:port or dns:///name:port",
+    )
     k_max: int = Field(1000, ge=1, le=10_000, description="largest k of a search")
     max_queued: int = Field(4096, ge=1, description="most query vectors waiting before calls are refused")
     encode_timeout_s: float = Field(10.0, gt=0, description="most seconds that Retrieve waits for the encoder")
-    build_encode_timeout_s: float = Field(120.0, gt=0, description="most seconds that a build waits for one batch")
-    build_batch: int = Field(128, ge=1, le=240, description="texts that a build sends to the encoder at once")
-    build_window: int = Field(4, ge=1, le=64, description="batches that a build has at the encoder at once")
+    build_encode_timeout_s: float = Field(
+        120.0, gt=0, description="seconds without an answer after which a build fails"
+    )
+    build_batch: int = Field(128, ge=1, le=240, description="texts in one batch of a build")
+    build_window: int = Field(4, ge=1, le=64, description="batches that a build has at each encoder at once")
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
     @property

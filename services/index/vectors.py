@@ -1,4 +1,4 @@
-"""Vectors to disk as they come: a bounded number of batches at the encoder, rows written in the order of insertion.
+"""Vectors to disk as they come: a bounded number of batches at the encoders, rows written in the order of insertion.
 
 The file is an ordinary .npy whose row count is put into its header at the end. A half-written one claims no rows.
 """
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoder import Encoded, EncoderClient
+from aeenc.bulk import BulkEncoder
+from aeenc.channel import Channel
+from aeenc.encoded import Encoded, EncodeOptions
 from services.index.folding import Draft
 from services.index.search import norms_of
 
@@ -53,23 +55,27 @@ class VectorFile:
 
 
 class BatchEncoder:
-    """Encodes the drafts of one build with role premise, `window` batches at a time.
+    """Encodes the drafts of one build with role premise over all encoders behind `channel`.
 
-    All batches must come from one version in one space; `space_id` asks for a space ("": the encoder's default).
+    All batches must come from one version in one space; `space_id` asks for a space ("": the encoders' default).
     """
 
-    def __init__(self, encoder: EncoderClient, *, space_id: str, window: int, timeout_s: float) -> None:
+    def __init__(self, channel: Channel, *, space_id: str, window: int, patience_s: float) -> None:
         self.space_id = space_id
         self.version = ""
-        self._encoder = encoder
-        self._window = window
-        self._timeout_s = timeout_s
-        self._batches: deque[tuple[Sequence[Draft], asyncio.Task[Encoded] | None]] = deque()
+        options = EncodeOptions(role="premise", space_id=space_id)
+        self._bulk = BulkEncoder(channel, options, window=window, patience_s=patience_s)
+        self._batches: deque[tuple[Sequence[Draft], asyncio.Future[Encoded] | None]] = deque()
 
     @property
     def is_full(self) -> bool:
         """Whether the oldest batch should be taken before another is put in."""
-        return len(self._batches) >= self._window
+        return len(self._batches) >= self._bulk.capacity
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest batch can be taken without waiting."""
+        return bool(self._batches) and (self._batches[0][1] is None or self._batches[0][1].done())
 
     @property
     def is_empty(self) -> bool:
@@ -79,8 +85,7 @@ class BatchEncoder:
     def put(self, drafts: Sequence[Draft]) -> None:
         """Starts to encode those drafts of a batch that take over no vector."""
         texts = [draft.text for draft in drafts if draft.base_ordinal is None]
-        task = asyncio.ensure_future(self._encode(texts)) if texts else None
-        self._batches.append((drafts, task))
+        self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
 
     async def take(self, base: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """The vectors (n, dim) of the oldest batch, new ones encoded and the others copied from `base`.
@@ -88,30 +93,19 @@ class BatchEncoder:
         Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
         it refuses, Unavailable when it does not answer.
         """
-        drafts, task = self._batches.popleft()
+        drafts, answer = self._batches.popleft()
         encoded = None
-        if task is not None:
+        if answer is not None:
             try:
-                encoded = await task
+                encoded = await answer
             except errors.InvalidArgument as error:
                 raise _named(error, [draft for draft in drafts if draft.base_ordinal is None]) from None
             self._check(encoded)
         return await asyncio.to_thread(_assemble, drafts, encoded.vectors if encoded else None, base)
 
     async def close(self) -> None:
-        """Gives up what is still at the encoder."""
-        tasks = [task for _, task in self._batches if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _encode(self, texts: Sequence[str]) -> Encoded:
-        try:
-            return await self._encoder.encode(texts, role="premise", space_id=self.space_id, timeout_s=self._timeout_s)
-        except (errors.Unavailable, errors.DeadlineExceeded) as error:
-            raise errors.Unavailable(
-                f"the encoder at {self._encoder.channel.target} does not answer ({error.message}); build again later"
-            ) from None
+        """Gives up what is still at the encoders."""
+        await self._bulk.close()
 
     def _check(self, encoded: Encoded) -> None:
         if self.space_id and encoded.space_id != self.space_id:

@@ -150,15 +150,18 @@ async def test_a_build_without_an_encoder_names_it(index, encoder):
     assert files_of(index.store) == {}
 
 
-async def test_a_premise_that_the_encoder_refuses_is_named(index, encoder, monkeypatch):
-    from aeenc.encoder import EncoderClient
+async def test_a_premise_that_the_encoder_refuses_is_named(index, encoder):
+    def refuse(request):
+        if "fact 17" not in request.texts:
+            return None
+        field = f"texts[{list(request.texts).index('fact 17')}]"
+        violation = errors.FieldViolation(field, "has 300 tokens, the model sees 256")
+        return errors.InvalidArgument(f"{field}: has 300 tokens", violations=[violation])
 
-    async def refuse(self, texts, **_):
-        violation = errors.FieldViolation("texts[1]", "has 300 tokens, the model sees 256")
-        raise errors.InvalidArgument("texts[1]: has 300 tokens", violations=[violation])
-
-    monkeypatch.setattr(EncoderClient, "encode", refuse)
-    await raises(errors.InvalidArgument, index.client.build("science", facts()), "'f1'", "300 tokens")
+    encoder.servicer.refuse = refuse
+    call = index.client.build("science", [premise(f"p{n}", f"fact {n}") for n in range(60)])
+    await raises(errors.InvalidArgument, call, "'p17'", "300 tokens")
+    assert files_of(index.store) == {}
 
 
 async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monkeypatch):

@@ -1,7 +1,7 @@
 """One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
 
-It is not a pool and does no discovery of its own: gRPC resolves `dns:///name:port` and spreads calls over what it
-finds.
+It does no discovery of its own: gRPC resolves `dns:///name:port` and spreads calls over what it finds; over a static
+list `aeenc.spread` does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
 from aeenc import errors, status
+from aeenc.addresses import Address, resolve, split
+from aeenc.spread import SpreadChannel
 
 T = TypeVar("T")
 
@@ -27,11 +30,13 @@ _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
 class Channel:
-    """A connection to the service at `target` (`host:port`, `unix:path` or `dns:///name:port`).
+    """A connection to the service at `target`: `host:port`, `unix:path`, `dns:///name:port` or `host:port,host:port`.
 
+    Calls go round robin over the servers of a DNS name or of a list.
     `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
-    certificate. `timeout_s` is the default deadline of a call. Without `retry` every failure is raised at once.
-    Raises InvalidArgument for half a key pair.
+    certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
+    a call. Without `retry` every failure is raised at once.
+    Raises InvalidArgument for half a key pair or an empty address.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Channel:
         key: Path | str | None = None,
         timeout_s: float = 60.0,
         retry: bool = True,
+        tls_name: str = "",
     ) -> None:
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
@@ -51,22 +57,38 @@ class Channel:
         self.timeout_s = timeout_s
         self._retry = retry
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
-        options = [
+        self._tls_name = tls_name
+        self._options: dict[str, Any] = {
+            "token": token,
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+            "timeout_s": timeout_s,
+            "retry": retry,
+        }
+        options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
             ("grpc.service_config", _ROUND_ROBIN),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
         ]
-        if ca is None:
-            self.grpc = grpc.aio.insecure_channel(target, options=options)
-        else:
+        if tls_name:
+            options.append(("grpc.ssl_target_name_override", tls_name))
+        credentials: grpc.ChannelCredentials | None = None
+        if ca is not None:
             credentials = grpc.ssl_channel_credentials(
                 Path(ca).read_bytes(),
                 Path(key).read_bytes() if key else None,
                 Path(cert).read_bytes() if cert else None,
             )
-            self.grpc = grpc.aio.secure_channel(target, credentials, options=options)
+        channels = [
+            grpc.aio.secure_channel(part, credentials, options=options)
+            if credentials is not None
+            else grpc.aio.insecure_channel(part, options=options)
+            for part in split(target)
+        ]
+        self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
         """The metadata of one call: the credential, and the request id, a fresh one unless given."""
@@ -129,6 +151,28 @@ class Channel:
             raise self._translate(rpc_error, timeout_s) from None
         finally:
             call.cancel()
+
+    @asynccontextmanager
+    async def conversation(self, method: Callable[..., Any]) -> AsyncIterator[Any]:
+        """Opens a stream in both directions and gives the call, to be written to and iterated over in the body.
+
+        The call is cancelled at the end, which does nothing to one that has ended. No deadline.
+        """
+        call = method(metadata=self.metadata())
+        try:
+            yield call
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, None) from None
+        finally:
+            call.cancel()
+
+    async def addresses(self) -> list[Address]:
+        """The servers behind the target at this moment. Raises Unavailable when its name cannot be resolved."""
+        return await resolve(self.target)
+
+    def to(self, address: Address) -> Channel:
+        """A connection of its own to one server, with this one's credentials."""
+        return Channel(address.target, tls_name=address.name or self._tls_name, **self._options)
 
     async def close(self) -> None:
         """Closes the connection; calls in flight are cancelled."""

@@ -101,7 +101,7 @@ class EncodeOptions:
         )
 
 
-def refuse_single_text(texts: Sequence[str], field: str = "texts") -> None:
+def refuse_single_text(texts: object, field: str = "texts") -> None:
     """Raises InvalidArgument for one string in the place of a list, which would be taken for its characters."""
     if isinstance(texts, str):
         raise InvalidArgument.field(field, f"is one string ({texts[:40]!r}); give a list of strings")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 
 import numpy as np
 
+from aeenc.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder, each
 from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
@@ -66,18 +68,49 @@ class EncoderClient:
     ) -> AsyncIterator[Encoded]:
         """Embeds any number of batches, in order, while later ones are already on their way. One stream, one encoder.
 
-        The lane is bulk unless said otherwise. What breaks the stream is raised.
+        The lane is bulk unless said otherwise. What breaks the stream is raised; `encode_all` goes on.
         """
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
-            async for texts in _each(batches):
+            async for texts in each(batches):
                 seq += 1
                 yield encoder_pb2.EncodeStreamRequest(batch=options.request(texts), batch_seq=seq)
 
         async for response in self.channel.stream(self._stub.EncodeStream, requests(), timeout_s=timeout_s):
             yield Encoded.of(response.batch)
+
+    async def encode_all(
+        self,
+        texts: Iterable[str] | AsyncIterable[str],
+        *,
+        role: Role = "query",
+        label: str | None = None,
+        version: str | None = None,
+        space_id: str = "",
+        truncate: bool = False,
+        precision: Precision | None = None,
+        lane: Lane | None = None,
+        routing_key: str = "",
+        batch: int = BATCH,
+        window: int = WINDOW,
+        patience_s: float = PATIENCE_S,
+    ) -> AsyncIterator[Encoded]:
+        """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
+
+        Each encoder has at most `window` batches at once. What breaks is resumed: answered batches are kept, the others
+        sent again. Raises Unavailable once no encoder has answered for `patience_s`, FailedPrecondition when the
+        version changes meanwhile. The lane is bulk unless said otherwise.
+        """
+        refuse_single_text(texts)
+        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
+        async with (
+            BulkEncoder(self.channel, options, window=window, patience_s=patience_s) as bulk,
+            aclosing(bulk.encode(_batches(texts, batch))) as answers,
+        ):
+            async for answer in answers:
+                yield answer
 
     async def score(
         self,
@@ -114,10 +147,12 @@ class EncoderClient:
         return await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
 
 
-async def _each(batches: Iterable[Sequence[str]] | AsyncIterable[Sequence[str]]) -> AsyncIterator[Sequence[str]]:
-    if isinstance(batches, AsyncIterable):
-        async for batch in batches:
+async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
+    batch: list[str] = []
+    async for text in each(texts):
+        batch.append(text)
+        if len(batch) >= size:
             yield batch
-    else:
-        for batch in batches:
-            yield batch
+            batch = []
+    if batch:
+        yield batch
