@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,79 +16,52 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
+from services.kit.registry_rows import CheckpointRow, LabelRow, RolloutRow
 
-FORMAT_VERSION = 1
+__all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
+
 HEARTBEAT_TTL_S = 15
 EVENTS_KEPT = 10_000
 REQUEST_TTL_S = 86_400
+DELETED_TTL_S = 86_400
 
-# KEYS: label row, labels set, events, previous' row.  ARGV: version, expected revision or -1, now, space, name, keep
-# A move of `stable` takes `previous` along, so that the way back is always loaded.
+# KEYS: label row, labels set, events, previous' row, deleted label's revision.
+# ARGV: version, expected revision or -1, now, space, name, keep, share or ''
+# A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set anew
+# goes on from its last revision: an encoder that did not notice the deletion sees that it has moved.
 _MOVE = """
-local function move(key, name, version)
-  local row = redis.call('HMGET', key, 'revision', 'version')
-  local revision = tonumber(row[1] or 0) + 1
+local function move(key, name, version, share, last)
+  local row = redis.call('HMGET', key, 'revision', 'version', 'previous')
+  local revision = (tonumber(row[1] or last) or 0) + 1
+  local previous = row[2]
+  if previous == version then previous = row[3] end
   redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
-    'revision', revision, 'previous', row[2] or '', 'moved_at', ARGV[3])
+    'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share)
   redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
     'version', version, 'revision', revision)
+  return revision
 end
-local current = redis.call('HMGET', KEYS[1], 'revision', 'version')
+local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
-if current[2] == ARGV[1] then return {1, revision, current[2]} end
-if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2]) end
-move(KEYS[1], ARGV[5], ARGV[1])
-return {1, revision + 1, ARGV[1]}
+local share = ARGV[7]
+if share == '' then share = current[3] or '0' end
+if current[2] == ARGV[1] and tonumber(share) == tonumber(current[3] or 0) then return {1, revision, current[2]} end
+if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2], '0', 0) end
+return {1, move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0), ARGV[1]}
 """
 
+# KEYS: label row, labels set, events, acknowledgements, deleted label's revision.  ARGV: space, name, keep, seconds
 _DELETE = """
+local revision = redis.call('HGET', KEYS[1], 'revision')
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
 redis.call('SREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
 redis.call('DEL', KEYS[4])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[3], '*', 'space_id', ARGV[1], 'label', ARGV[2], 'version', '')
 return 1
 """
-
-
-@dataclass(frozen=True)
-class CheckpointRow:
-    """What the registry knows of a checkpoint. `manifest_sha256` ties it to the files in the store."""
-
-    version: str
-    space_id: str
-    pretrained: bool
-    base_version: str
-    job_id: str
-    validation_map: float
-    manifest_sha256: str
-    created_at: datetime
-    size_bytes: int
-    dim: int
-
-
-@dataclass(frozen=True)
-class LabelRow:
-    """A movable name for a checkpoint in one space."""
-
-    space_id: str
-    name: str
-    version: str
-    revision: int
-    previous: str
-    moved_at: datetime
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """Where one encoder process stands with one label's revision."""
-
-    instance: str
-    revision: int
-    ok: bool
-    reason: str
-    at: datetime
 
 
 class Registry:
@@ -104,10 +75,9 @@ class Registry:
 
     async def add_checkpoint(self, row: CheckpointRow) -> None:
         """Makes a checkpoint known. Adding it again keeps its place and names its files as they are now."""
-        record = {**asdict(row), "created_at": row.created_at.isoformat(), "format_version": FORMAT_VERSION}
         async with unavailable_if_down(f"register checkpoint {row.version}"):
             pipe = self._redis.pipeline(transaction=True)
-            pipe.set(self._key("checkpoint", row.version), json.dumps(record))  # the version is the content's hash
+            pipe.set(self._key("checkpoint", row.version), row.to_json())  # the version is the content's hash
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
             await pipe.execute()
 
@@ -115,7 +85,7 @@ class Registry:
         """A checkpoint's row; None when it is unknown."""
         async with unavailable_if_down(f"read checkpoint {version}"):
             data = await self._redis.get(self._key("checkpoint", version))
-        return _checkpoint(data) if data else None
+        return CheckpointRow.of_json(data) if data else None
 
     async def checkpoints(self) -> list[CheckpointRow]:
         """All checkpoints, newest first."""
@@ -124,7 +94,7 @@ class Registry:
             if not versions:
                 return []
             rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
-        return [_checkpoint(row) for row in rows if row]
+        return [CheckpointRow.of_json(row) for row in rows if row]
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
         """Names the checkpoint that encodes a space's premises; `default`: the space used where none is named."""
@@ -146,20 +116,29 @@ class Registry:
             return _text(await self._redis.get(self._key("default_space")))
 
     async def set_label(
-        self, space_id: str, name: str, version: str, *, expected_revision: int | None = None
+        self,
+        space_id: str,
+        name: str,
+        version: str,
+        *,
+        expected_revision: int | None = None,
+        share: float | None = None,
     ) -> LabelRow:
         """Points a label at a version; when `stable` moves, `previous` follows. Repeating a move changes nothing.
 
-        Raises Aborted when `expected_revision` is given and not the label's (0: the label must not exist).
+        Without `share` the label keeps the one it has, at first 0; another share is a move, too. Raises Aborted when
+        `expected_revision` is given and not the label's (0: the label must not exist).
         """
         keys = [
             self._label_key(space_id, name),
             self._key("labels"),
             self.events_key,
             self._label_key(space_id, "previous"),
+            self._deleted_key(space_id, name),
         ]
         expected = -1 if expected_revision is None else expected_revision
-        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT]
+        wanted = "" if share is None else repr(share)
+        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._move(keys=keys, args=arguments)
         if not moved:
@@ -174,7 +153,7 @@ class Registry:
         """A label's row; None when it does not exist."""
         async with unavailable_if_down(f"read label {name}"):
             row = await self._redis.hgetall(self._label_key(space_id, name))
-        return _label(row) if row else None
+        return LabelRow.of_hash(row) if row else None
 
     async def labels(self, space_id: str | None = None) -> list[LabelRow]:
         """All labels, or those of one space, by space and name."""
@@ -183,7 +162,7 @@ class Registry:
             pipe = self._redis.pipeline(transaction=True)
             for member in members:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
-            rows = [_label(row) for row in await pipe.execute() if row]
+            rows = [LabelRow.of_hash(row) for row in await pipe.execute() if row]
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def claim_request(self, request_id: str, revision: int) -> int:
@@ -195,9 +174,15 @@ class Registry:
 
     async def delete_label(self, space_id: str, name: str) -> None:
         """Removes a label. Raises NotFound for an unknown one."""
-        keys = [self._label_key(space_id, name), self._key("labels"), self.events_key, self._ack_key(space_id, name)]
+        keys = [
+            self._label_key(space_id, name),
+            self._key("labels"),
+            self.events_key,
+            self._ack_key(space_id, name),
+            self._deleted_key(space_id, name),
+        ]
         async with unavailable_if_down(f"delete label {name}"):
-            if not await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT]):
+            if not await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S]):
                 raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
@@ -219,9 +204,8 @@ class Registry:
 
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
         """Records where an encoder stands with a label."""
-        record = {**asdict(row), "at": row.at.isoformat(), "format_version": FORMAT_VERSION}
         async with unavailable_if_down(f"acknowledge label {label}"):
-            await self._redis.hset(self._ack_key(space_id, label), row.instance, json.dumps(record))
+            await self._redis.hset(self._ack_key(space_id, label), row.instance, row.to_json())
 
     async def heartbeat(self, instance: str) -> None:
         """Says that an encoder lives, for the next 15 s."""
@@ -240,19 +224,24 @@ class Registry:
             instances = await self._redis.zrangebyscore(self._key("instances"), now.timestamp(), "+inf")
             said = await self._redis.hgetall(self._ack_key(space_id, label))
         return [
-            _rollout(said[instance])
+            RolloutRow.of_json(said[instance])
             if instance in said
             else RolloutRow(instance, 0, ok=False, reason="has not answered yet", at=now)
             for instance in sorted(instances)
         ]
 
     async def await_rollout(self, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
-        """Waits until every live encoder has dealt with a revision, or time is up; returns where each stands."""
+        """Waits until every live encoder has dealt with a revision, it is overtaken, or time is up.
+
+        Overtaken: the label has moved on or is gone, so that no encoder need take this revision up. Returns where each
+        live encoder stands; one that stops sending heartbeats is waited for no longer than those last.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             rollouts = await self.rollouts(row.space_id, row.name)
             done = bool(rollouts) and all(rollout.revision >= row.revision for rollout in rollouts)
-            if done or asyncio.get_running_loop().time() >= deadline:
+            now = await self.label(row.space_id, row.name)
+            if done or now is None or now.revision != row.revision or asyncio.get_running_loop().time() >= deadline:
                 return rollouts
             await asyncio.sleep(0.05)
 
@@ -267,32 +256,12 @@ class Registry:
     def _label_key(self, space_id: str, name: str) -> str:
         return self._key("label", space_id, name)
 
+    def _deleted_key(self, space_id: str, name: str) -> str:
+        return self._key("deleted-label", space_id, name)
+
     def _ack_key(self, space_id: str, name: str) -> str:
         return self._key("ack", space_id, name)
 
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _checkpoint(data: str) -> CheckpointRow:
-    record = json.loads(data)
-    del record["format_version"]
-    return CheckpointRow(**{**record, "created_at": datetime.fromisoformat(record["created_at"])})
-
-
-def _label(row: dict[str, str]) -> LabelRow:
-    return LabelRow(
-        space_id=row["space_id"],
-        name=row["name"],
-        version=row["version"],
-        revision=int(row["revision"]),
-        previous=row["previous"],
-        moved_at=datetime.fromisoformat(row["moved_at"]),
-    )
-
-
-def _rollout(data: str) -> RolloutRow:
-    record = json.loads(data)
-    del record["format_version"]
-    return RolloutRow(**{**record, "at": datetime.fromisoformat(record["at"])})

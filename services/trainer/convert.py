@@ -150,6 +150,7 @@ def to_label(row: LabelRow) -> registry_pb2.Label:
         revision=row.revision,
         previous_version=row.previous,
         moved_at=to_timestamp(row.moved_at),
+        share=row.share,
     )
 
 
@@ -179,6 +180,11 @@ def to_publication(publication: Publication) -> dict[str, Any]:
 def revision(message: Any) -> int | None:
     """The expected revision of a request; None when it is not checked."""
     return message.expected_revision if message.HasField("expected_revision") else None
+
+
+def share(message: Any) -> float | None:
+    """The share of the calls that a request asks for; None when it is to stay."""
+    return message.share if message.HasField("share") else None
 
 
 def seconds(duration: Duration) -> float:

@@ -20,6 +20,7 @@ from services.trainer.pretrained_space import STABLE, PretrainedSpace
 log = get(__name__)
 
 PREVIOUS = "previous"
+CANARY = "canary"
 MAX_WAIT_S = 60.0
 SIGNIFICANCE = 0.05
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -27,7 +28,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Publication:
-    """Where a label stands after a move, and how far the live encoders are."""
+    """Where a label stands now, and how far the live encoders are. Never complete for a move that another overtook."""
 
     label: LabelRow
     rollouts: Sequence[RolloutRow]
@@ -41,23 +42,38 @@ class Publishing:
         self._registry, self._checkpoints, self._space = registry, checkpoints, space
 
     async def publish(
-        self, version: str, label: str, *, expected_revision: int | None, force: bool, wait_s: float
+        self,
+        version: str,
+        label: str,
+        *,
+        expected_revision: int | None,
+        force: bool,
+        wait_s: float,
+        share: float | None = None,
     ) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than what the label serves."""
         name = _movable(label or STABLE)
+        _check_share(name, share)
         row = await self._checkpoints.get(version)
         serving = await self._registry.label(row.space_id, name)
         if serving is not None and serving.version != version and not force:
             await self._gate(version, serving.version)
-        moved = await self._registry.set_label(row.space_id, name, version, expected_revision=expected_revision)
-        log.info("published", label=name, version=version, revision=moved.revision)
+        moved = await self._registry.set_label(
+            row.space_id, name, version, expected_revision=expected_revision, share=share
+        )
+        log.info("published", label=name, version=version, revision=moved.revision, share=moved.share)
         return await self._followed(moved, wait_s)
 
-    async def set_label(self, label: str, version: str, expected_revision: int | None) -> LabelRow:
+    async def set_label(
+        self, label: str, version: str, expected_revision: int | None, share: float | None = None
+    ) -> LabelRow:
         """Points a label at a version, without a gate."""
         name = _movable(label)
+        _check_share(name, share)
         row = await self._checkpoints.get(version)
-        return await self._registry.set_label(row.space_id, name, version, expected_revision=expected_revision)
+        return await self._registry.set_label(
+            row.space_id, name, version, expected_revision=expected_revision, share=share
+        )
 
     async def delete_label(self, label: str, space_id: str) -> None:
         """Removes a label. `stable` and `previous` stay."""
@@ -107,8 +123,10 @@ class Publishing:
         if not wait_s:
             return Publication(row, (), complete=False)
         rollouts = await self._registry.await_rollout(row, min(wait_s, MAX_WAIT_S))
-        complete = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
-        return Publication(row, rollouts, complete)
+        now = await self._registry.label(row.space_id, row.name)
+        overtaken = now is None or now.revision != row.revision
+        followed = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
+        return Publication(now or row, rollouts, complete=followed and not overtaken)
 
     async def _gate(self, version: str, serving: str) -> None:
         """Raises FailedPrecondition when a paired test on the same queries finds the candidate worse."""
@@ -146,6 +164,16 @@ def _movable(label: str) -> str:
     if label == PREVIOUS:
         raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
     return _checked(label)
+
+
+def _check_share(label: str, share: float | None) -> None:
+    """Raises InvalidArgument for a share that is none, or on a label that has none."""
+    if share is None:
+        return
+    if label != CANARY:
+        raise errors.InvalidArgument.field("share", f"is set for label {label!r}; only {CANARY!r} has a share")
+    if not 0.0 <= share <= 1.0:  # NaN fails this too
+        raise errors.InvalidArgument.field("share", f"is {share:g}; give 0 to 1")
 
 
 def _checked(label: str) -> str:

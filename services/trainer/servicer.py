@@ -106,11 +106,14 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             expected_revision=convert.revision(request),
             force=request.force,
             wait_s=convert.seconds(request.wait),
+            share=convert.share(request),
         )
         return registry_pb2.PublishResponse(**convert.to_publication(publication))
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
-        row = await self._publishing.set_label(request.label, request.version, convert.revision(request))
+        row = await self._publishing.set_label(
+            request.label, request.version, convert.revision(request), convert.share(request)
+        )
         return registry_pb2.SetLabelResponse(label=convert.to_label(row))
 
     async def DeleteLabel(

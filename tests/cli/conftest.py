@@ -93,6 +93,8 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
     jobs: list[trainer_pb2.Job] = field(default_factory=list)
     report: types_pb2.EvaluationReport = field(default_factory=types_pb2.EvaluationReport)
     complete: bool = True
+    lagging: registry_pb2.Rollout | None = None
+    moved_on_to: str = ""
     failure: errors.AeencError | None = None
     asked: list[Any] = field(default_factory=list)
 
@@ -127,10 +129,13 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
 
     async def Publish(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
-        label = registry_pb2.Label(name=request.label, version=request.version, revision=2, previous_version="q0")
+        version = self.moved_on_to or request.version
+        label = registry_pb2.Label(
+            name=request.label, version=version, revision=2, previous_version="q0", share=request.share
+        )
         rollouts = [
             registry_pb2.Rollout(instance="encoder-a", revision=2, ok=True),
-            registry_pb2.Rollout(instance="encoder-b", ok=self.complete, reason="" if self.complete else "disk full"),
+            self.lagging or registry_pb2.Rollout(instance="encoder-b", revision=2, ok=True),
         ]
         return registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete)
 

@@ -9,7 +9,7 @@ from aeenc.cli.evaluate import corpus_name, report_dict
 from aeenc.cli.output import metrics_table
 from aeenc.cli.sample import hypotheses_of
 from aeenc.trees import Dataset
-from aeenc.v1 import trainer_pb2, types_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
 
 
 def job(state, **fields):
@@ -114,12 +114,40 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
     assert "q0" in ended.stdout
 
 
-async def test_a_rollout_that_stays_incomplete_is_exit_code_5(aeenc, fleet):
-    fleet.trainer.complete = False
+async def test_a_canary_is_published_with_its_share(aeenc, fleet):
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1", "--label", "canary", "--share", 0.1)
+    assert (ended.code, ended.json["label"], ended.json["share"]) == (0, "canary", 0.1)
+    await aeenc(*fleet.options, "publish", "q1", "--label", "canary")
+    first, second = fleet.trainer.asked
+    assert (first.share, second.HasField("share")) == (0.1, False)
+    assert (await aeenc(*fleet.options, "publish", "q1", "--label", "canary", "--share", 2)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("rollout", "why"),
+    [
+        ({"revision": 2, "ok": False, "reason": "disk full"}, "disk full"),
+        ({"revision": 1, "ok": True}, "is still at revision 1"),
+        ({"revision": 1, "ok": False, "reason": "disk full"}, "is still at revision 1: disk full"),
+        ({"revision": 0, "reason": "has not answered yet"}, "has not answered yet"),
+    ],
+    ids=["refuses", "silent", "refused-before", "never-answered"],
+)
+async def test_an_incomplete_rollout_is_exit_code_5_and_names_who_lags_and_why(aeenc, fleet, rollout, why):
+    fleet.trainer.complete, fleet.trainer.lagging = False, registry_pb2.Rollout(instance="encoder-b", **rollout)
     ended = await aeenc(*fleet.options, "--json", "publish", "q1")
     assert (ended.code, ended.json["complete"]) == (5, False)
-    assert "encoder-b (disk full)" in ended.error["message"]
-    assert (await aeenc(*fleet.options, "publish", "q1", "--wait", 0)).code == 0
+    assert ended.error["message"].endswith(f": encoder-b ({why})")
+    shown = await aeenc(*fleet.options, "publish", "q1", "--wait", 0)
+    assert shown.code == 0
+    assert f"no: {why}" in shown.stdout
+
+
+async def test_a_publication_that_is_overtaken_says_by_what(aeenc, fleet):
+    fleet.trainer.complete, fleet.trainer.moved_on_to = False, "q9"
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1")
+    assert ended.code == 5
+    assert "stable has moved on to q9 (revision 2) meanwhile" in ended.error["message"]
 
 
 async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(aeenc, fleet, trees):

@@ -13,7 +13,7 @@ import pytest
 
 from aeenc import errors
 from services.kit.local_redis import PrivateRedis, start_private_redis
-from services.kit.redis import SOCKET_TIMEOUT_S, connect
+from services.kit.redis import SOCKET_TIMEOUT_S, connect, key_prefix
 from services.kit.registry import CheckpointRow, Registry, RolloutRow
 
 SPACE = "s0123456789abcdef"
@@ -135,37 +135,47 @@ async def test_a_deleted_label_is_gone_with_its_rollout_and_wakes_who_waits(regi
         await registry.delete_label(SPACE, "canary")
 
 
-async def test_a_rollout_shows_live_encoders_only(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    label = await registry.set_label(SPACE, "stable", "q1")
-    for instance in ("e1", "e2"):
-        await registry.heartbeat(instance)
-    with monkeypatch.context() as patch:
-        patch.setattr("services.kit.registry.HEARTBEAT_TTL_S", -1)  # one whose last heartbeat is long ago
-        await registry.heartbeat("dead")
-    for instance in ("e1", "dead", "never-seen"):
-        await registry.acknowledge(SPACE, "stable", stand(instance, label.revision))
-    rollouts = await registry.rollouts(SPACE, "stable")
-    assert [(rollout.instance, rollout.revision, rollout.ok) for rollout in rollouts] == [
-        ("e1", 1, True),
-        ("e2", 0, False),
-    ]
-    assert rollouts[1].reason == "has not answered yet"
-    await registry.sign_off("e2")
-    assert [rollout.instance for rollout in await registry.rollouts(SPACE, "stable")] == ["e1"]
+async def test_a_share_is_kept_by_moves_and_begins_at_zero(registry: Registry) -> None:
+    assert (await registry.set_label(SPACE, "canary", "q1")).share == 0.0
+    assert (await registry.set_label(SPACE, "canary", "q1", share=0.1)).share == 0.1
+    moved = await registry.set_label(SPACE, "canary", "q2")
+    assert (moved.version, moved.revision, moved.previous, moved.share) == ("q2", 3, "q1", 0.1)
+    await registry.delete_label(SPACE, "canary")
+    anew = await registry.set_label(SPACE, "canary", "q2")
+    assert (anew.share, anew.previous) == (0.0, "")
 
 
-async def test_waiting_for_a_rollout_ends_when_the_last_encoder_has_answered_or_time_is_up(registry: Registry) -> None:
-    label = await registry.set_label(SPACE, "stable", "q1")
-    assert await registry.await_rollout(label, 0.1) == []
-    for instance in ("e1", "e2"):
-        await registry.heartbeat(instance)
-    await registry.acknowledge(SPACE, "stable", stand("e1", 1))
-    assert [rollout.revision for rollout in await registry.await_rollout(label, 0.1)] == [1, 0]
-    waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
-    await registry.acknowledge(SPACE, "stable", stand("e2", 1))
-    assert [rollout.revision for rollout in await asyncio.wait_for(waiting, 2)] == [1, 1]
+async def test_another_share_of_the_same_version_is_a_move_that_keeps_the_way_back(registry: Registry) -> None:
+    await registry.set_label(SPACE, "canary", "q1")
+    moved, event = await registry.set_label(SPACE, "canary", "q2", share=0.3), await registry.last_event()
+    assert await registry.set_label(SPACE, "canary", "q2", share=0.3) == moved
+    assert await registry.set_label(SPACE, "canary", "q2") == moved
+    assert await registry.last_event() == event
+    with pytest.raises(errors.Aborted, match="revision 2"):
+        await registry.set_label(SPACE, "canary", "q2", share=0.5, expected_revision=1)
+    halved = await registry.set_label(SPACE, "canary", "q2", share=0.5, expected_revision=2)
+    assert (halved.revision, halved.share, halved.previous) == (3, 0.5, "q1")
+    assert await registry.last_event() != event
+    assert (await registry.set_label(SPACE, "canary", "q2", share=0.0)).share == 0.0
+
+
+async def test_a_label_of_an_earlier_release_has_no_share(registry: Registry, redis_url: str, namespace: str) -> None:
+    await registry.set_label(SPACE, "canary", "q1", share=0.4)
+    redis = connect(redis_url)
+    assert await redis.hdel(f"{key_prefix(namespace)}label:{SPACE}:canary", "share") == 1
+    await redis.aclose()
+    assert [label.share for label in await registry.labels()] == [0.0]
+    assert (await registry.set_label(SPACE, "canary", "q1", share=0.0)).revision == 1
+    assert (await registry.set_label(SPACE, "canary", "q2")).share == 0.0
+
+
+async def test_a_label_set_anew_after_its_deletion_is_newer_than_all_before(registry: Registry) -> None:
+    for version in ("q1", "q2"):
+        await registry.set_label(SPACE, "canary", version)
+    await registry.delete_label(SPACE, "canary")
+    anew = await registry.set_label(SPACE, "canary", "q3", expected_revision=0)
+    assert anew.revision == 3
+    assert (await registry.set_label(SPACE, "run-1", "q3")).revision == 1
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,75 @@ async def test_a_publication_waits_until_every_live_encoder_serves_it(world: Wor
     )
     await world.rows.acknowledge(world.space.space_id, "stable", row)
     assert (await world.registry.publish(good, wait_s=5)).complete
+
+
+async def test_a_canary_gets_its_share_and_keeps_it(world: World):
+    good = await world.checkpoint("good", GOOD)
+    published = await world.registry.publish(good, label="canary", share=0.1)
+    assert (published.label.share, published.label.revision) == (0.1, 1)
+    assert (await world.registry.set_label("canary", world.space.version)).share == 0.1
+    assert (await world.registry.set_label("canary", good, share=0.5)).share == 0.5
+    assert (await world.registry.rollback(label="canary")).label.share == 0.5
+    shares = {label.name: label.share for label in await world.registry.labels()}
+    assert shares == {"canary": 0.5, "stable": 0.0}
+    await world.registry.delete_label("canary")
+    assert (await world.registry.set_label("canary", good)).share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("label", "share", "remedy"),
+    [
+        ("canary", 1.1, "give 0 to 1"),
+        ("canary", -0.1, "give 0 to 1"),
+        ("canary", float("nan"), "give 0 to 1"),
+        ("stable", 0.5, "only 'canary' has a share"),
+        ("run-1", 0.0, "only 'canary' has a share"),
+    ],
+)
+async def test_a_share_that_is_none_is_refused_and_moves_nothing(world: World, label: str, share: float, remedy: str):
+    before = await world.registry.labels()
+    for call in (
+        world.registry.publish,
+        lambda version, **options: world.registry.set_label(version=version, **options),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=remedy):
+            await call(world.space.version, label=label, share=share)
+    assert await world.registry.labels() == before
+
+
+async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says_so(world: World):
+    first, second = await world.checkpoint("first", GOOD), await world.checkpoint("second", GOOD)
+    await world.rows.heartbeat("encoder-1")
+    event = await world.rows.last_event()
+    overtaken = asyncio.ensure_future(world.registry.publish(first, wait_s=30))
+    await world.rows.wait_for_event(event, 10)
+    newer = (await world.registry.publish(second)).label
+    # Even an encoder that is at the newer revision already does not serve the overtaken one.
+    await world.rows.acknowledge(
+        world.space.space_id, "stable", RolloutRow("encoder-1", newer.revision, True, "", datetime.now(UTC))
+    )
+    ended = await asyncio.wait_for(overtaken, 2)
+    assert (ended.complete, ended.label.version, ended.label.revision) == (False, second, newer.revision)
+    assert [rollout.instance for rollout in ended.rollouts] == ["encoder-1"]
+    assert (await world.registry.publish(second, wait_s=5)).complete
+
+
+async def test_a_publication_names_who_refuses_and_who_is_silent_and_forgets_the_dead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    space_id, good = world.space.space_id, await world.checkpoint("good", GOOD)
+    for instance in ("refuses", "silent"):
+        await world.rows.heartbeat(instance)
+    with monkeypatch.context() as patch:
+        patch.setattr("services.kit.registry.HEARTBEAT_TTL_S", -1)
+        await world.rows.heartbeat("dead")
+    for instance, revision, reason in (("dead", 1, ""), ("silent", 1, ""), ("refuses", 2, "the disk is full")):
+        row = RolloutRow(instance, revision, not reason, reason, datetime.now(UTC))
+        await world.rows.acknowledge(space_id, "stable", row)
+    published = await world.registry.publish(good, wait_s=0.3)
+    stands = [(rollout.instance, rollout.revision, rollout.ok, rollout.reason) for rollout in published.rollouts]
+    assert stands == [("refuses", 2, False, "the disk is full"), ("silent", 1, True, "")]
+    assert (published.complete, published.label.revision) == (False, 2)
 
 
 async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, namespace: str, tmp_path: Path):

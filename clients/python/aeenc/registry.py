@@ -27,16 +27,30 @@ class RegistryClient:
         wait_s: float = 0.0,
         force: bool = False,
         expected_revision: int | None = None,
+        share: float | None = None,
     ) -> registry_pb2.PublishResponse:
-        """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up."""
+        """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
+
+        `share`, of label `canary` only: which part of the calls that name no model it gets, 0 to 1; None: as before.
+        When the label moves again meanwhile, the answer comes at once: not complete, and with the label as it is now.
+        """
         request = registry_pb2.PublishRequest(
-            version=version, label=label, expected_revision=expected_revision, force=force, wait=_duration(wait_s)
+            version=version,
+            label=label,
+            expected_revision=expected_revision,
+            force=force,
+            wait=_duration(wait_s),
+            share=share,
         )
         return await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
 
-    async def set_label(self, label: str, version: str, *, expected_revision: int | None = None) -> registry_pb2.Label:
-        """Points a label at a version."""
-        request = registry_pb2.SetLabelRequest(label=label, version=version, expected_revision=expected_revision)
+    async def set_label(
+        self, label: str, version: str, *, expected_revision: int | None = None, share: float | None = None
+    ) -> registry_pb2.Label:
+        """Points a label at a version; `share` as in `publish`."""
+        request = registry_pb2.SetLabelRequest(
+            label=label, version=version, expected_revision=expected_revision, share=share
+        )
         moved: registry_pb2.Label = (await self.channel.unary(self._stub.SetLabel, request)).label
         return moved
 

@@ -24,12 +24,27 @@ def moved_dict(moved: Moved) -> dict[str, Any]:
         "previous_version": label.previous_version,
         "revision": label.revision,
         "space_id": label.space_id,
+        "share": label.share,
         "complete": moved.complete,
         "rollouts": [
-            {"instance": rollout.instance, "revision": rollout.revision, "ok": rollout.ok, "reason": rollout.reason}
+            {
+                "instance": rollout.instance,
+                "revision": rollout.revision,
+                "ok": rollout.ok,
+                "reason": rollout.reason,
+                "lag": _lag(rollout, label.revision),
+            }
             for rollout in moved.rollouts
         ],
     }
+
+
+def _lag(rollout: registry_pb2.Rollout, revision: int) -> str:
+    """Why an encoder does not serve a revision; empty when it does. What it said of an earlier one does not count."""
+    if rollout.revision < revision:
+        at = f"is still at revision {rollout.revision}" if rollout.revision else ""
+        return ": ".join(part for part in (at, rollout.reason) if part) or "has not answered yet"
+    return "" if rollout.ok else rollout.reason or "gives no reason"
 
 
 def publish(
@@ -38,12 +53,15 @@ def publish(
     label: Label = "stable",
     wait_s: Wait = 60.0,
     force: Annotated[bool, typer.Option("--force", help="Publish in spite of the quality gate.")] = False,
+    share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the calls naming no model, for label canary.")
+    ] = None,
 ) -> None:
     """Points a label at a checkpoint and waits until every live encoder serves it."""
     with client(context) as connected:
         connected.registry.labels()  # an unreachable registry is found within --timeout, not --timeout and --wait
-        moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force)
-    _show(output_of(context), moved, wait_s)
+        moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
+    _show(output_of(context), moved, wait_s, version)
 
 
 def rollback(context: typer.Context, label: Label = "stable", wait_s: Wait = 60.0) -> None:
@@ -54,20 +72,29 @@ def rollback(context: typer.Context, label: Label = "stable", wait_s: Wait = 60.
     _show(output_of(context), moved, wait_s)
 
 
-def _show(out: Output, moved: Moved, wait_s: float) -> None:
+def _show(out: Output, moved: Moved, wait_s: float, version: str = "") -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
-    told = {name: value for name, value in result.items() if name != "rollouts"}
-    rows = [(rollout["instance"], "yes" if rollout["ok"] else f"no: {rollout['reason']}") for rollout in rollouts]
+    told = {name: value for name, value in result.items() if name != "rollouts" and (name != "share" or value)}
+    rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
     out.result(result, fields_table(told), *([table(["encoder", "serves it"], rows)] if rows else []))
     if wait_s and not moved.complete:
-        behind = [
-            f"{rollout['instance']} ({rollout['reason'] or 'no answer'})" for rollout in rollouts if not rollout["ok"]
-        ]
-        raise EndedBadly(
-            f"{moved.label.name} names {moved.label.version}, but not every encoder serves it after {wait_s:g} s: "
-            f"{', '.join(behind) or 'none has answered'}"
+        raise EndedBadly(_why_incomplete(result, wait_s, version))
+
+
+def _why_incomplete(result: dict[str, Any], wait_s: float, version: str) -> str:
+    label, rollouts = result["label"], result["rollouts"]
+    behind = [f"{rollout['instance']} ({rollout['lag']})" for rollout in rollouts if rollout["lag"]]
+    if version and result["version"] != version:
+        return f"{label} has moved on to {result['version']} (revision {result['revision']}) meanwhile"
+    if behind:
+        return (
+            f"{label} names {result['version']}, but not every encoder serves it within {wait_s:g} s: "
+            f"{', '.join(behind)}"
         )
+    if rollouts:
+        return f"{label} was moved again meanwhile, to revision {result['revision']}"
+    return f"{label} names {result['version']}, but no encoder is alive to serve it"
 
 
 def register(app: typer.Typer) -> None:
