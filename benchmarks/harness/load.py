@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aeenc import EncoderClient, errors
+from aeenc.encoder import Role
 
 
 @dataclass
@@ -52,7 +53,13 @@ async def one_call(client: EncoderClient, texts: Sequence[str], calls: Calls, **
 
 
 async def closed_loop(
-    clients: Sequence[EncoderClient], texts: Sequence[str], *, callers: int, size: int, passes: int = 1
+    clients: Sequence[EncoderClient],
+    texts: Sequence[str],
+    *,
+    callers: int,
+    size: int,
+    passes: int = 1,
+    role: Role = "premise",
 ) -> float:
     """Texts a second of `callers` that share `texts`, each sending `size` and waiting for the answer."""
     parts = [texts[start : start + size] for start in range(0, len(texts), size)] * passes
@@ -60,7 +67,7 @@ async def closed_loop(
 
     async def caller(client: EncoderClient) -> None:
         for part in waiting:
-            await client.encode(part, role="premise")
+            await client.encode(part, role=role)
 
     started = time.monotonic()
     await asyncio.gather(*(caller(clients[n % len(clients)]) for n in range(callers)))

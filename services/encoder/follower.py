@@ -166,7 +166,7 @@ class Follower:
             await self._acknowledge(row, self.swaps.note(row, time.monotonic() - started, failure))
             return False
         self._versions.models[row.version] = model
-        self._versions.labels[key] = LabelHere(row.version, row.revision, getattr(row, "share", 0.0))  # the swap
+        self._versions.labels[key] = LabelHere(row.version, row.revision, row.share)  # the swap
         self._failed.pop(key, None)
         await self._acknowledge(row, self.swaps.note(row, time.monotonic() - started))
         return True

@@ -41,8 +41,6 @@ def check_onnx(data: memoryview, name: str) -> None:
 def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    if kind == "tensor":
-        _check_size(data, name)
     children = _CHILDREN.get(kind, {})
     for field, wire, value in _fields(data):
         if kind == "tensor" and (field == _EXTERNAL_DATA or (field == _DATA_LOCATION and value != 0)):
@@ -55,12 +53,14 @@ def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
                 raise DataLoss(f"{name} uses operators of domain {domain!r}; export it with standard operators only")
         elif field in children:
             _check(value, children[field], name, depth + 1)
+    if kind == "tensor":
+        _check_size(data, name)
 
 
 def _check_size(tensor: memoryview, name: str) -> None:
     """Refuses a tensor that declares more values than it holds: a runtime would reserve memory for them."""
     values, held_bytes = 1, 0
-    for field, wire, value in _fields(tensor):
+    for field, _, value in _fields(tensor):
         if field == _DIMS:
             for dim in _numbers(value):
                 values *= dim
