@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from aeenc.addresses import split
+from aeenc.errors import InvalidArgument
 from services.kit.checks import Limits
 from services.kit.settings import ServiceSettings
 
@@ -37,6 +39,15 @@ class IndexSettings(ServiceSettings):
     build_batch: int = Field(128, ge=1, le=240, description="texts in one batch of a build")
     build_window: int = Field(4, ge=1, le=64, description="batches that a build has at each encoder at once")
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
+
+    @field_validator("encoder_target", mode="after")
+    @classmethod
+    def _check_target(cls, value: str) -> str:
+        try:
+            split(value)
+        except InvalidArgument as error:
+            raise ValueError(error.message) from None
+        return value
 
     @property
     def limits(self) -> Limits:

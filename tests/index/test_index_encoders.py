@@ -1,0 +1,107 @@
+"""A build over several encoders: the same generation as over one, whatever becomes of them meanwhile."""
+
+import asyncio
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hashed_encoder import RunningEncoder, files_of, premise, raises, until, vector_of
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+
+PREMISES = [premise(f"p{n}", f"fact {n} about {n % 7}") for n in range(400)]
+
+
+@pytest.fixture
+async def encoders():
+    running = [RunningEncoder(), RunningEncoder()]
+    for one in running:
+        one.servicer.pause_s = 0.01
+        await one.server.start()
+    yield running
+    for one in running:
+        await one.stop()
+
+
+@pytest.fixture
+async def index(serve, encoders):
+    async with serve(encoder_target=",".join(one.target for one in encoders), build_encode_timeout_s=5.0) as running:
+        yield running
+
+
+def stored(index, generation):
+    return np.load(index.store.root / "generations/science" / generation.id / "vectors.npy", allow_pickle=False)
+
+
+async def test_a_build_is_shared_by_the_encoders(index, encoders):
+    generation = await index.client.build("science", PREMISES)
+    batches = [one.servicer.batches for one in encoders]
+    assert sorted(batches[0] + batches[1]) == list(range(1, 51))
+    assert min(map(len, batches)) > 10
+    assert stored(index, generation).tobytes() == np.stack([vector_of(one.text) for one in PREMISES]).tobytes()
+    assert len(await index.client.retrieve("science", ["what is fact 3"])) == 1
+
+
+async def test_an_encoder_killed_in_the_middle_changes_nothing_in_what_is_built(index, encoders):
+    progress = []
+    work = asyncio.ensure_future(
+        index.client.build("science", PREMISES, on_progress=lambda *seen: progress.append(seen[1]))
+    )
+    await until(lambda: max(progress, default=0) > 80)
+    await encoders[0].stop()
+    generation = await work
+    assert progress == sorted(progress)
+    encoded = [text for one in encoders for text in one.servicer.encoded_premises]
+    assert len(encoded) - len(set(encoded)) <= 4 * 8, "only what was on its way to the killed one is computed again"
+    matrix = stored(index, generation)
+    again = await index.client.build("science", PREMISES)  # with the one that is left
+    assert again.id == generation.id, "a generation's id is the digest of its files"
+    assert matrix.tobytes() == stored(index, again).tobytes()
+
+
+async def test_an_encoder_of_another_version_in_the_middle_stops_the_build(index, encoders):
+    progress = []
+    work = asyncio.ensure_future(
+        index.client.build("science", PREMISES, on_progress=lambda *seen: progress.append(seen[1]))
+    )
+    await until(lambda: max(progress, default=0) > 80)
+    encoders[1].servicer.version = "q-other"
+    await raises(errors.FailedPrecondition, work, "q-other", "build again")
+    assert files_of(index.store) == {}
+    assert not (await index.client.info()).corpora
+    await until(lambda: not any(one.servicer.open_streams for one in encoders))
+
+
+async def test_an_encoder_of_another_space_stops_the_build(index, encoders):
+    encoders[1].servicer.space_id = "s-other"
+    await raises(errors.SpaceMismatch, index.client.build("science", PREMISES), "s-other")
+    assert files_of(index.store) == {}
+
+
+async def test_what_is_answered_is_written_although_the_caller_is_slow(index):
+    written, before_the_end = [], 0
+
+    async def requests():
+        yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science"))
+        for start in range(0, 48, 8):
+            chunk = index_pb2.PremiseChunk(premises=PREMISES[start : start + 8])
+            yield index_pb2.BuildGenerationRequest(chunk=chunk)
+            await asyncio.sleep(0.05)
+        nonlocal before_the_end
+        before_the_end = max(written)
+
+    admin = index.client._admin_channel
+    async for report in admin.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20):
+        written.append(report.encoded)  # noqa: PERF401 -- the requests look at it meanwhile
+    assert written[-1] == 48
+    assert before_the_end >= 24, "rows must not wait until the encoders have no more room"
+
+
+def test_a_list_with_a_hole_stops_the_start_and_is_named():
+    command = [sys.executable, "-m", "services.index", "--encoder-target", "a:1,,b:1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert "AEENC_INDEX_ENCODER_TARGET" in ended.stderr
+    assert "empty address" in ended.stderr
