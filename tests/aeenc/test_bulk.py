@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -127,6 +128,14 @@ async def test_an_encoder_that_is_not_there_holds_up_nobody(encoders, connect):
     started = time.monotonic()
     assert np.array_equal(await encode(connect()), EXPECTED)
     assert time.monotonic() - started < 2.0
+
+
+async def test_an_address_that_takes_connections_and_says_nothing_holds_up_nobody(encoders, connect):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(f"127.0.0.1:{silent.getsockname()[1]}", encoders[0].target)
+        started = time.monotonic()
+        assert np.array_equal(await encode(client, patience_s=40.0), EXPECTED)
+        assert time.monotonic() - started < 3.0
 
 
 async def test_a_full_encoder_is_given_the_time_that_it_asks_for(encoders, connect, answered):

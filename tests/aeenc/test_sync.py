@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -84,6 +85,20 @@ def test_an_async_iterator_becomes_an_iterator(served: tuple[Servicer, str]) -> 
     with aeenc.connect(encoder=served[1]) as client:
         batches = client.encoder.encode_stream(["a"] * n for n in (1, 2, 3))
         assert [len(batch.vectors) for batch in batches] == [1, 2, 3]
+
+
+def test_bulk_work_is_an_iterator_too_and_may_be_left_early(served: tuple[Servicer, str]) -> None:
+    servicer, target = served
+    with aeenc.connect(encoder=target) as client:
+        batches = client.encoder.encode_all((f"text {n}" for n in range(10)), batch=4)
+        assert [len(batch.vectors) for batch in batches] == [4, 4, 2]
+        endless = client.encoder.encode_all("a" for _ in itertools.count())
+        assert len(next(endless).vectors) == 128
+        endless.close()
+        deadline = time.monotonic() + 4
+        while servicer.open_streams:
+            assert time.monotonic() < deadline, "the server still works on it"
+            time.sleep(0.01)
 
 
 def test_an_iterator_left_early_ends_the_call(served: tuple[Servicer, str]) -> None:
