@@ -107,7 +107,7 @@ class BareOnnxruntime:
 
 
 class Echo:
-    """An empty gRPC service in a process of its own: what a call costs that does nothing."""
+    """An empty gRPC service in a process of its own: what a call costs that does nothing. Used by `async with`."""
 
     METHOD = "/bench.Echo/Call"
 
@@ -117,21 +117,19 @@ class Echo:
         assert self._process.stdout is not None
         self._target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
 
-    async def seconds(self, count: int) -> list[float]:
-        """Durations of calls made one after the other."""
-        async with grpc.aio.insecure_channel(self._target) as channel:
-            call = channel.unary_unary(self.METHOD)
-            durations = []
-            for _ in range(count):
-                started = time.perf_counter()
-                await call(b"")
-                durations.append(time.perf_counter() - started)
-        return durations
+    async def __aenter__(self) -> Echo:
+        self._channel = grpc.aio.insecure_channel(self._target)
+        self._call = self._channel.unary_unary(self.METHOD)
+        return self
 
-    def close(self) -> None:
-        """Ends the process."""
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
         self._process.terminate()
         self._process.wait()
+
+    async def call(self) -> None:
+        """Sends nothing and waits for nothing."""
+        await self._call(b"")
 
 
 def run(coroutine: Any) -> Any:

@@ -67,15 +67,19 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_encoder(store: ArtifactStore, base: Artifact, **settings: object) -> AsyncIterator[Fleet]:
-    """Starts the encoder with `stable` on `base`; everything ends with the block."""
+async def running_encoder(
+    store: ArtifactStore, base: Artifact, stable: Artifact | None = None, **settings: object
+) -> AsyncIterator[Fleet]:
+    """Starts the encoder with `stable` on `stable` or `base`; everything ends with the block."""
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         home = Path(scratch)
         redis_server = start_private_redis(home / "redis")
         redis = connect(redis_server.url)
         registry = Registry(redis, "bench")
         await register(registry, base)
-        await registry.set_label(base.meta["space_id"], "stable", base.id)
+        if stable is not None:
+            await register(registry, stable)
+        await registry.set_label(base.meta["space_id"], "stable", (stable or base).id)
         port, metrics_port = free_port(set()), free_port(set())
         chosen = {
             "port": port,

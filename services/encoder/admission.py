@@ -29,6 +29,7 @@ class Admission:
         self._cost, self._metrics = cost, metrics
         bulk = int(queued_tokens * BULK_SHARE)
         self._limits: dict[Lane, int] = {"interactive": queued_tokens - bulk, "bulk": bulk}
+        self._queued = {lane: metrics.queued_tokens.labels(lane) for lane in LANES}
         self._held: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
 
@@ -70,7 +71,7 @@ class Admission:
 
     def _hold(self, lane: Lane, tokens: int) -> None:
         self._held[lane] += tokens
-        self._metrics.queued_tokens.labels(lane).set(self._held[lane])
+        self._queued[lane].set(self._held[lane])
 
     def _wake(self, lane: Lane) -> None:
         """Lets in those that wait, the oldest first, as far as there is room for all that were let in at once."""

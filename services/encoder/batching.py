@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aeenc.errors import DeadlineExceeded
 from services.encoder.cost import CostModel
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.queueing import Batch, Item, Lane, Queues
+from services.encoder.queueing import LANES, Batch, Item, Lane, Queues
 from services.encoder.runners import Runner, Tokens
 from services.encoder.workers import Computed, Workers
 from services.kit.tasks import cancel_all
@@ -70,6 +70,7 @@ class Batcher:
         metrics: EncoderMetrics,
     ) -> None:
         self._cost, self._metrics, self._stuck_s = cost, metrics, stuck_s
+        self._queue_seconds = {lane: metrics.queue_seconds.labels(lane) for lane in LANES}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.Task[None] | None = None
         queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers)
@@ -97,7 +98,7 @@ class Batcher:
             call.dead = True  # whatever still waits is dropped
         assert call.last is not None
         queue_s = max(call.last.started - queued, 0.0)
-        self._metrics.queue_seconds.labels(lane).observe(queue_s)
+        self._queue_seconds[lane].observe(queue_s)
         return Gathered(call.rows, queue_s, call.last.ended - call.last.started)
 
     async def close(self) -> None:

@@ -67,22 +67,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._credentials = credentials
         self._readiness = readiness
         self._metrics = metrics
+        self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces the method's handler by one that runs it between admission and bookkeeping."""
-        handler = await continuation(handler_call_details)
+        """Replaces the method's handler by one that runs it between admission and bookkeeping; made once a method."""
         method = str(handler_call_details.method)
+        wrapped = self._wrapped.get(method)
+        if wrapped is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
         if handler is None or method.startswith(_OPEN_PREFIXES):
             return handler
-        metadata = dict(handler_call_details.invocation_metadata or ())
         kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
-        wrapped = wrap(method, metadata, getattr(handler, kind))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        called = wrap(method, getattr(handler, kind))
+        self._wrapped[method] = make(called, handler.request_deserializer, handler.response_serializer)
+        return self._wrapped[method]
 
-    def _wrap_unary(self, method: str, metadata: dict[str, Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_unary(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
+            metadata = _metadata(context)
             started = self._begin(metadata)
             try:
                 self._admit(method, metadata)
@@ -94,8 +99,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _wrap_streaming(self, method: str, metadata: dict[str, Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_streaming(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            metadata = _metadata(context)
             started = self._begin(metadata)
             try:
                 self._admit(method, metadata)
@@ -142,6 +148,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         trailer = ((status.DETAILS_KEY, status.details_of(known)),)
         await context.abort(status.code_of(known), status.message_of(known), trailer)
         raise AssertionError("abort returns never")
+
+
+def _metadata(context: Any) -> dict[str, Any]:
+    return dict(context.invocation_metadata() or ())
 
 
 async def _linger(requests: AsyncIterator[Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,7 +91,7 @@ class Channel:
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
         """The metadata of one call: the credential, and the request id, a fresh one unless given."""
-        return [*self._metadata, ("x-request-id", request_id or uuid.uuid4().hex)]
+        return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
 
     async def unary(
         self,
