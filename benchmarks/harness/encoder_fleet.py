@@ -60,8 +60,14 @@ class Fleet:
         self, artifact: Artifact, label: str = "stable", timeout_s: float = 20.0
     ) -> tuple[LabelRow, RolloutRow]:
         """Points a label at a checkpoint and waits until the encoder has dealt with it."""
+        return await self.point_at(artifact.meta["space_id"], artifact, label, timeout_s)
+
+    async def point_at(
+        self, space_id: str, artifact: Artifact, label: str = "stable", timeout_s: float = 20.0
+    ) -> tuple[LabelRow, RolloutRow]:
+        """As `point`, in a space that may not be the checkpoint's own."""
         await register(self.registry, artifact)
-        row = await self.registry.set_label(artifact.meta["space_id"], label, artifact.id)
+        row = await self.registry.set_label(space_id, label, artifact.id)
         rollouts = await self.registry.await_rollout(row, timeout_s)
         return row, rollouts[0]
 

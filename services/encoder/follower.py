@@ -31,6 +31,7 @@ log = get(__name__)
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
 DRAIN_POLL_S = 0.1
+FALLEN_BACK = 0  # in the place of a revision: the label's own version cannot be served
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,41 @@ class Follower:
         for key in gone:
             del self._versions.labels[key]
             self.swaps.unserved(key[1])
+        stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
+        if stable is None:
+            self._readiness.starting("label `stable` names nothing yet")
+            return
+        if not self._versions.complete:
+            await self._fall_back(stable)
         self._drop_unnamed()
         if changed or gone:
             await self._save()
-        if self._versions.complete:
-            self._readiness.serving()
+        self._tell_readiness(stable)
+
+    async def _fall_back(self, stable: LabelRow) -> None:
+        """At a start where `stable` names what must not serve: serves what it named here last, or named before."""
+        state = await asyncio.to_thread(local_state.load, self._following.state_dir)
+        key = (stable.space_id, stable.name)
+        served = [label.version for label in (state.labels if state else ()) if (label.space_id, label.name) == key]
+        for version in (*served, stable.previous):
+            try:
+                model = await self._candidates.load(stable.space_id, version, self._dim(stable.space_id))
+            except errors.AeencError as error:
+                log.warning("no way back", version=version, reason=error.message)
+                continue
+            self._versions.models[version] = model
+            self._versions.labels[key] = LabelHere(version, FALLEN_BACK)
+            return
+
+    def _tell_readiness(self, stable: LabelRow) -> None:
+        here = self._versions.labels.get((stable.space_id, stable.name))
+        reason = self.swaps.last_failure()
+        if here is None:
+            self._readiness.starting(f"no version can be served: {reason}")
+        elif here.revision == FALLEN_BACK:
+            self._readiness.degraded(f"label `stable` names {stable.version}, serving {here.version}: {reason}")
         else:
-            self._readiness.starting(self._why_incomplete())
+            self._readiness.serving()
 
     async def _load_premise_encoder(self, space_id: str, version: str) -> None:
         if self._versions.premise_version == version and version in self._versions.models:
@@ -192,10 +221,6 @@ class Follower:
 
     def _dim(self, space_id: str) -> int | None:
         return None if space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
-
-    def _why_incomplete(self) -> str:
-        reason = self.swaps.last_failure()
-        return f"no version can be served: {reason}" if reason else "label `stable` names nothing yet"
 
     async def _save(self) -> None:
         models, premise = self._versions.models, self._versions.premise_version
