@@ -101,7 +101,7 @@ async def failing_loads(
     for number in range(count):
         kind = kinds[number % len(kinds)]
         _, rollout = await fleet.point_at(space_id, bad[kind])
-        shown = [swap for swap in (await client.info()).swaps if swap.label == "stable"][0]
+        shown = next(swap for swap in (await client.info()).swaps if swap.label == "stable")
         if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
             hidden.append(f"{kind}: {shown.reason}")
         await asyncio.sleep(0.3)

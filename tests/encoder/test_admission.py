@@ -1,0 +1,125 @@
+"""Who may queue: tokens, lanes, deadlines, and streams that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from aeenc.errors import DeadlineExceeded, Overloaded
+from services.encoder.admission import Admission
+from services.encoder.cost import ENOUGH, CostModel
+from services.encoder.metrics import EncoderMetrics
+
+
+def admission(tokens: int = 4000, cost: CostModel | None = None) -> Admission:
+    return Admission(tokens, cost or CostModel(1), EncoderMetrics(CollectorRegistry()))
+
+
+def known_cost(seconds_a_token: float, fixed_s: float = 0.0, workers: int = 1) -> CostModel:
+    cost = CostModel(workers)
+    for number in range(ENOUGH * 4):
+        tokens = 50 + number % 7 * 100
+        cost.observe(tokens, tokens * seconds_a_token + fixed_s)
+    return cost
+
+
+def test_a_full_lane_refuses_the_whole_call_with_a_delay_and_leaves_the_other_lane_open():
+    gate = admission(4000)  # 3,000 interactive, 1,000 bulk
+    with ExitStack() as held:
+        held.enter_context(gate.admitted("interactive", 2000, None))
+        with pytest.raises(Overloaded, match="2,000 tokens wait .* 1,500 more are over its limit of 3,000") as caught:
+            held.enter_context(gate.admitted("interactive", 1500, None))
+        assert caught.value.retry_after_s > 0
+        held.enter_context(gate.admitted("interactive", 1000, None))
+        held.enter_context(gate.admitted("bulk", 1000, None))
+    with gate.admitted("interactive", 3000, None):
+        pass
+
+
+def test_a_call_larger_than_its_lane_is_admitted_when_the_lane_is_empty():
+    gate = admission(4000)
+    with gate.admitted("interactive", 50_000, None), pytest.raises(Overloaded), gate.admitted("interactive", 1, None):
+        pass
+
+
+def test_a_deadline_that_the_queue_cannot_meet_is_refused_before_any_work():
+    gate = admission(100_000, known_cost(0.001))
+    with gate.admitted("interactive", 5000, None):  # five seconds of work
+        with pytest.raises(Overloaded, match="the deadline is in") as caught:
+            gate.admitted("interactive", 100, time.monotonic() + 2).__enter__()
+        assert caught.value.reason == "DEADLINE_UNREACHABLE"
+        assert 4 < caught.value.retry_after_s < 6
+        with gate.admitted("interactive", 100, time.monotonic() + 8):
+            pass
+
+
+def test_a_deadline_that_even_an_idle_encoder_cannot_meet_says_so():
+    gate = admission(100_000, known_cost(0.001))
+    with pytest.raises(DeadlineExceeded, match="take about 3.0. s here"):
+        gate.admitted("interactive", 3000, time.monotonic() + 1).__enter__()
+
+
+def test_before_enough_batches_were_seen_no_deadline_is_judged():
+    cost = CostModel(1)
+    for _ in range(ENOUGH - 1):
+        cost.observe(100, 10.0)
+    with admission(100_000, cost).admitted("interactive", 3000, time.monotonic() + 0.1):
+        pass
+
+
+def test_people_do_not_wait_behind_bulk_in_the_forecast_and_bulk_waits_behind_people():
+    gate = admission(100_000, known_cost(0.001))
+    with gate.admitted("bulk", 20_000, None):
+        with gate.admitted("interactive", 100, time.monotonic() + 1):
+            pass
+        with pytest.raises(Overloaded):
+            gate.admitted("bulk", 100, time.monotonic() + 1).__enter__()
+
+
+def test_the_fit_finds_the_line_and_follows_a_machine_that_slows_down():
+    slope, fixed = known_cost(0.002, 0.01).line
+    assert slope == pytest.approx(0.002, rel=0.01)
+    assert fixed == pytest.approx(0.01, rel=0.05)
+    cost = known_cost(0.002)
+    for number in range(400):
+        cost.observe(100 + number % 5 * 50, (100 + number % 5 * 50) * 0.006)
+    assert cost.line[0] == pytest.approx(0.006, rel=0.05)
+    assert cost.queue_s(1000) == pytest.approx(6.0, rel=0.05)
+
+
+async def test_streams_wait_for_room_in_the_order_of_coming():
+    gate, entered = admission(4000), []
+
+    async def batch(name: str) -> None:
+        await gate.room("bulk", 600, 5)
+        with gate.admitted("bulk", 600, None):
+            entered.append(name)
+            await asyncio.sleep(0.02)
+
+    await asyncio.gather(*(batch(str(n)) for n in range(5)))
+    assert entered == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_stream_that_waits_in_vain_is_refused_like_any_call():
+    gate = admission(4000)
+    with gate.admitted("bulk", 900, None):
+        started = time.monotonic()
+        await gate.room("bulk", 600, 0.1)
+        assert 0.08 < time.monotonic() - started < 1
+        with pytest.raises(Overloaded):
+            gate.admitted("bulk", 600, None).__enter__()
+
+
+async def test_a_waiter_that_is_cancelled_lets_the_next_in():
+    gate = admission(4000)
+    with gate.admitted("bulk", 900, None):
+        first = asyncio.create_task(gate.room("bulk", 600, 5))
+        second = asyncio.create_task(gate.room("bulk", 600, 5))
+        await asyncio.sleep(0)
+        first.cancel()
+    await asyncio.wait_for(second, 1)
+    assert first.cancelled() or first.done()

@@ -1,0 +1,108 @@
+"""The queue alone: windows, budgets, lanes, turns, and what is dropped."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+from services.encoder.queueing import BULK_TURN, WINDOW_BATCHES, Item, Queues
+from services.encoder.runners import Tokens
+
+
+class Runner:
+    width = 1
+
+    def __init__(self, pads: bool = True) -> None:
+        self.pads = pads
+
+
+def items(lengths, call=None, deadline=math.inf):
+    call = call or SimpleNamespace(dead=False)
+    return [Item(Tokens([1] * n), row, n, call, deadline) for row, n in enumerate(lengths)]
+
+
+def queues(**fields) -> Queues:
+    return Queues(**{"batch_items": 4, "batch_tokens": 1000, "workers": 1, **fields})
+
+
+def drain(waiting: Queues, now: float = 0.0):
+    batches = []
+    while (taken := waiting.take(now)) is not None:
+        batches.append(taken)
+    return batches
+
+
+def test_a_batch_holds_texts_of_like_length_and_never_more_than_its_budget_with_padding():
+    waiting, runner = queues(batch_items=8, batch_tokens=40), Runner()
+    waiting.put("interactive", runner, items([9, 1, 30, 2, 10, 3, 39, 1]))
+    batches = [[item.length for item in batch] for _, batch in drain(waiting)]
+    assert sorted(sum(batches, [])) == [1, 1, 2, 3, 9, 10, 30, 39]
+    assert batches[0] == [1, 1, 2, 3]
+    for batch in batches:
+        assert len(batch) * max(batch) <= 40
+        assert batch == sorted(batch)
+
+
+def test_a_text_over_the_budget_is_a_batch_of_its_own():
+    waiting = queues(batch_tokens=10)
+    waiting.put("interactive", Runner(), items([50, 3]))
+    assert [[item.length for item in batch] for _, batch in drain(waiting)] == [[3], [50]]
+
+
+def test_a_runner_that_does_not_pad_is_charged_what_it_computes():
+    waiting = queues(batch_items=8, batch_tokens=40)
+    waiting.put("interactive", Runner(pads=False), items([1, 1, 1, 30]))
+    assert [len(batch) for _, batch in drain(waiting)] == [4]
+    waiting.put("interactive", Runner(pads=True), items([1, 1, 1, 30]))
+    assert [len(batch) for _, batch in drain(waiting)] == [3, 1]
+
+
+def test_what_came_first_is_done_within_its_window_however_odd_its_length():
+    waiting, runner = queues(batch_items=2), Runner()
+    first = items([500])
+    waiting.put("interactive", runner, first)
+    handed_out = 0
+    for _ in range(100):  # short texts keep coming
+        waiting.put("interactive", runner, items([3, 3]))
+        _, batch = waiting.take(0.0)
+        handed_out += 1
+        if first[0] in batch:
+            break
+    assert handed_out <= WINDOW_BATCHES
+
+
+def test_versions_never_share_a_batch_and_take_turns():
+    waiting, one, other = queues(), Runner(), Runner()
+    waiting.put("interactive", one, items([3] * 12))
+    waiting.put("interactive", other, items([3] * 12))
+    runners = [runner for runner, batch in drain(waiting)]
+    assert runners == [one, other] * 3
+
+
+def test_bulk_gets_one_batch_in_eight_while_people_wait_and_all_when_nobody_does():
+    waiting, people, bulk = queues(), Runner(), Runner()
+    waiting.put("bulk", bulk, items([3] * 40))
+    waiting.put("interactive", people, items([3] * 4 * 14))
+    order = [runner is bulk for runner, _ in drain(waiting)]
+    assert order[: 2 * BULK_TURN] == ([False] * (BULK_TURN - 1) + [True]) * 2
+    assert all(order[2 * BULK_TURN :])
+
+
+def test_what_is_cancelled_or_out_of_time_is_dropped_even_after_its_window_was_cut():
+    waiting, runner = queues(batch_items=2), Runner()
+    gone, late, fine = SimpleNamespace(dead=False), SimpleNamespace(dead=False), SimpleNamespace(dead=False)
+    waiting.put("interactive", runner, items([3], fine))
+    waiting.put("interactive", runner, [*items([4, 4], fine), *items([5], gone), *items([6], late, deadline=10.0)])
+    assert waiting.take(0.0) is not None  # the window is cut now
+    gone.dead = True
+    rest = [item for _, batch in drain(waiting, now=20.0) for item in batch]
+    assert {item.call is fine for item in rest} == {True}
+    dropped = {item.length: expired for item, expired in waiting.dropped()}
+    assert dropped == {5: False, 6: True}
+    assert waiting.dropped() == []
+
+
+def test_a_small_load_is_shared_between_the_workers():
+    waiting = queues(batch_items=32, workers=2)
+    waiting.put("interactive", Runner(), items([3] * 20))
+    assert [len(batch) for _, batch in drain(waiting)] == [10, 10]

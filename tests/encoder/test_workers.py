@@ -1,0 +1,150 @@
+"""The threads: failing texts, dying workers, workers that never come back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from aeenc.errors import AeencError, Unavailable
+from services.encoder.batching import Batcher
+from services.encoder.cost import CostModel
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.runners import Tokens
+
+POISON, DEADLY, ENDLESS = 13, 17, 19
+
+
+class Runner:
+    """Gives back each text's first token; some lengths make it fail, die, or never come back."""
+
+    pads = True
+    width = 2
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.computed: list[int] = []
+        self.release = threading.Event()
+
+    def run(self, batch):
+        self.sizes.append(len(batch))
+        lengths = {len(tokens.ids) for tokens in batch}
+        if DEADLY in lengths:
+            raise SystemExit
+        if ENDLESS in lengths:
+            self.release.wait(20)
+        time.sleep(0.02)
+        if POISON in lengths:
+            raise ValueError("a text that the model cannot bear")
+        self.computed += [tokens.ids[0] for tokens in batch]
+        return np.array([[tokens.ids[0]] * 2 for tokens in batch], dtype=np.float32)
+
+
+class Setup:
+    def __init__(self, workers: int = 1, stuck_s: float = 60.0) -> None:
+        self.registry = CollectorRegistry()
+        self.runner = Runner()
+        self.batcher = Batcher(
+            workers=workers,
+            batch_items=32,
+            batch_tokens=100_000,
+            stuck_s=stuck_s,
+            cost=CostModel(workers),
+            metrics=EncoderMetrics(self.registry),
+        )
+
+    def encode(self, number: int, length: int = 5, count: int = 1):
+        return self.batcher.encode(self.runner, [Tokens([number] * length)] * count, "interactive")
+
+    async def keep_busy(self, count: int = 1) -> asyncio.Task:
+        """Occupies the worker, so that what comes next queues together."""
+        task = asyncio.create_task(self.encode(0, count=count))
+        while not self.runner.sizes:
+            await asyncio.sleep(0)
+        return task
+
+    def restarts(self, reason: str) -> float:
+        return self.registry.get_sample_value("aeenc_encoder_worker_restarts_total", {"reason": reason}) or 0.0
+
+
+@pytest.fixture
+async def setup():
+    made = Setup()
+    yield made
+    made.runner.release.set()
+    await made.batcher.close()
+
+
+async def test_a_poisoned_text_fails_alone_and_is_found_by_halving(setup) -> None:
+    first = await setup.keep_busy()
+    calls = [setup.encode(n, POISON if n == 20 else 5) for n in range(1, 33)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    await first
+    assert [n for n, answer in enumerate(answers, 1) if isinstance(answer, Exception)] == [20]
+    assert isinstance(answers[19], AeencError)
+    assert "cannot encode this text (ValueError)" in answers[19].message
+    assert len(setup.runner.sizes) <= 2 + 2 * 5 + 2, "halving 32 texts takes two runs a level"
+    assert sorted(setup.runner.computed) == sorted(set(range(33)) - {20}), "every neighbour is computed once"
+
+
+async def test_a_dead_worker_fails_what_it_held_and_nothing_else_and_is_replaced(setup) -> None:
+    first = await setup.keep_busy()
+    doomed = [asyncio.create_task(setup.encode(n, DEADLY if n == 3 else 5)) for n in range(1, 6)]
+    answers = await asyncio.gather(first, *doomed, return_exceptions=True)
+    assert not isinstance(answers[0], Exception)
+    assert all(isinstance(answer, Unavailable) for answer in answers[1:]), "all shared the batch that died"
+    assert "worker that computed this call died (SystemExit)" in answers[1].message
+    assert (await setup.encode(7)).rows.tolist() == [[7, 7]]
+    assert setup.restarts("died") == 1
+
+
+async def test_a_worker_that_does_not_come_back_is_given_up_and_replaced() -> None:
+    setup = Setup(stuck_s=0.3)
+    with pytest.raises(Unavailable, match=r"did not come back within 0.3 s"):
+        await asyncio.wait_for(setup.encode(1, ENDLESS), 5)
+    assert (await asyncio.wait_for(setup.encode(2), 5)).rows.tolist() == [[2, 2]]
+    setup.runner.release.set()
+    await asyncio.sleep(0.1)  # the old thread comes back, and nobody is answered twice
+    assert (await setup.encode(3)).rows.tolist() == [[3, 3]]
+    assert setup.restarts("stuck") == 1
+    await setup.batcher.close()
+
+
+async def test_a_call_spread_over_many_batches_is_put_together_in_its_own_order() -> None:
+    setup = Setup(workers=3)
+    lengths = [2 + (n * 7) % 40 for n in range(500)]
+    texts = [Tokens([n] * length) for n, length in enumerate(lengths) if length not in {POISON, DEADLY, ENDLESS}]
+    gathered = await setup.batcher.encode(setup.runner, texts, "interactive")
+    assert gathered.rows[:, 0].tolist() == [tokens.ids[0] for tokens in texts]
+    assert gathered.queue_s >= 0
+    assert gathered.compute_s > 0
+    await setup.batcher.close()
+
+
+async def test_queue_and_compute_add_up_to_the_time_of_the_call(setup) -> None:
+    busy = await setup.keep_busy(count=64)
+    started = time.monotonic()
+    gathered = await setup.encode(1)
+    elapsed_s = time.monotonic() - started
+    assert gathered.queue_s >= 0.02, "it waited for the batches before it"
+    assert gathered.queue_s + gathered.compute_s == pytest.approx(elapsed_s, abs=0.02)
+    await busy
+
+
+async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
+    first = await setup.keep_busy()
+    doomed = [asyncio.create_task(setup.encode(n, count=64)) for n in range(1, 40)]
+    await asyncio.sleep(0)
+    for call in doomed:
+        call.cancel()
+    await asyncio.gather(*doomed, return_exceptions=True)
+    await first
+    last = await setup.encode(99)
+    assert last.rows.tolist() == [[99, 99]]
+    assert set(setup.runner.computed) <= {0, 1, 99}, "the cancelled calls were computed"
+    dropped = setup.registry.get_sample_value("aeenc_encoder_dropped_texts_total", {"reason": "cancelled"})
+    assert dropped >= 38 * 64 - 64
