@@ -141,10 +141,12 @@ def test_a_premise_outside_the_generation_is_learned_from_with_its_pretrained_ve
     assert artifact.meta["lineage"]["positives"] == len(QUERIES) + 1
 
 
-def test_without_validation_the_last_epoch_is_kept_and_no_metrics_are_written(space: Space, make_job: MakeJob):
+def test_without_validation_the_last_epoch_is_kept_and_nothing_is_measured(space: Space, make_job: MakeJob):
     artifact = space.store.open("checkpoints", run(make_job(validation=[], epochs=2)))
     assert artifact.meta["lineage"]["best_epoch"] == 2
-    assert "metrics.json" not in artifact.files
+    assert not {"metrics.json", "model.int8.onnx", "probes.int8.npy"} & set(artifact.files)
+    assert "int8" not in artifact.meta
+    assert "int8" not in space.store.open("checkpoints", space.version).meta
 
 
 def test_a_validation_premise_that_is_not_in_the_corpus_is_named(make_job: MakeJob):
