@@ -12,7 +12,9 @@ from services.kit.redis import connect, warn_unless_durable
 from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
 from services.trainer.checkpoints import Checkpoints
+from services.trainer.cross_encoder import CrossEncoder
 from services.trainer.evaluating import Evaluating
+from services.trainer.exports import Exports
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.pretrained_space import PretrainedSpace
@@ -30,7 +32,9 @@ def build(settings: TrainerSettings) -> GrpcServer:
     registry = Registry(redis, settings.namespace)
     checkpoints = Checkpoints(ArtifactStore(settings.artifacts_dir), registry)
     options = {name: getattr(settings, name) for name in ("max_tokens", "query_prefix", "premise_prefix")}
-    space = PretrainedSpace(checkpoints, registry, settings.state_dir, settings.base_model, options)
+    exports = Exports(checkpoints.store, settings.state_dir)
+    space = PretrainedSpace(checkpoints, registry, exports, settings.base_model, options)
+    cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
     runner = JobRunner(
@@ -66,6 +70,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     async def start() -> None:
         await warn_unless_durable(redis)
         await space.ensure()
+        await cross_encoder.ensure()
         runner.start()  # the runner's first look at Redis makes the service ready
 
     async def stop() -> None:

@@ -1,8 +1,9 @@
-"""Where the pre-trained encoder comes from: an installed wheel, a directory, or the hub. It is found, not loaded."""
+"""Where published models come from: an installed wheel, a directory, or the hub. They are found, not loaded."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from aeenc.errors import DataLoss, FailedPrecondition
@@ -22,12 +23,21 @@ def find_base_model(name: str) -> Path:
     """
     if name == DEFAULT_NAME:
         return _default()
+    return _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, "1_Pooling/config.json"))
+
+
+def find_cross_encoder(name: str) -> Path:
+    """The directory of a cross-encoder with the same three files. Raises FailedPrecondition when there is none."""
+    return _find(name, "cross-encoder", "AEENC_TRAINER_CROSS_ENCODER", (*FILES, "tokenizer_config.json"))
+
+
+def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     directory = Path(name)
     if not directory.is_dir():
-        directory = _from_hub(name)
+        directory = _from_hub(name, what, setting, files)
     missing = [file for file in FILES if not (directory / file).is_file()]
     if missing:
-        raise FailedPrecondition(f"base model {name!r} has no {', '.join(missing)}; export it in safetensors format")
+        raise FailedPrecondition(f"{what} {name!r} has no {', '.join(missing)}; export it in safetensors format")
     return directory
 
 
@@ -48,13 +58,13 @@ def _default() -> Path:
     return directory
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[*FILES, "1_Pooling/config.json"]))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many unrelated classes
         raise FailedPrecondition(
-            f"base model {name!r} is no directory and cannot be fetched from the hub ({type(error).__name__}); "
-            "correct AEENC_TRAINER_BASE_MODEL"
+            f"{what} {name!r} is no directory and cannot be fetched from the hub ({type(error).__name__}); "
+            f"correct {setting}"
         ) from error

@@ -14,6 +14,7 @@ from aeenc.encoder import EncoderClient
 from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import Generation, open_generation, read_active
+from services.trainer.cross_encoder import is_cross_encoder
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import gold_ordinals, merge_queries
 
@@ -50,6 +51,8 @@ class Evaluating:
     ) -> Evaluation:
         """Both protocols on distinct queries. A text too long for the model is cut, as training cuts it."""
         merged = await asyncio.to_thread(self._checked, queries)
+        if version:
+            await asyncio.to_thread(self._check_version, version)
         async with self._one:
             opened = await self._generation(corpus, generation)
             await asyncio.to_thread(lambda: gold_ordinals(merged, opened.ordinal_by_text))  # before anything is encoded
@@ -70,6 +73,12 @@ class Evaluating:
             vectors = np.concatenate(rows)
             report = await asyncio.to_thread(evaluate, merged, vectors, opened.vectors, opened.ordinal_by_text)
         return Evaluation(report, version or "", opened.id)
+
+    def _check_version(self, version: str) -> None:
+        if is_cross_encoder(self._store, version):
+            raise errors.FailedPrecondition(
+                f"checkpoint {version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
+            )
 
     def _checked(self, queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
         for start in range(0, len(queries), self.limits.items) or [0]:

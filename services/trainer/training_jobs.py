@@ -13,6 +13,7 @@ from services.kit.checks import Limits, check_texts
 from services.kit.generation import folder_of, read_active
 from services.kit.wire import position_of
 from services.trainer.checkpoints import Checkpoints
+from services.trainer.cross_encoder import SPACE as CROSS_ENCODERS
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.jobs import LIVE, Event, Job, JobConfig, Progress
@@ -69,6 +70,11 @@ class TrainingJobs:
         artifact = await asyncio.to_thread(store.open, folder_of(config.corpus), generation, verify="size")
         base_version = config.base_version or str(artifact.meta["premise_version"])
         row = await self._checkpoints.get(base_version)
+        if row.space_id == CROSS_ENCODERS:
+            raise errors.FailedPrecondition(
+                f"checkpoint {base_version} is a cross-encoder, which jobs do not train; start from a checkpoint of "
+                f"corpus {config.corpus!r}'s space {artifact.meta['space_id']}"
+            )
         if row.space_id != artifact.meta["space_id"]:
             raise errors.SpaceMismatch(
                 f"checkpoint {base_version} is of space {row.space_id}, corpus {config.corpus!r} of space "

@@ -60,11 +60,17 @@ class RegistryClient:
         await self.channel.unary(self._stub.DeleteLabel, request)
 
     async def rollback(
-        self, *, label: str = "stable", wait_s: float = 0.0, expected_revision: int | None = None
+        self,
+        *,
+        label: str = "stable",
+        space_id: str = "",
+        wait_s: float = 0.0,
+        expected_revision: int | None = None,
     ) -> registry_pb2.RollbackResponse:
-        """Points a label back at the version it named before."""
+        """Points a label back at the version it named before; `space_id`: of another space than the trainer's own."""
         request = registry_pb2.RollbackRequest(
             label=label,
+            space_id=space_id,
             expected_revision=expected_revision,
             wait=_duration(wait_s),
             request_id=uuid.uuid4().hex,  # a repeated call must not go back twice

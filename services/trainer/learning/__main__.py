@@ -1,4 +1,5 @@
-"""The trainer's child process: `python -m services.trainer.learning job DIR` or `… pretrained REQUEST`.
+"""The trainer's child process: `python -m services.trainer.learning job DIR`, `… pretrained REQUEST` or
+`… cross-encoder REQUEST`.
 
 torch is loaded here and nowhere else, so that the trainer keeps answering while a job computes, and a job that is
 killed for memory takes nothing else along. It ends when its parent does.
@@ -25,8 +26,8 @@ def main() -> None:
     """Runs one command of the parent's."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     command, path = sys.argv[1], Path(sys.argv[2])
-    if command == "pretrained":
-        _pretrained(path)
+    if command != "job":
+        _export(command, path)
         return
     files = JobFiles(path)
     from services.trainer.learning.job import run_job
@@ -48,12 +49,20 @@ def main() -> None:
         files.write_result({"error": f"internal error ({type(error).__name__}); the trainer's log has it"})
 
 
-def _pretrained(path: Path) -> None:
+def _export(command: str, path: Path) -> None:
+    """Answers in `.result` with the version, or with the error that the operator can do something about."""
+    from services.trainer.learning.cross_encoder import export_cross_encoder
     from services.trainer.learning.pretrained import export_pretrained
 
+    export = {"pretrained": export_pretrained, "cross-encoder": export_cross_encoder}[command]
     request = json.loads(path.read_bytes())
-    version = export_pretrained(ArtifactStore(Path(request["artifacts_dir"])), request)
-    atomic_write(path.with_suffix(".result"), json.dumps({"version": version}).encode())
+    try:
+        result = {"version": export(ArtifactStore(Path(request["artifacts_dir"])), request)}
+    except AeencError as error:
+        result = {"error": error.message}
+    except ValueError as error:
+        result = {"error": str(error)}
+    atomic_write(path.with_suffix(".result"), json.dumps(result).encode())
 
 
 def _end_with_parent() -> None:

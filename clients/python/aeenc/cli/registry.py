@@ -64,11 +64,16 @@ def publish(
     _show(output_of(context), moved, wait_s, version)
 
 
-def rollback(context: typer.Context, label: Label = "stable", wait_s: Wait = 60.0) -> None:
+def rollback(
+    context: typer.Context,
+    label: Label = "stable",
+    space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
+    wait_s: Wait = 60.0,
+) -> None:
     """Points a label back at the version it named before and waits until every live encoder serves it."""
     with client(context) as connected:
         connected.registry.labels()  # as in publish
-        moved = connected.registry.rollback(label=label, wait_s=wait_s)
+        moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s)
     _show(output_of(context), moved, wait_s)
 
 
