@@ -133,7 +133,20 @@ async def serve_trainer(
     space: Space, redis_url: str, namespace: str, state: Path, *, client_token: str | None = None, **fields: Any
 ) -> AsyncIterator[tuple[GrpcServer, TrainerClient]]:
     """A trainer over the tiny space, which it finds exported already; and its client."""
-    options = {
+    options = trainer_settings(space, redis_url, namespace, state)
+    async with build(TrainerSettings(**{**options, **fields})) as server:
+        client = TrainerClient(Channel(f"127.0.0.1:{server.port}", token=client_token, timeout_s=20))
+        await client.jobs()  # answered once it serves
+        yield server, client
+        await client.channel.close()
+
+
+def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) -> dict[str, Any]:
+    """Settings of a trainer that finds the tiny space exported already."""
+    state.mkdir(parents=True, exist_ok=True)
+    (state / "pretrained.json").write_text(json.dumps(space.request))
+    (state / "pretrained.result").write_text(json.dumps({"version": space.version}))
+    return {
         "port": 0,
         "artifacts_dir": space.store.root,
         "state_dir": state,
@@ -145,15 +158,3 @@ async def serve_trainer(
         "poll_s": 0.1,
         "lease_s": 1.0,
     }
-    _remember_export(space, state)
-    async with build(TrainerSettings(**{**options, **fields})) as server:
-        client = TrainerClient(Channel(f"127.0.0.1:{server.port}", token=client_token, timeout_s=20))
-        await client.jobs()  # answered once it serves
-        yield server, client
-        await client.channel.close()
-
-
-def _remember_export(space: Space, state: Path) -> None:
-    state.mkdir(parents=True, exist_ok=True)
-    (state / "pretrained.json").write_text(json.dumps(space.request))
-    (state / "pretrained.result").write_text(json.dumps({"version": space.version}))

