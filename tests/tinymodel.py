@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import onnx
@@ -50,7 +51,7 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return tokenizer
 
@@ -83,14 +84,92 @@ def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
         helper.make_node("Max", ["norm", "tiny"], ["norm_safe"]),
         helper.make_node("Div", ["mean", "norm_safe"], ["sentence_embedding"]),
     ]
+    return _model(
+        nodes,
+        ("input_ids", "attention_mask"),
+        helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", DIM]),
+        constants,
+    )
+
+
+def tiny_cross_encoder(vocabulary_size: int, seed: int) -> bytes:
+    """A score of a pair: the sum of token embeddings, the premise's twice, projected to one number."""
+    rng = np.random.default_rng(seed)
+    constants = {
+        "table": rng.normal(size=(vocabulary_size, DIM)).astype(np.float32),
+        "weight": rng.normal(size=(DIM, 1)).astype(np.float32) / DIM,
+        "axis1": np.array([1], dtype=np.int64),
+        "axis2": np.array([2], dtype=np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
+        helper.make_node("Add", ["attention_mask", "token_type_ids"], ["weights"]),
+        helper.make_node("Cast", ["weights"], ["weights_float"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["weights_float", "axis2"], ["weights_column"]),
+        helper.make_node("Mul", ["tokens", "weights_column"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "axis1"], ["total"], keepdims=0),
+        helper.make_node("MatMul", ["total", "weight"], ["logit"]),
+        helper.make_node("Squeeze", ["logit", "axis1"], ["score"]),
+    ]
+    return _model(
+        nodes,
+        ("input_ids", "attention_mask", "token_type_ids"),
+        helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"]),
+        constants,
+    )
+
+
+PAIRS = [
+    [f"{a} {b}", " ".join(WORDS[start : start + 6])]
+    for start, a, b in zip(range(0, 96, 6), WORDS, WORDS[7:], strict=False)
+]
+
+
+def write_tiny_cross_encoder(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
+    """Commits a checkpoint of the tiny cross-encoder."""
+    import onnxruntime
+
+    tokenizer = tiny_tokenizer()
+    model = tiny_cross_encoder(tokenizer.get_vocab_size(), seed)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    scores = []
+    for query, premise in PAIRS:
+        encoding = tokenizer.encode(query, premise)
+        feeds = {
+            "input_ids": np.array([encoding.ids]),
+            "attention_mask": np.array([encoding.attention_mask]),
+            "token_type_ids": np.array([encoding.type_ids]),
+        }
+        scores.append(session.run(None, feeds)[0][0])
+    meta = {
+        "model_type": "cross-encoder",
+        "space_id": "cross-encoder",
+        "pretrained": False,
+        "dim": 1,
+        "max_tokens": 64,
+        "pad_id": 0,
+        "query_prefix": "",
+        "premise_prefix": "",
+        "base_version": "",
+        "job_id": "",
+        "validation_map": 0.0,
+        "lineage": {"seed": seed},
+    }
+    with store.writer("checkpoint", "checkpoints") as writer:
+        (writer.path / "model.onnx").write_bytes(model)
+        tokenizer.save(str(writer.path / "tokenizer.json"))
+        (writer.path / "probes.json").write_text(json.dumps({"pairs": PAIRS}))
+        np.save(writer.path / "probes.npy", np.array(scores, dtype=np.float32), allow_pickle=False)
+        artifact = writer.commit(meta, id_prefix="x")
+    return TinyCheckpoint(artifact, artifact.id, "cross-encoder")
+
+
+def _model(nodes: list[Any], inputs: Sequence[str], output: Any, constants: dict[str, Any]) -> bytes:
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [
-            helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "length"])
-            for n in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", DIM])],
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in inputs],
+        [output],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -109,18 +188,26 @@ def write_tiny_checkpoint(
     space_id: str = TINY_SPACE,
     poison: bool = False,
     probes: Sequence[str] = PROBES,
+    int8: dict[str, Any] | None = None,
 ) -> TinyCheckpoint:
-    """Commits a checkpoint of the tiny model; another seed gives another query encoder of the same space."""
+    """Commits a checkpoint of the tiny model; another seed gives another query encoder of the same space.
+
+    With `int8` it has a stand-in for an int8 model too, of other weights, and these figures in its manifest.
+    """
     import onnxruntime
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer.get_vocab_size(), seed, poison)
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    vectors = []
-    for text in probes:
-        encoding = tokenizer.encode(text)
-        feeds = {"input_ids": np.array([encoding.ids]), "attention_mask": np.array([encoding.attention_mask])}
-        vectors.append(session.run(None, feeds)[0][0])
+
+    def vectors_of(model: bytes) -> Any:
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        vectors = []
+        for text in probes:
+            encoding = tokenizer.encode(text)
+            feeds = {"input_ids": np.array([encoding.ids]), "attention_mask": np.array([encoding.attention_mask])}
+            vectors.append(session.run(None, feeds)[0][0])
+        return np.stack(vectors)
+
     meta = {
         "space_id": space_id,
         "pretrained": not base_version,
@@ -142,7 +229,12 @@ def write_tiny_checkpoint(
         tokenizer.save(str(writer.path / "tokenizer.json"))
         (writer.path / "config.json").write_text("{}")
         (writer.path / "probes.json").write_text(json.dumps({"texts": list(probes)}))
-        np.save(writer.path / "probes.npy", np.stack(vectors), allow_pickle=False)
+        np.save(writer.path / "probes.npy", vectors_of(model), allow_pickle=False)
+        if int8 is not None:
+            meta["int8"] = int8
+            low = tiny_model(tokenizer.get_vocab_size(), seed + 1000)
+            (writer.path / "model.int8.onnx").write_bytes(low)
+            np.save(writer.path / "probes.int8.npy", vectors_of(low), allow_pickle=False)
         artifact = writer.commit(meta, id_prefix="q")
     return TinyCheckpoint(artifact, artifact.id, space_id)
 
@@ -161,7 +253,7 @@ async def register(registry: Registry, checkpoint: TinyCheckpoint, *, label: str
             manifest_sha256=artifact.manifest_sha256,
             created_at=datetime.now(UTC),
             size_bytes=artifact.size_bytes,
-            dim=DIM,
+            dim=meta["dim"],
         )
     )
     if meta["pretrained"]:

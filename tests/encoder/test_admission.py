@@ -31,7 +31,7 @@ def test_a_full_lane_refuses_the_whole_call_with_a_delay_and_leaves_the_other_la
     gate = admission(4000)  # 3,000 interactive, 1,000 bulk
     with ExitStack() as held:
         held.enter_context(gate.admitted("interactive", 2000, None))
-        with pytest.raises(Overloaded, match="2,000 tokens wait .* 1,500 more are over its limit of 3,000") as caught:
+        with pytest.raises(Overloaded, match=r"2,000 tokens wait .* 1,500 more are over its limit of 3,000") as caught:
             held.enter_context(gate.admitted("interactive", 1500, None))
         assert caught.value.retry_after_s > 0
         held.enter_context(gate.admitted("interactive", 1000, None))
@@ -59,7 +59,7 @@ def test_a_deadline_that_the_queue_cannot_meet_is_refused_before_any_work():
 
 def test_a_deadline_that_even_an_idle_encoder_cannot_meet_says_so():
     gate = admission(100_000, known_cost(0.001))
-    with pytest.raises(DeadlineExceeded, match="take about 3.0. s here"):
+    with pytest.raises(DeadlineExceeded, match=r"take about 3.0. s here"):
         gate.admitted("interactive", 3000, time.monotonic() + 1).__enter__()
 
 

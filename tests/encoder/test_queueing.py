@@ -36,7 +36,7 @@ def test_a_batch_holds_texts_of_like_length_and_never_more_than_its_budget_with_
     waiting, runner = queues(batch_items=8, batch_tokens=40), Runner()
     waiting.put("interactive", runner, items([9, 1, 30, 2, 10, 3, 39, 1]))
     batches = [[item.length for item in batch] for _, batch in drain(waiting)]
-    assert sorted(sum(batches, [])) == [1, 1, 2, 3, 9, 10, 30, 39]
+    assert sorted(length for batch in batches for length in batch) == [1, 1, 2, 3, 9, 10, 30, 39]
     assert batches[0] == [1, 1, 2, 3]
     for batch in batches:
         assert len(batch) * max(batch) <= 40

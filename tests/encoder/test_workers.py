@@ -63,7 +63,7 @@ class Setup:
     async def keep_busy(self, count: int = 1) -> asyncio.Task:
         """Occupies the worker, so that what comes next queues together."""
         task = asyncio.create_task(self.encode(0, count=count))
-        while not self.runner.sizes:
+        while not self.runner.sizes:  # noqa: ASYNC110 -- the runner knows no event loop
             await asyncio.sleep(0)
         return task
 

@@ -1,0 +1,140 @@
+"""Labels as the encoder follows them: the canary's share, the newest of two moves, the way back, a bad `stable`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+
+from aeenc import errors
+from services.encoder import candidates
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import Registry
+
+
+@pytest.fixture
+async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
+    """The pretrained checkpoint and three others, known to the registry; `stable` names the first of them."""
+    await register(registry, tiny_checkpoint)
+    made = [write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2, 3)]
+    for checkpoint in made:
+        await register(registry, checkpoint)
+    await registry.set_label(TINY_SPACE, "stable", made[0].version)
+    return made
+
+
+async def versions_of(client, keys, **options) -> list[str]:
+    answers = await asyncio.gather(*(client.encode(["sun"], routing_key=key, **options) for key in keys))
+    return [answer.model_version for answer in answers]
+
+
+async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(serve, tuned, registry) -> None:
+    stable, canary, _ = tuned
+    await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.3)
+    keys = [f"user-{n}" for n in range(400)]
+    async with serve() as (_, one), serve() as (_, other):
+        first, again = await versions_of(one, keys), await versions_of(one, keys)
+        elsewhere = await versions_of(other, keys)
+        assert first == again == elsewhere
+        assert 0.22 < first.count(canary.version) / len(keys) < 0.38
+        assert set(first) == {stable.version, canary.version}
+        assert set(await versions_of(one, keys, label="stable")) == {stable.version}
+        without_key = await versions_of(one, [""] * 200)
+        assert 0.15 < without_key.count(canary.version) / 200 < 0.45, "each call for itself"
+        await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
+        await asyncio.sleep(0.5)
+        assert set(await versions_of(one, keys)) == {stable.version}
+        (shown,) = [label for label in (await one.info()).labels if label.label == "canary"]
+        assert shown.share == 0.0
+
+
+async def test_premises_never_go_to_the_canary(serve, tuned, registry, tiny_checkpoint) -> None:
+    await registry.set_label(TINY_SPACE, "canary", tuned[1].version, share=1.0)
+    async with serve() as (_, client):
+        assert (await client.encode(["sun"])).model_version == tuned[1].version
+        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
+
+
+async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve, tuned, registry, monkeypatch) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    original = candidates.load_model
+
+    def load(artifact, *arguments, **options):
+        if artifact.id == tuned[1].version:
+            loading.set()
+            go_on.wait(5)
+        return original(artifact, *arguments, **options)
+
+    monkeypatch.setattr(candidates, "load_model", load)
+    async with serve(poll_s=30) as (_, client):
+        overtaken = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        await asyncio.to_thread(loading.wait, 5)
+        newest = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
+        assert (await client.encode(["sun"])).model_version == tuned[0].version, "the old one serves meanwhile"
+        go_on.set()
+        (rollout,) = await registry.await_rollout(newest, 5)
+        assert rollout.ok
+        assert (await client.encode(["sun"])).model_version == tuned[2].version
+        swaps = [(swap.version, swap.ok, swap.reason) for swap in (await client.info()).swaps if swap.label == "stable"]
+        assert (tuned[1].version, False, f"overtaken by revision {newest.revision} ({tuned[2].version})") in swaps
+        assert overtaken.revision < newest.revision
+
+
+async def test_the_way_back_is_loaded_already(serve, tuned, registry, monkeypatch) -> None:
+    async with serve(poll_s=30) as (_, client):
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(row, 5))[0].ok
+
+        def never(*_arguments, **_options):
+            raise AssertionError("nothing is loaded on the way back")
+
+        monkeypatch.setattr(candidates, "load_model", never)
+        back = await registry.set_label(TINY_SPACE, "stable", row.previous)
+        assert (await registry.await_rollout(back, 5))[0].ok
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+
+
+async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says_so(
+    serve, tuned, registry, artifact_store
+) -> None:
+    async with serve():
+        pass
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
+    await register(registry, bad, label="stable")
+    async with serve() as (server, client):
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.state == "DEGRADED"
+        assert f"label `stable` names {bad.version}, serving {tuned[0].version}" in server.readiness.reason
+        await asyncio.sleep(0.5)
+        assert server.readiness.state == "DEGRADED", "another look at the rows changes nothing"
+        good = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(good, 5))[0].ok
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
+    serve, tuned, registry, artifact_store, tmp_path
+) -> None:
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
+    await register(registry, bad, label="stable")
+    async with serve(state_dir=tmp_path / "fresh") as (server, client):
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.state == "DEGRADED"
+
+
+async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ended(serve, tuned, registry) -> None:
+    async with serve(poll_s=30) as (server, client):
+        for checkpoint in (tuned[1], tuned[2], tuned[0], tuned[1]):
+            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
+            assert (await registry.await_rollout(row, 5))[0].ok
+        await asyncio.sleep(0.3)
+        loaded = {version.version for version in (await client.info()).versions}
+        assert tuned[2].version not in loaded
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.encode(["sun"], version=tuned[2].version)
+        serving = server.metrics.get_sample_value(
+            "aeenc_encoder_serving_revision", {"label": "stable", "version": tuned[1].version}
+        )
+        assert serving == row.revision

@@ -1,0 +1,115 @@
+"""Which precision a call gets, and that a precision which is not right here is not served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
+
+from aeenc import errors
+from aeenc.v1 import types_pb2
+from services.encoder.runners import SingleRunner
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import Registry
+
+PASSED = {"passed": True, "map_loss": 0.0, "cosine_mean": 0.995, "cosine_min": 0.98, "queries": 3, "reason": ""}
+
+
+@pytest.fixture
+async def space(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+    await register(registry, tiny_checkpoint)
+    return tiny_checkpoint
+
+
+async def publish(registry, store, base, **fields) -> TinyCheckpoint:
+    checkpoint = write_tiny_checkpoint(store, seed=3, base_version=base.version, **fields)
+    await register(registry, checkpoint, label="stable")
+    return checkpoint
+
+
+async def test_queries_get_int8_where_the_encoder_is_set_to_it_and_the_gate_was_passed(
+    serve, space, registry, artifact_store
+) -> None:
+    await publish(registry, artifact_store, space, int8=PASSED)
+    async with serve(precision="int8") as (_, client):
+        default, exact = await client.encode(["sun"]), await client.encode(["sun"], precision="float32")
+        assert (default.precision, exact.precision) == ("int8", "float32")
+        assert not np.allclose(default.vectors, exact.vectors)
+        premise = await client.encode(["sun"], role="premise")
+        assert premise.precision == "float32"
+        with pytest.raises(errors.InvalidArgument, match="premises are always float32"):
+            await client.encode(["sun"], role="premise", precision="int8")
+        (tuned,) = [version for version in (await client.info()).versions if not version.premise_encoder]
+        assert list(tuned.precisions) == [types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32]
+
+
+async def test_an_encoder_that_is_not_set_to_int8_does_not_load_it(serve, space, registry, artifact_store) -> None:
+    await publish(registry, artifact_store, space, int8=PASSED)
+    async with serve() as (_, client):
+        assert (await client.encode(["sun"])).precision == "float32"
+        with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
+            await client.encode(["sun"], precision="int8")
+
+
+def wrong_probes(path) -> None:
+    vectors = np.load(path / "probes.int8.npy")
+    np.save(path / "probes.int8.npy", np.roll(vectors, 1, axis=0))
+
+
+def no_model(path) -> None:
+    (path / "model.int8.onnx").write_bytes(b"this is no model at all")
+
+
+@pytest.mark.parametrize(
+    ("figures", "change", "reason"),
+    [
+        ({**PASSED, "passed": False, "reason": "MAP falls by 0.01"}, None, "did not pass the trainer's gate"),
+        (PASSED, wrong_probes, "other vectors here than at export"),
+        (PASSED, no_model, "is no ONNX model"),
+    ],
+    ids=["gate", "other-cpu", "damaged"],
+)
+async def test_an_int8_file_that_is_not_right_here_falls_back_to_float32_and_says_why(
+    serve, space, registry, artifact_store, figures, change, reason
+) -> None:
+    tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=figures)
+    if change is not None:
+        meta = dict(tuned.artifact.meta)
+        with artifact_store.writer("checkpoint", "checkpoints") as writer:
+            for name in tuned.artifact.files:
+                (writer.path / name).write_bytes((tuned.artifact.path / name).read_bytes())
+            change(writer.path)
+            artifact = writer.commit(meta, id_prefix="q")
+        tuned = TinyCheckpoint(artifact, artifact.id, tuned.space_id)
+    await register(registry, tuned, label="stable")
+    async with serve(precision="int8") as (server, client):
+        answer = await client.encode(["sun"])
+        assert (answer.model_version, answer.precision) == (tuned.version, "float32")
+        (shown,) = [version for version in (await client.info()).versions if version.version == tuned.version]
+        assert reason in shown.precision_reason
+        assert server.readiness.state == "SERVING"
+
+
+async def test_int8_is_computed_one_text_a_run_so_that_neighbours_cannot_matter(
+    serve, space, registry, artifact_store, monkeypatch
+) -> None:
+    await publish(registry, artifact_store, space, int8=PASSED)
+    shapes = []
+    original = SingleRunner.__init__
+
+    class Session:
+        def __init__(self, inner) -> None:
+            self.inner = inner
+
+        def run(self, outputs, feeds):
+            shapes.append((feeds["input_ids"].shape, int(feeds["attention_mask"].min())))
+            return self.inner.run(outputs, feeds)
+
+    monkeypatch.setattr(
+        SingleRunner, "__init__", lambda self, session, **fields: original(self, Session(session), **fields)
+    )
+    async with serve(precision="int8") as (_, client):
+        shapes.clear()
+        await client.encode(["sun", "the moon is a small star", "rain"] * 5)
+    assert len(shapes) == 15
+    assert all(shape[0] == 1 and mask == 1 for shape, mask in shapes), "no other text, no padding"

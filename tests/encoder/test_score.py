@@ -1,0 +1,112 @@
+"""Scoring with a cross-encoder: the same machinery, another kind of model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from tinymodel import PAIRS, TinyCheckpoint, register, write_tiny_checkpoint, write_tiny_cross_encoder
+
+from aeenc import errors
+from aeenc.v1 import encoder_pb2
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import Registry
+
+CROSS = "cross-encoder"
+
+
+@pytest.fixture
+async def pretrained(tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+    await register(registry, tiny_checkpoint, label="stable")
+    return tiny_checkpoint
+
+
+@pytest.fixture
+async def cross(pretrained, artifact_store: ArtifactStore, registry: Registry) -> TinyCheckpoint:
+    checkpoint = write_tiny_cross_encoder(artifact_store)
+    await register(registry, checkpoint, label="stable")
+    return checkpoint
+
+
+async def test_scores_are_those_of_the_model_alone_or_in_any_batch(serve, cross) -> None:
+    expected = np.load(cross.artifact.file("probes.npy"))
+    async with serve() as (_, client):
+        alone = [await client.score(query, [premise]) for query, premise in PAIRS]
+        np.testing.assert_allclose([one.scores[0] for one in alone], expected, atol=1e-5)
+        assert {one.model_version for one in alone} == {cross.version}
+        query = PAIRS[0][0]
+        premises = [premise for _, premise in PAIRS]
+        together = await client.score(query, premises)
+        each = [(await client.score(query, [premise])).scores[0] for premise in premises]
+        np.testing.assert_allclose(together.scores, each, atol=1e-5)
+        assert together.timings.total.ToNanoseconds() > 0
+
+
+async def test_without_a_cross_encoder_the_remedy_is_named(serve, pretrained) -> None:
+    async with serve() as (_, client):
+        with pytest.raises(errors.Unimplemented, match="AEENC_TRAINER_CROSS_ENCODER"):
+            await client.score("sun", ["moon"])
+
+
+async def test_texts_and_pairs_never_reach_the_wrong_kind_of_model(serve, cross, pretrained) -> None:
+    async with serve() as (_, client):
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.encode(["sun"], version=cross.version)
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.score("sun", ["moon"], version=pretrained.version)
+        kinds = {version.version: version.model_type for version in (await client.info()).versions}
+        assert kinds == {
+            cross.version: encoder_pb2.MODEL_TYPE_CROSS_ENCODER,
+            pretrained.version: encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
+        }
+
+
+async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, cross) -> None:
+    async with serve() as (_, client):
+        with pytest.raises(errors.InvalidArgument, match=r"premises\[1\]: \d+ tokens are over the model's 64"):
+            await client.score("sun", ["moon", "star " * 80])
+        cut = await client.score("sun", ["moon", "star " * 80], truncate=True)
+        assert cut.truncated == 1
+        fitting = await client.score("sun", ["star " * 60])  # 60, the query's one and three special tokens
+        np.testing.assert_allclose(cut.scores[1], fitting.scores[0], atol=1e-5)
+        with pytest.raises(errors.InvalidArgument, match=r"query: .* leave no room"):
+            await client.score("sun " * 80, ["moon"], truncate=True)
+        with pytest.raises(errors.InvalidArgument, match="premises: is empty"):
+            await client.score("sun", [])
+
+
+async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, cross, artifact_store, registry) -> None:
+    other = write_tiny_cross_encoder(artifact_store, seed=6)
+    meta = dict(other.artifact.meta)
+    with artifact_store.writer("checkpoint", "checkpoints") as writer:
+        for name in other.artifact.files:
+            (writer.path / name).write_bytes((other.artifact.path / name).read_bytes())
+        np.save(writer.path / "probes.npy", np.load(writer.path / "probes.npy") + 1)
+        artifact = writer.commit(meta, id_prefix="x")
+    bad = TinyCheckpoint(artifact, artifact.id, CROSS)
+    async with serve(poll_s=30) as (server, client):
+        await register(registry, bad)
+        row = await registry.set_label(CROSS, "stable", bad.version)
+        (rollout,) = await registry.await_rollout(row, 5)
+        assert not rollout.ok
+        assert "other scores here than at export" in rollout.reason
+        assert (await client.score("sun", ["moon"])).model_version == cross.version
+        await register(registry, other)
+        row = await registry.set_label(CROSS, "stable", other.version)
+        assert (await registry.await_rollout(row, 5))[0].ok
+        assert (await client.score("sun", ["moon"])).model_version == other.version
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_bad_cross_encoder_alone_does_not_keep_texts_from_being_encoded(
+    serve, pretrained, artifact_store, registry
+) -> None:
+    sentence = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version)
+    await register(registry, sentence)
+    await registry.set_label(CROSS, "stable", sentence.version)  # of another kind, in another space
+    async with serve() as (server, client):
+        assert len((await client.encode(["sun"])).vectors) == 1
+        assert server.readiness.state == "SERVING"
+        with pytest.raises(errors.Unimplemented):
+            await asyncio.wait_for(client.score("sun", ["moon"]), 5)
