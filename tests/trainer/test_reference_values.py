@@ -11,7 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc.trees import Dataset
+from services.kit.artifacts import Artifact, ArtifactStore
+from services.trainer.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
+from services.trainer.learning.pretrained import export_pretrained
+from services.trainer.learning.quantization import int8_gate, quantize, vectors_alone
+from services.trainer.learning.query_encoder import TextBatches
+from services.trainer.space import SpaceSpec
 
 pytestmark = pytest.mark.reference
 
@@ -24,6 +30,11 @@ def dataset() -> Dataset:
     if not DATA.is_dir():
         pytest.skip(f"EntailmentBank is not at {DATA}; set AEENC_TEST_DATA")
     return Dataset.load(DATA)
+
+
+@pytest.fixture(scope="module")
+def premises(dataset: Dataset) -> NDArray[np.float32]:
+    return embed([candidate.text for candidate in dataset.candidates()])
 
 
 def report_of(dataset: Dataset, queries: NDArray[np.float32], premises: NDArray[np.float32]) -> Report:
@@ -54,11 +65,33 @@ def test_tf_idf_gives_the_published_figures(dataset: Dataset) -> None:
     assert_close(report.paper.to_dict(), [0.339, 0.524, 0.447, 0.497, 0.645, 0.739, 0.825])
 
 
-def test_untrained_minilm_gives_the_published_figures(dataset: Dataset) -> None:
-    texts = [candidate.text for candidate in dataset.candidates()]
-    report = report_of(dataset, embed([q.text for q in dataset.queries("dev")]), embed(texts))
+@pytest.mark.timeout(600)
+def test_untrained_minilm_gives_the_published_figures(dataset: Dataset, premises: NDArray[np.float32]) -> None:
+    report = report_of(dataset, embed([q.text for q in dataset.queries("dev")]), premises)
     assert_close(report.strict.to_dict(), [0.494, 0.664, 0.596, 0.644, 0.705, 0.793, 0.874])
     assert_close(report.paper.to_dict(), [0.370, 0.557, 0.487, 0.538, 0.695, 0.787, 0.874])
+
+
+@pytest.mark.timeout(600)
+def test_untrained_minilm_as_int8_passes_the_gate(
+    dataset: Dataset, premises: NDArray[np.float32], tmp_path: Path
+) -> None:
+    artifact = export_minilm(ArtifactStore(tmp_path))
+    ordinals = {candidate.text: n for n, candidate in enumerate(dataset.candidates())}
+    queries = [EvaluationQuery(q.text, q.gold) for q in dataset.queries("dev")]
+    batches = TextBatches(artifact.path, SpaceSpec.of_meta(artifact.meta), artifact.meta["pad_id"])
+    ids = batches.ids([query.text for query in queries], "")
+    quantize(artifact.file("model.onnx"), tmp_path / "model.int8.onnx")
+    fp32, int8 = (vectors_alone(path, ids) for path in (artifact.file("model.onnx"), tmp_path / "model.int8.onnx"))
+    gate = int8_gate(queries, fp32, int8, premises, ordinals)
+    assert gate.passed, gate
+    assert (gate.cosine_mean, gate.cosine_min) == (pytest.approx(0.995, abs=0.002), pytest.approx(0.989, abs=0.01))
+
+
+def export_minilm(store: ArtifactStore) -> Artifact:
+    options = {"base_model": DEFAULT_NAME, "max_tokens": 256, "query_prefix": "", "premise_prefix": ""}
+    version = export_pretrained(store, {"directory": str(find_base_model(DEFAULT_NAME)), **options})
+    return store.open("checkpoints", version)
 
 
 def embed(texts: list[str]) -> NDArray[np.float32]:

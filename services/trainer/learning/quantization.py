@@ -168,7 +168,7 @@ def vectors_alone(path: Path, ids: Sequence[Sequence[int]]) -> NDArray[np.float3
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Mutes the library's advice and its progress for a while."""
+    """Mutes the library's advice and progress for a while."""
     logging.disable(logging.WARNING)
     try:
         yield
