@@ -25,7 +25,7 @@ from services.kit.redis import connect
 from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
 
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 1024, 16_384
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
 
 def build(settings: EncoderSettings) -> GrpcServer:

@@ -26,7 +26,7 @@ class EncoderSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
     workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
     batch_items: int = Field(32, ge=1, description="most texts in one batch")
-    batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 1024 on a CPU, 16384 on a GPU")
+    batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
     queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
     precision: Literal["auto", "float32", "float16", "int8"] = Field(
