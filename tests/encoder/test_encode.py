@@ -181,3 +181,46 @@ async def test_the_timings_of_a_call_add_up(serve, tuned, slow) -> None:
         total_s = timings.total.ToNanoseconds() / 1e9
         parts_s = sum(part.ToNanoseconds() for part in parts) / 1e9
         assert 0.03 <= parts_s <= total_s < parts_s + 0.05
+
+
+async def test_a_stream_larger_than_its_lane_waits_for_room_instead_of_being_refused(serve, tuned, slow) -> None:
+    batches = [["the sun is a star"] * 64 for _ in range(12)]  # 384 tokens each, and the bulk lane holds 512
+    async with serve(queued_tokens=2048) as (server, client):
+        answers = [answer async for answer in client.encode_stream(iter(batches), role="premise")]
+        assert len(answers) == 12
+        refused = server.metrics.get_sample_value("aeenc_encoder_refused_total", {"reason": "queue_full"})
+        assert not refused
+
+
+async def test_people_are_answered_while_a_build_fills_the_bulk_lane(serve, tuned, slow) -> None:
+    async with serve(workers=1, batch_items=4) as (_, client):
+        texts = [["the sun is a star"] * 128 for _ in range(20)]
+
+        async def build() -> int:
+            return len([answer async for answer in client.encode_stream(iter(texts), role="premise")])
+
+        building = asyncio.create_task(build())
+        await asyncio.sleep(0.3)
+        started = asyncio.get_running_loop().time()
+        for _ in range(5):
+            await client.encode(["moon"], timeout_s=5)
+        assert asyncio.get_running_loop().time() - started < 5 * 0.3, "each waits for a batch or two, not for the build"
+        assert not building.done()
+        building.cancel()
+
+
+async def test_health_is_answered_at_once_however_much_work_waits(serve, tuned, slow) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with serve(workers=1, batch_items=1) as (_, client):
+        calls = [asyncio.create_task(client.encode([f"sun {n}"] * 30, timeout_s=20)) for n in range(8)]
+        await asyncio.sleep(0.1)
+        stub = health_pb2_grpc.HealthStub(client.channel.grpc)
+        started = asyncio.get_running_loop().time()
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service="aeenc.v1.EncoderService"))
+        await client.info()
+        assert asyncio.get_running_loop().time() - started < 0.5
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert not any(call.done() for call in calls)
+        for call in calls:
+            call.cancel()

@@ -138,3 +138,21 @@ async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ende
             "aeenc_encoder_serving_revision", {"label": "stable", "version": tuned[1].version}
         )
         assert serving == row.revision
+
+
+async def test_an_encoder_that_was_down_catches_up_at_its_start(serve, tuned, registry, tmp_path) -> None:
+    async with serve(state_dir=tmp_path / "one") as (_, stays):
+        async with serve(state_dir=tmp_path / "other"):
+            pass  # down from here on
+        await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        async with serve(state_dir=tmp_path / "other") as (_, back):
+            assert (await back.encode(["sun"])).model_version == tuned[1].version
+            await asyncio.sleep(0.3)
+            assert (await stays.encode(["sun"])).model_version == tuned[1].version
+
+
+async def test_every_replica_of_one_store_acknowledges_for_itself(serve, tuned, registry, tmp_path) -> None:
+    async with serve(instance="one"), serve(instance="other", state_dir=tmp_path / "other"):
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        rollouts = await registry.await_rollout(row, 5)
+        assert [(rollout.instance, rollout.ok) for rollout in rollouts] == [("one", True), ("other", True)]
