@@ -109,8 +109,9 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
     assert [rollout["instance"] for rollout in ended.json["rollouts"]] == ["encoder-a", "encoder-b"]
     request = fleet.trainer.asked[0]
     assert (request.label, request.wait.seconds, request.force) == ("stable", 5, True)
-    ended = await aeenc(*fleet.options, "rollback", "--label", "canary")
+    ended = await aeenc(*fleet.options, "rollback", "--label", "canary", "--space", "cross-encoder")
     assert ended.code == 0
+    assert (fleet.trainer.asked[1].label, fleet.trainer.asked[1].space_id) == ("canary", "cross-encoder")
     assert "q0" in ended.stdout
 
 
