@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from aeenc.v1 import encoder_pb2_grpc
 from services.encoder.admission import Admission
@@ -14,10 +15,11 @@ from services.encoder.follower import Follower, Following
 from services.encoder.loading import LoadOptions
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.model import FLOAT16, FLOAT32
-from services.encoder.onnx_session import CUDA, providers_of
+from services.encoder.onnx_session import providers_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
 from services.encoder.swaps import Swaps
+from services.encoder.torch_session import torch_device_of
 from services.encoder.versions import Versions
 from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits
@@ -34,12 +36,9 @@ def build(settings: EncoderSettings) -> GrpcServer:
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
     versions, swaps, cost = Versions(), Swaps(metrics), CostModel(settings.workers)
-    providers = providers_of(settings.device)
-    on_gpu = CUDA in providers
-    precision = (FLOAT16 if on_gpu else FLOAT32) if settings.precision == "auto" else settings.precision
+    options = _options(settings)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
-    options = LoadOptions(max_file_bytes=settings.model_bytes, precision=precision, providers=providers)
     follower = Follower(
         Following(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
         registry,
@@ -58,13 +57,13 @@ def build(settings: EncoderSettings) -> GrpcServer:
     batcher = Batcher(
         workers=settings.workers,
         batch_items=settings.batch_items,
-        batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS),
+        batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS),
         stuck_s=settings.stuck_s,
         cost=cost,
         metrics=metrics,
     )
     encoding = Encoding(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
-    servicer = EncoderServicer(server, encoding, versions, swaps, limits, f"onnxruntime/{providers[0]}/{precision}")
+    servicer = EncoderServicer(server, encoding, versions, swaps, limits, _name_of(options))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
     async def close() -> None:
@@ -75,6 +74,23 @@ def build(settings: EncoderSettings) -> GrpcServer:
     server.on_start(follower.start)
     server.on_stop(close)
     return server
+
+
+def _options(settings: EncoderSettings) -> LoadOptions:
+    if settings.runtime == "torch":
+        torch_device = torch_device_of(settings.device)
+        providers = providers_of("auto" if torch_device == "cuda" else "cpu")  # of cross-encoders
+    else:
+        torch_device, providers = "", providers_of(settings.device)
+    options = LoadOptions(settings.model_bytes, settings.precision, providers, torch_device)
+    if settings.precision == "auto":
+        options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
+    return options
+
+
+def _name_of(options: LoadOptions) -> str:
+    where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.providers[0]}"
+    return f"{where}/{options.precision}"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from services.encoder import golden
 from services.encoder.model import FLOAT16, FLOAT32, INT8, Description, Model
 from services.encoder.onnx_scan import check_onnx
 from services.encoder.onnx_session import CUDA, inputs_of, open_session
-from services.encoder.runners import PaddedRunner, PairRunner, Runner, SingleRunner, Tokens
+from services.encoder.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.tokenization import Tokenization
+from services.encoder.torch_session import open_torch_session
 from services.kit.artifacts import Artifact
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
@@ -40,11 +41,20 @@ _MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.o
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How this encoder loads: largest model file in bytes, the precision queries get, and where models run."""
+    """How this encoder loads: largest model file in bytes, the precision queries get, and where models run.
+
+    With a `torch_device`, encoders run in torch there; cross-encoders, whose weights are in their ONNX file, never do.
+    """
 
     max_file_bytes: int
     precision: str
     providers: Sequence[str]
+    torch_device: str = ""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether encoders run on a GPU."""
+        return self.torch_device == "cuda" if self.torch_device else CUDA in self.providers
 
 
 def load_model(artifact: Artifact, options: LoadOptions, *, space_id: str, dim: int | None) -> Model:
@@ -60,7 +70,7 @@ def load_model(artifact: Artifact, options: LoadOptions, *, space_id: str, dim: 
         pairs = _pair_runner(artifact, description, options)
         golden.check_scores(artifact, description, tokenization, pairs)
         return Model(description, tokenization, {FLOAT32: pairs})
-    session = open_session(_scanned(artifact, "model.onnx"), options.providers, _EMBEDDING)
+    session = _session(artifact, "model.onnx", options)
     runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
     _warm(runner, description)
     golden.check_vectors(artifact, description, tokenization, runner, "probes.npy")
@@ -80,14 +90,16 @@ def _low_precision(
 ) -> Runner:
     """The runner of the precision that this encoder is set to. Raises what makes it fall back to single precision."""
     model, probes = _MODELS[options.precision]
-    if model not in artifact.files:
-        measured = artifact.meta.get("int8", {}).get("reason", "") if options.precision == INT8 else ""
+    if options.torch_device and options.precision == INT8:
+        raise FailedPrecondition("the torch runtime has no int8; use onnxruntime for it")
+    if model not in artifact.files and not options.torch_device:
+        measured = artifact.meta.get("int8" if options.precision == INT8 else "fp16", {}).get("reason", "")
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {model}{f': {measured}' if measured else ''}")
     if options.precision == INT8 and not description.int8_passed:
         raise FailedPrecondition(f"checkpoint {artifact.id} has an int8 model that did not pass the trainer's gate")
-    if options.precision == FLOAT16 and CUDA not in options.providers:
+    if options.precision == FLOAT16 and not options.on_gpu:
         raise FailedPrecondition("half precision is for a GPU; this encoder has none")
-    session = open_session(_scanned(artifact, model), options.providers, _EMBEDDING)
+    session = _session(artifact, model, options)
     if options.precision == INT8:
         runner: Runner = SingleRunner(session, dim=description.dim)
     else:
@@ -95,6 +107,14 @@ def _low_precision(
     _warm(runner, description)
     golden.check_vectors(artifact, description, tokenization, runner, probes)
     return runner
+
+
+def _session(artifact: Artifact, model: str, options: LoadOptions) -> Session:
+    """The session over one model file of an encoder, or over its safetensors in torch."""
+    if options.torch_device:
+        return open_torch_session(artifact, options.torch_device, half=model == _MODELS[FLOAT16][0])
+    session: Session = open_session(_scanned(artifact, model), options.providers, _EMBEDDING)
+    return session
 
 
 def _pair_runner(artifact: Artifact, description: Description, options: LoadOptions) -> Runner:

@@ -24,6 +24,9 @@ class EncoderSettings(ServiceSettings):
     namespace: str = Field("default", description="the deployment's name in Redis")
     space_id: str = Field("", description="the space to serve; empty: the registry's default")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
+    runtime: Literal["onnxruntime", "torch"] = Field(
+        "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
+    )
     workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
     batch_items: int = Field(32, ge=1, description="most texts in one batch")
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")

@@ -32,6 +32,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
     registry = Registry(redis, settings.namespace)
     checkpoints = Checkpoints(ArtifactStore(settings.artifacts_dir), registry)
     options = {name: getattr(settings, name) for name in ("max_tokens", "query_prefix", "premise_prefix")}
+    if settings.fp16:
+        options["fp16"] = True
     exports = Exports(checkpoints.store, settings.state_dir)
     space = PretrainedSpace(checkpoints, registry, exports, settings.base_model, options)
     cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
@@ -47,6 +49,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         device=settings.device,
         threads=settings.threads,
         int8=settings.int8,
+        fp16=settings.fp16,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )

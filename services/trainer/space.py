@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from aeenc.errors import FailedPrecondition
+from aeenc.errors import DataLoss
+from services.trainer.sentence_layout import Pooling, read_layout
 
-Pooling = Literal["mean", "cls"]
+# Names of element types in a safetensors header, as the digest knows them.
+_ELEMENTS = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 
 
 @dataclass(frozen=True)
@@ -27,14 +41,18 @@ class SpaceSpec:
 
     @classmethod
     def of(cls, directory: Path, *, max_tokens: int, query_prefix: str, premise_prefix: str) -> SpaceSpec:
-        """Reads a base model's directory. Raises FailedPrecondition for a pooling that is not mean or CLS."""
-        config = json.loads((directory / "config.json").read_bytes())
+        """Reads a base model's directory. Vectors are always normalised, with or without a Normalize module.
+
+        `max_tokens` is lowered to what the model takes; an empty prefix leaves the model's own prompt for that role.
+        Raises FailedPrecondition for a model that computes something that is not supported.
+        """
+        layout = read_layout(directory)
         return cls(
-            dim=config["hidden_size"],
-            max_tokens=min(max_tokens, config.get("max_position_embeddings", max_tokens)),
-            pooling=_pooling(directory),
-            query_prefix=query_prefix,
-            premise_prefix=premise_prefix,
+            dim=layout.dim,
+            max_tokens=min([max_tokens, *layout.token_limits]),
+            pooling=layout.pooling,
+            query_prefix=query_prefix or layout.query_prompt,
+            premise_prefix=premise_prefix or layout.premise_prompt,
         )
 
     @classmethod
@@ -52,14 +70,8 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
 
     File bytes do not matter: the same tensors written by another library give the same space.
     """
-    from safetensors import safe_open
-
     digest = hashlib.sha256()
-    with safe_open(directory / "model.safetensors", framework="numpy") as tensors:
-        for name in sorted(tensors.keys()):
-            tensor = tensors.get_tensor(name)
-            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-            digest.update(tensor.tobytes())
+    _add_tensors(digest, directory / "model.safetensors")
     tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
     settings = {name: value for name, value in tokenizer.items() if name not in {"padding", "truncation"}}
     digest.update(json.dumps(settings, sort_keys=True).encode())
@@ -67,14 +79,16 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
     return f"s{digest.hexdigest()[:16]}"
 
 
-def _pooling(directory: Path) -> Pooling:
-    path = directory / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return "mean"
-    config = json.loads(path.read_bytes())
-    chosen = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    if chosen == ["pooling_mode_mean_tokens"] or config.get("pooling_mode") == "mean":
-        return "mean"
-    if chosen == ["pooling_mode_cls_token"] or config.get("pooling_mode") == "cls":
-        return "cls"
-    raise FailedPrecondition(f"{path} asks for pooling {chosen}; mean and CLS are supported")
+def _add_tensors(digest: Any, path: Path) -> None:
+    """Adds names, types, shapes and values. Read as bytes, since numpy has no bfloat16."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = 8 + int.from_bytes(data[:8], "little")
+        try:
+            header = json.loads(data[8:start])
+            header.pop("__metadata__", None)
+            for name, tensor in sorted(header.items()):
+                begin, end = tensor["data_offsets"]
+                digest.update(f"{name} {_ELEMENTS[tensor['dtype']]} {tuple(tensor['shape'])}".encode())
+                digest.update(data[start + begin : start + end])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataLoss(f"{path} is no safetensors file ({error!r}); export it again") from error

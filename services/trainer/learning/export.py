@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 from services.kit.artifacts import Artifact, ArtifactStore
+from services.trainer.learning.half_precision import add_fp16
 from services.trainer.learning.quantization import Trial, add_int8, vectors_alone
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode
 
@@ -42,11 +43,13 @@ def write_checkpoint(
     meta: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
     trial: Trial | None = None,
+    *,
+    fp16: bool = False,
 ) -> Artifact:
     """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
 
     With a `trial`, the meta key `int8` holds what the gate found, and an int8 model that passed is among the files.
-    Raises ValueError when onnxruntime does not compute what torch does.
+    With `fp16`, the same under the key `fp16`. Raises ValueError when onnxruntime does not compute what torch does.
     """
     encoder = encoder.to("cpu").eval()
     with store.writer("checkpoint", FOLDER) as writer:
@@ -61,7 +64,8 @@ def write_checkpoint(
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
         int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
-        return writer.commit({**encoder.spec.to_meta(), **meta, **int8}, id_prefix="q")
+        half = {"fp16": add_fp16(writer.path, batches.ids(PROBES, ""), vectors)} if fp16 else {}
+        return writer.commit({**encoder.spec.to_meta(), **meta, **int8, **half}, id_prefix="q")
 
 
 def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:

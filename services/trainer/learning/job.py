@@ -69,6 +69,7 @@ def run_job(files: JobFiles) -> None:
         _meta(materials, standing.best_epoch, standing.best_map),
         _metrics(materials, before, _evaluate(materials, best)),
         _trial(materials),
+        fp16=plan.fp16,
     )
     files.write_result({"version": artifact.id})
 

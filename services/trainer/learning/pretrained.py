@@ -31,4 +31,5 @@ def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
         "validation_map": 0.0,
         "lineage": {"base_model": request["base_model"]},
     }
-    return write_checkpoint(store, encoder, TextBatches(directory, spec, pad_id), directory, meta).id
+    batches = TextBatches(directory, spec, pad_id)
+    return write_checkpoint(store, encoder, batches, directory, meta, fp16=request.get("fp16", False)).id

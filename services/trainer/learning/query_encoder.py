@@ -1,4 +1,4 @@
-"""A transformer with pooling and normalisation, as torch sees it; and texts as padded batches."""
+"""The encoder of a space, as torch sees it; and texts as padded batches."""
 
 from __future__ import annotations
 
@@ -8,38 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from services.kit.transformer import PooledTransformer, load_transformer
 from services.trainer.space import SpaceSpec
 
 ENCODE_BATCH = 64
 
 
-class QueryEncoder(nn.Module):
-    """Token ids to unit vectors. `forward` is exactly what is exported."""
+class QueryEncoder(PooledTransformer):
+    """Token ids to unit vectors of a space."""
 
     def __init__(self, transformer: nn.Module, spec: SpaceSpec) -> None:
-        super().__init__()
-        self.transformer = transformer
+        super().__init__(transformer, spec.pooling)
         self.spec = spec
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit vectors (batch, dim) of `input_ids` (batch, length), int64; `attention_mask` is 1 at tokens."""
-        # The additive mask in four dimensions is what the exporter can follow.
-        blocked = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
-        hidden = self.transformer(
-            input_ids=input_ids,
-            attention_mask=blocked.expand(-1, -1, input_ids.shape[1], -1),
-            token_type_ids=torch.zeros_like(input_ids),
-        ).last_hidden_state  # (batch, length, dim)
-        if self.spec.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
-            pooled = (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
-        return nn.functional.normalize(pooled, dim=1)
 
 
 class TextBatches:
@@ -67,18 +50,13 @@ class TextBatches:
 
 
 def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor] | None = None) -> QueryEncoder:
-    """The encoder of a checkpoint's or base model's directory; `weights` replace those of the directory."""
-    from transformers import AutoConfig, AutoModel
+    """The encoder of a checkpoint's or base model's directory; `weights` replace those of the directory.
 
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    Raises FailedPrecondition or DataLoss for files that are no encoder of the spec.
+    """
     # Eager attention is plain matrix products: the exporter keeps them, and on a CPU it is no slower at these lengths.
-    transformer: nn.Module = AutoModel.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
-    state = dict(weights) if weights is not None else load_file(directory / "model.safetensors")
-    missing, unexpected = transformer.load_state_dict(state, strict=False)
-    wrong = [name for name in (*missing, *unexpected) if not name.endswith("position_ids")]
-    if wrong:
-        raise ValueError(f"{directory / 'model.safetensors'} does not fit its config.json: {', '.join(wrong[:5])}")
-    return QueryEncoder(transformer.eval(), spec)
+    transformer = load_transformer(directory, weights, attention="eager")
+    return QueryEncoder(transformer, spec)
 
 
 def pad_id_of(directory: Path) -> int:

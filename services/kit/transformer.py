@@ -1,0 +1,114 @@
+"""A transformer of any usual architecture with pooling and normalisation, in torch: the trainer's and the encoder's.
+
+Weights come from safetensors alone, and code only from the installed transformers. Whoever imports this imports torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from aeenc.errors import DataLoss, FailedPrecondition
+
+# Their attention takes a finished additive mask (batch, 1, length, length) as it is, which makes the smaller graph. All
+# others get the mask of the tokens and make their own: layers with a window (ModernBERT) or none (DeBERTa) need that.
+FINISHED_MASK = frozenset({"bert", "distilbert", "mpnet", "roberta", "xlm-roberta"})
+UNUSED = ("pooler.", "position_ids")  # the head of next-sentence prediction, and numbers that count from 0
+
+
+class PooledTransformer(nn.Module):
+    """Token ids to unit vectors. `forward` is exactly what is exported. `pooling`: mean, cls or max."""
+
+    def __init__(self, transformer: nn.Module, pooling: str) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.pooling = pooling
+        self._segmented = "token_type_ids" in inspect.signature(transformer.forward).parameters
+        self._finished_mask = getattr(transformer.config, "model_type", "") in FINISHED_MASK
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Unit vectors (batch, dim) of `input_ids` (batch, length), int64; `attention_mask` is 1 at tokens."""
+        return self.pool(self.hidden(input_ids, attention_mask), attention_mask)
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The last layer's vectors of all tokens, (batch, length, dim)."""
+        mask = attention_mask
+        if self._finished_mask:
+            blocked = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
+            mask = blocked.expand(-1, -1, input_ids.shape[1], -1)
+        segments = {"token_type_ids": torch.zeros_like(input_ids)} if self._segmented else {}
+        hidden: Tensor = self.transformer(input_ids=input_ids, attention_mask=mask, **segments).last_hidden_state
+        return hidden
+
+    def pool(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """One unit vector a text, (batch, dim), of its tokens' vectors."""
+        kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        if self.pooling == "cls":
+            pooled = hidden[:, 0]
+        elif self.pooling == "max":
+            pooled = hidden.masked_fill(kept == 0, torch.finfo(hidden.dtype).min).amax(1)
+        else:
+            pooled = (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+        return nn.functional.normalize(pooled, dim=1)
+
+
+def load_transformer(
+    directory: Path, weights: Mapping[str, Tensor] | None = None, *, attention: str | None = None
+) -> nn.Module:
+    """The transformer of a directory with config.json and model.safetensors; `weights` replace those of the directory.
+
+    `attention`: the implementation that transformers is to use, by default its choice. Raises FailedPrecondition for an
+    architecture that transformers does not bring, DataLoss for weights that do not fit config.json.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModel
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would report is checked below
+
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if weights is not None:
+            model: nn.Module = AutoModel.from_config(config, trust_remote_code=False, **chosen)  # type: ignore[no-untyped-call]
+            missing, unexpected = model.load_state_dict(dict(weights), strict=False)
+            _check_names(directory, [*missing, *unexpected])
+            return model.eval()
+        model, told = AutoModel.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            **chosen,
+        )
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise FailedPrecondition(f"{directory} is no model of transformers: {_short(error)}") from error
+    except SafetensorError as error:
+        raise DataLoss(f"{directory / 'model.safetensors'} cannot be read ({_short(error)}); restore it") from error
+    # What the file has too much belongs to the head of another task.
+    _check_names(directory, told["missing_keys"], [name for name, *_ in told["mismatched_keys"]])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in told["missing_keys"]:
+                parameter.zero_()  # transformers draws them; nothing here reads them
+    return model.eval()
+
+
+def _check_names(directory: Path, absent: Iterable[str], misshapen: Iterable[str] = ()) -> None:
+    """Raises DataLoss for tensors that are not there, except those that nothing reads, or have another shape."""
+    wrong = sorted([*misshapen, *(name for name in absent if not any(part in name for part in UNUSED))])
+    if wrong:
+        raise DataLoss(f"{directory / 'model.safetensors'} does not fit its config.json: {', '.join(wrong[:5])}")
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,138 @@
+"""The directory of a published sentence encoder: what stands beside its transformer and decides what a vector is.
+
+Reads the JSON files that sentence-transformers writes, and only those; a directory without them is a bare transformer
+with mean pooling. What cannot be computed here is refused by name, never left out silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from aeenc.errors import FailedPrecondition
+
+Pooling = Literal["mean", "cls", "max"]
+
+# What is fetched from the hub beside the model itself.
+FILES = (
+    "modules.json",
+    "*_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "tokenizer_config.json",
+)
+_LEGACY_POOLING = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
+_PREMISE_PROMPTS = ("document", "passage", "corpus")
+# Their positions start after the padding token's id, so that many fewer are left for tokens.
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
+
+
+@dataclass(frozen=True)
+class SentenceLayout:
+    """What the files beside a transformer say. Prompts are empty where there are none."""
+
+    dim: int
+    pooling: Pooling
+    token_limits: Sequence[int]
+    query_prompt: str
+    premise_prompt: str
+
+
+def read_layout(directory: Path) -> SentenceLayout:
+    """Reads a base model's directory. Raises FailedPrecondition naming the file and what in it is not supported."""
+    config = _json(directory / "config.json")
+    dim = config.get("hidden_size") or config.get("dim")
+    if not isinstance(dim, int):
+        raise FailedPrecondition(f"{directory / 'config.json'} has no hidden_size; it is no encoder of texts")
+    sentence = _json(directory / "sentence_bert_config.json")
+    if sentence.get("do_lower_case") and '"lowercase":true' not in _compact(directory / "tokenizer.json"):
+        raise FailedPrecondition(
+            f"{directory / 'sentence_bert_config.json'} asks for do_lower_case, which tokenizer.json does not do; "
+            "export the tokenizer with it"
+        )
+    pooling, prompt_is_pooled = _pooling(directory, _modules(directory))
+    query, premise = _prompts(directory)
+    if (query or premise) and not prompt_is_pooled:
+        raise FailedPrecondition(f"{directory} leaves its prompts out of its pooling, which is not supported")
+    limits = [
+        _positions(config),
+        sentence.get("max_seq_length"),
+        _json(directory / "tokenizer_config.json").get("model_max_length"),
+    ]
+    return SentenceLayout(dim, pooling, [int(limit) for limit in limits if limit and limit > 0], query, premise)
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens have a position; None where there is no such limit."""
+    positions: int | None = config.get("max_position_embeddings")
+    if positions and config.get("model_type") in _OFFSET_POSITIONS:
+        return positions - int(config.get("pad_token_id", 1)) - 1
+    return positions
+
+
+def _modules(directory: Path) -> dict[str, Path]:
+    """The folder of each module by its class name. Raises FailedPrecondition for one that is not supported."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return {"Pooling": directory / "1_Pooling"}
+    found = {str(module["type"]).rsplit(".", 1)[-1]: directory / module["path"] for module in _json(path)}
+    unsupported = sorted(set(found) - _SUPPORTED_MODULES)
+    if unsupported:
+        raise FailedPrecondition(
+            f"{path} asks for {', '.join(unsupported)}; {', '.join(sorted(_SUPPORTED_MODULES))} are supported"
+        )
+    if found.get("Transformer", directory) != directory:
+        raise FailedPrecondition(f"{path} has its transformer in a folder of its own; save it with a newer library")
+    return found
+
+
+def _pooling(directory: Path, modules: Mapping[str, Path]) -> tuple[Pooling, bool]:
+    """The pooling, and whether a prompt's tokens take part in it."""
+    path = modules.get("Pooling", directory) / "config.json"
+    if "Pooling" not in modules:
+        raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; it is no sentence encoder")
+    config = _json(path)
+    given = config.get("pooling_mode") or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
+    modes = [given] if isinstance(given, str) else list(given) or ["mean"]
+    for mode in get_args(Pooling):
+        if modes == [mode]:
+            return mode, bool(config.get("include_prompt", True))
+    raise FailedPrecondition(
+        f"{path} asks for pooling {' and '.join(modes)}; one of {', '.join(get_args(Pooling))} is supported"
+    )
+
+
+def _prompts(directory: Path) -> tuple[str, str]:
+    """The prompts of a query and of a premise; the default prompt stands in for a role without one."""
+    config = _json(directory / "config_sentence_transformers.json")
+    prompts: Mapping[str, Any] = config.get("prompts") or {}
+    default = prompts.get(config.get("default_prompt_name") or "") or ""
+    premise = next((prompts[name] for name in _PREMISE_PROMPTS if prompts.get(name)), default)
+    return str(prompts.get("query") or default), str(premise)
+
+
+def _json(path: Path) -> Any:
+    """The content of a file; empty where there is none. Raises FailedPrecondition for one that is no JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FailedPrecondition(f"{path} is no JSON ({error}); download it again") from error
+
+
+def _compact(path: Path) -> str:
+    """The normaliser of a tokenizer, without spaces; a plain Lowercase looks as BERT's with that option."""
+    normalizer = json.dumps(_json(path).get("normalizer"), separators=(",", ":"))
+    return normalizer.replace('"type":"Lowercase"', '"lowercase":true')

@@ -1,0 +1,157 @@
+"""Encoders in torch instead of onnxruntime: the same vectors from the same service, and torch only if asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_sentence_models import write_sentence_model
+from tinymodel import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
+
+from aeenc import errors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.encoder.loading import LoadOptions, load_model
+from services.encoder.onnx_session import CPU
+from services.kit.artifacts import Artifact, ArtifactStore
+from services.kit.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A tiny BERT as the trainer exports it."""
+    from services.trainer.learning.pretrained import export_pretrained
+
+    root = tmp_path_factory.mktemp("exported")
+    directory = write_sentence_model(root / "base")
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "base_model": "tiny"}
+    store = ArtifactStore(root / "artifacts")
+    return store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **options}))
+
+
+def copied(store: ArtifactStore, artifact: Artifact, changes: dict[str, bytes] | None = None) -> TinyCheckpoint:
+    """The checkpoint in another store, with other files."""
+    with store.writer("checkpoint", "checkpoints") as writer:
+        for name in artifact.files:
+            (writer.path / name).write_bytes((changes or {}).get(name, artifact.file(name).read_bytes()))
+        made = writer.commit(artifact.meta, id_prefix="q")
+    return TinyCheckpoint(made, made.id, made.meta["space_id"])
+
+
+async def info_of(client: Any) -> Any:
+    stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
+    return await client.channel.unary(stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
+
+
+async def test_torch_gives_the_vectors_of_onnxruntime(
+    serve, artifact_store: ArtifactStore, registry: Registry, exported: Artifact
+) -> None:
+    checkpoint = copied(artifact_store, exported)
+    await register(registry, checkpoint, label="stable")
+    async with serve() as (_, client):
+        expected = (await client.encode(PROBES)).vectors
+        assert (await info_of(client)).runtime == "onnxruntime/CPUExecutionProvider/float32"
+    async with serve(runtime="torch", workers=3) as (_, client):
+        assert (await info_of(client)).runtime == "torch/cpu/float32"
+        together = await client.encode(PROBES)
+        assert together.model_version == checkpoint.version
+        assert np.einsum("nd,nd->n", together.vectors, expected).min() >= 0.99999
+        alone = await asyncio.gather(*(client.encode([text]) for text in PROBES))
+        rows = np.concatenate([one.vectors for one in alone])
+        assert np.einsum("nd,nd->n", rows, together.vectors).min() >= 0.999999
+
+
+async def test_torch_has_no_int8_and_says_so(
+    serve, artifact_store: ArtifactStore, registry: Registry, exported: Artifact
+) -> None:
+    await register(registry, copied(artifact_store, exported), label="stable")
+    async with serve(runtime="torch", precision="int8") as (_, client):
+        assert len((await client.encode(["sun"])).vectors) == 1
+        with pytest.raises(errors.FailedPrecondition, match="the torch runtime has no int8"):
+            await client.encode(["sun"], precision="int8")
+
+
+def load_in_torch(checkpoint: TinyCheckpoint, precision: str = "float32") -> Any:
+    options = LoadOptions(2**30, precision, [CPU], torch_device="cpu")
+    return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id, dim=32)
+
+
+def test_half_precision_without_a_gpu_falls_back(artifact_store: ArtifactStore, exported: Artifact) -> None:
+    model = load_in_torch(copied(artifact_store, exported), "float16")
+    assert list(model.runners) == ["float32"]
+    assert "this encoder has none" in model.precision_reason
+
+
+def test_other_weights_than_those_of_the_probes_are_refused(
+    artifact_store: ArtifactStore, exported: Artifact, tmp_path: Path
+) -> None:
+    other = write_sentence_model(tmp_path / "other", "bert")
+    from safetensors.numpy import load_file, save
+
+    weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in load_file(other / "model.safetensors").items()}
+    checkpoint = copied(artifact_store, exported, {"model.safetensors": save(weights, {"format": "pt"})})
+    with pytest.raises(errors.FailedPrecondition, match="gives other vectors here than at export"):
+        load_in_torch(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("config.json", b'{"model_type": "nonesuch"}', errors.FailedPrecondition, "no model of transformers"),
+        (
+            "config.json",
+            b'{"model_type": "x", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}',
+            errors.FailedPrecondition,
+            "no model of transformers",
+        ),
+        (
+            "config.json",
+            b'{"model_type": "bert", "hidden_size": 48}',
+            errors.DataLoss,
+            r"its config.json: embeddings.LayerNorm",
+        ),
+        ("model.safetensors", b"\x80\x04.", errors.DataLoss, "cannot be read"),
+    ],
+)
+def test_files_that_are_no_model_are_refused(
+    artifact_store: ArtifactStore, exported: Artifact, name: str, content: bytes, error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_in_torch(copied(artifact_store, exported, {name: content}))
+
+
+def test_a_checkpoint_without_safetensors_needs_onnxruntime(artifact_store: ArtifactStore) -> None:
+    with pytest.raises(errors.FailedPrecondition, match=r"no model.safetensors for the torch runtime"):
+        load_in_torch(write_tiny_checkpoint(artifact_store, seed=0))
+
+
+def test_an_encoder_on_onnxruntime_never_loads_torch(artifact_store: ArtifactStore, tiny_checkpoint) -> None:
+    """In a process of its own: building the service and loading a checkpoint, as it is started by default."""
+    script = f"""
+import sys
+from pathlib import Path
+from services.encoder.__main__ import build
+from services.encoder.loading import LoadOptions, load_model
+from services.encoder.settings import EncoderSettings
+from services.kit.artifacts import ArtifactStore
+build(EncoderSettings(port=0, metrics_port=0))
+artifact = ArtifactStore(Path({str(artifact_store.root)!r})).open("checkpoints", {tiny_checkpoint.version!r})
+options = LoadOptions(2**30, "float32", ["CPUExecutionProvider"])
+load_model(artifact, options, space_id={tiny_checkpoint.space_id!r}, dim=32)
+heavy = sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules))
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_that_is_not_installed_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.encoder.torch_session import torch_device_of
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(errors.FailedPrecondition, match="install the extra encoder-torch"):
+        torch_device_of("cpu")

