@@ -19,7 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {
         **_SIZES,
         "num_hidden_layers": 3,  # one that sees everything, two with a window
-        "local_attention": 8,
+        "local_attention": 4,
         "pad_token_id": 0,
         "bos_token_id": 2,
         "eos_token_id": 3,
