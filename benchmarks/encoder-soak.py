@@ -103,7 +103,7 @@ async def failing_loads(
         _, rollout = await fleet.point_at(space_id, bad[kind])
         shown = next(swap for swap in (await client.info()).swaps if swap.label == "stable")
         if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
-            hidden.append(f"{kind}: {shown.reason}")
+            hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
         await asyncio.sleep(0.3)
         resident.append(fleet.resident_mb())
     stop.set()

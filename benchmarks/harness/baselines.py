@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from harness.checkpoints import session
 from harness.rows import ROOT
 
 BATCH = 32
+PACKAGE = "sentence-transformers==6.2.0"
 _SENTENCE_TRANSFORMERS = """
 import sys, time, torch
 from sentence_transformers import SentenceTransformer
@@ -37,6 +39,9 @@ class SentenceTransformers:
     """sentence-transformers in a process of its own, so that torch's threads are gone while others are measured."""
 
     def __init__(self, directory: Path) -> None:
+        if importlib.util.find_spec("sentence_transformers") is None:  # the project itself does not need it
+            wanted = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", PACKAGE]
+            subprocess.run(wanted, check=True)
         command = [sys.executable, "-c", _SENTENCE_TRANSFORMERS, str(directory)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -59,7 +64,7 @@ class SentenceTransformers:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit("sentence-transformers does not start; `make setup` installs it")
+            sys.exit(f"{PACKAGE} does not start")
         return line.strip()
 
 
