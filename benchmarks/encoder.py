@@ -27,8 +27,8 @@ from harness.worker_kill import failed_beyond_held
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
 
-ROUNDS = 7
-TEXTS = 1024
+ROUNDS = 5
+TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little
 CONNECTIONS = 4
 
 

@@ -15,6 +15,7 @@ from services.encoder.batching import Batcher
 from services.encoder.cost import CostModel
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runners import Tokens
+from services.kit import logs
 
 DEADLY = 13  # a text of so many tokens kills the thread that computes it
 CALLS = 2000
@@ -40,6 +41,7 @@ class _Deadly:
 
 async def failed_beyond_held() -> int:
     """Calls that failed, hung or were answered wrongly although no dead worker held them; of 2,000 with 20 kills."""
+    logs.configure(log_format="console", level="critical", service="bench", instance="worker-kill")
     batcher = Batcher(
         workers=2,
         batch_items=8,

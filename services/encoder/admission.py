@@ -8,6 +8,7 @@ A call larger than a lane is admitted when the lane is empty.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -29,8 +30,9 @@ class Admission:
         self._cost, self._metrics = cost, metrics
         bulk = int(queued_tokens * BULK_SHARE)
         self._limits: dict[Lane, int] = {"interactive": queued_tokens - bulk, "bulk": bulk}
-        self._queued = {lane: metrics.queued_tokens.labels(lane) for lane in LANES}
         self._held: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        for lane in LANES:
+            metrics.queued_tokens.labels(lane).set_function(functools.partial(self._held.__getitem__, lane))
         self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
 
     @contextmanager
@@ -40,11 +42,11 @@ class Admission:
             self._metrics.refused.labels("queue_full").inc()
             raise self._full(lane, tokens)
         self._check_deadline(lane, tokens, deadline)
-        self._hold(lane, tokens)
+        self._held[lane] += tokens
         try:
             yield
         finally:
-            self._hold(lane, -tokens)
+            self._held[lane] -= tokens
             self._wake(lane)
 
     async def room(self, lane: Lane, tokens: int, patience_s: float) -> None:
@@ -68,10 +70,6 @@ class Admission:
     def _has_room(self, lane: Lane, tokens: int, promised: int = 0) -> bool:
         held = self._held[lane] + promised
         return held == 0 or held + tokens <= self._limits[lane]
-
-    def _hold(self, lane: Lane, tokens: int) -> None:
-        self._held[lane] += tokens
-        self._queued[lane].set(self._held[lane])
 
     def _wake(self, lane: Lane) -> None:
         """Lets in those that wait, the oldest first, as far as there is room for all that were let in at once."""

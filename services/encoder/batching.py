@@ -136,6 +136,11 @@ class Batcher:
             call.last = done
             if call.left == 0 and not call.done.done():
                 call.done.set_result(None)
+        assert self._loop is not None
+        self._loop.call_soon(self._learn, done)  # after the callers, who have waited long enough
+
+    def _learn(self, done: Computed) -> None:
+        """Lets the cost model and the metrics know of a batch."""
         lengths = [item.length for item in done.batch]
         seconds = done.ended - done.started
         self._cost.observe(max(lengths) * len(lengths), seconds)

@@ -20,6 +20,7 @@ Lane = Literal["interactive", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
 WINDOW_BATCHES = 8
 BULK_TURN = 8
+WELL_FILLED = 0.35  # of the token budget: from there on a batch is closed rather than padded
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
 
@@ -96,7 +97,7 @@ class Queues:
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
 
     def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
-        """Sorts a window by length and cuts it where a batch would be over a limit, counting padding."""
+        """Sorts a window by length and cuts it where a batch is full, or well filled and the next text is longer."""
         window.sort(key=_LENGTH)
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
         most = min(self._batch_items, share)
@@ -105,7 +106,12 @@ class Queues:
         tokens = 0
         for item in window:
             cost = item.length * (len(batch) + 1) if runner.pads else tokens + item.length
-            if batch and (len(batch) >= most or cost > self._batch_tokens):
+            longer = runner.pads and bool(batch) and item.length > batch[-1].length
+            if batch and (
+                len(batch) >= most
+                or cost > self._batch_tokens
+                or (longer and tokens >= self._batch_tokens * WELL_FILLED)
+            ):
                 batches.append(batch)
                 batch, tokens = [], 0
             batch.append(item)

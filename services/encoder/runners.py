@@ -101,6 +101,9 @@ class PairRunner:
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Ids, Ids]:
     """Rows of any length as one matrix (n, longest) and its mask."""
+    if len(rows) == 1:
+        alone = np.array(rows, dtype=np.int64)
+        return alone, np.ones_like(alone)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     inside = np.arange(int(lengths.max())) < lengths[:, None]
     ids = np.full(inside.shape, pad_id, dtype=np.int64)

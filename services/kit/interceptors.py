@@ -94,7 +94,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 await self._fail(method, started, error, request, context)
-            self._end(method, started, "OK")
+            # Counted when the answer is on its way.
+            asyncio.get_running_loop().call_soon(self._end, method, started, "OK")
             return response
 
         return call

@@ -18,9 +18,12 @@ def configure(*, log_format: str, level: str, service: str, instance: str) -> No
     ]
     renderer: list[structlog.typing.Processor]
     if log_format == "json":
-        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without the values of variables, in both formats: they hold callers' texts and credentials.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        renderer = [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     else:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
