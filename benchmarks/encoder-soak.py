@@ -21,7 +21,7 @@ from harness.damage import DAMAGES, damaged, reason_of
 from harness.encoder_fleet import Fleet, running_encoder
 from harness.fuzz import fuzz
 from harness.int8 import entailmentbank
-from harness.load import Calls, closed_loop, one_call, poisson
+from harness.load import Calls, RawCalls, closed_loop, poisson
 from harness.rows import Rows
 from harness.watched import Watched
 from services.kit.artifacts import Artifact, ArtifactStore
@@ -123,18 +123,12 @@ async def overload(
     rows: Rows, fleet: Fleet, texts: Sequence[str], *, size: int, times: float, bar: float, seconds: float
 ) -> None:
     """Much more than the capacity that was just measured: what is still answered, and how fast the rest is refused."""
-    clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
-    callers = 8 if size > 1 else 64
-    rates = [await closed_loop(clients, texts[:1024], callers=callers, size=size) for _ in range(5)]
+    load = RawCalls(fleet.target, texts, size, timeout_s=10)
+    rates = [await load.capacity(8 if size > 1 else 64, 3.0) for _ in range(5)]
     capacity = statistics.median(rates)
-    calls, rng = Calls(), random.Random(2)
-
-    async def send() -> None:
-        start = rng.randrange(len(texts) - size)
-        await one_call(rng.choice(clients), texts[start : start + size], calls, role="premise")
-
+    load.calls = calls = Calls()
     begun = time.monotonic()
-    await poisson(send, times * capacity / size, seconds=seconds, seed=9)
+    await poisson(load.send, times * capacity / size, seconds=seconds, seed=9)
     goodput = calls.texts() / (time.monotonic() - begun)
     refusals = np.concatenate([calls.seconds("RESOURCE_EXHAUSTED"), [0.0]])
     name = f"overload {times:g}x in calls of {size} for {seconds:g} s"
@@ -145,7 +139,7 @@ async def overload(
     others = set(calls.outcomes()) - {"OK", "RESOURCE_EXHAUSTED"}
     alive = fleet.process.poll() is None and not others
     rows.add(f"{name}: no crash, no other outcome", alive, "", "True", alive, sorted(others))
-    await asyncio.gather(*(client.channel.close() for client in clients))
+    await load.close()
 
 
 async def main(options: argparse.Namespace) -> None:

@@ -84,7 +84,7 @@ async def latency(rows: Rows, fleet: Fleet, base: Artifact, texts: Sequence[str]
                 await work
             seconds[name].append(time.perf_counter() - begun)
 
-        for text in texts[:600]:
+        for text in texts[:1200]:
             await timed("encode", client.encode([text], role="premise"))
             await timed("model", None)
             await timed("echo", echo.call())

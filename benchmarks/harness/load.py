@@ -8,10 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import grpc
 import numpy as np
 
-from aeenc import EncoderClient, errors
-from aeenc.encoder import Role
+from aeenc import EncoderClient
+from aeenc.encoded import EncodeOptions, Role
 
 
 @dataclass
@@ -41,15 +42,55 @@ class Calls:
         return {outcome: self.count(outcome) for outcome in sorted({row[2] for row in self.rows})}
 
 
-async def one_call(client: EncoderClient, texts: Sequence[str], calls: Calls, **options: object) -> None:
-    """Makes one call and records it under OK or the name of its status."""
-    sent = time.monotonic()
-    try:
-        await client.encode(texts, **options)  # type: ignore[arg-type]
-        outcome = "OK"
-    except errors.AeencError as error:
-        outcome = error.code
-    calls.add(sent, outcome, len(texts))
+class RawCalls:
+    """Encode calls as bytes, made ready beforehand: a load generator must leave the processor to what it loads.
+
+    Calls go round the connections; `calls` has what became of them under OK or the name of their status.
+    """
+
+    METHOD = "/aeenc.v1.EncoderService/Encode"
+
+    def __init__(self, target: str, texts: Sequence[str], size: int, *, timeout_s: float, connections: int = 4) -> None:
+        self.size = size
+        self.calls = Calls()
+        self._timeout_s = timeout_s
+        self._requests = [
+            EncodeOptions(role="premise").request(texts[start : start + size]).SerializeToString()
+            for start in range(0, len(texts) - size + 1, size)
+        ]
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(connections)]
+        self._methods = [channel.unary_unary(self.METHOD) for channel in self._channels]
+        self._count = 0
+
+    async def send(self) -> None:
+        """Makes the next call."""
+        self._count += 1
+        method = self._methods[self._count % len(self._methods)]
+        request = self._requests[self._count % len(self._requests)]
+        sent = time.monotonic()
+        try:
+            await method(request, timeout=self._timeout_s)
+            outcome = "OK"
+        except grpc.aio.AioRpcError as error:
+            outcome = error.code().name
+        self.calls.add(sent, outcome, self.size)
+
+    async def capacity(self, callers: int, seconds: float) -> float:
+        """Texts a second of callers that wait for their answers."""
+        begun = time.monotonic()
+        before = self.calls.texts()
+
+        async def caller() -> None:
+            while time.monotonic() - begun < seconds:
+                await self.send()
+
+        await asyncio.gather(*(caller() for _ in range(callers)))
+        return (self.calls.texts() - before) / (time.monotonic() - begun)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
 
 async def closed_loop(

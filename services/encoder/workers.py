@@ -108,9 +108,8 @@ class Workers:
 
     def _work(self, worker: _Worker) -> None:
         while (taken := self._take(worker)) is not None:
-            runner, batch = taken
-            self._run(worker, runner, batch)
-            worker.held = None
+            self._run(worker, *taken)
+            worker.held = taken = None  # an idle worker must not keep a version that is let go
 
     def _take(self, worker: _Worker) -> tuple[Runner, Batch] | None:
         """The next batch, held by the worker from now on; None when it must end."""

@@ -6,6 +6,7 @@ It knows no service: `__main__` adds servicers and hooks.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import signal
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from services.kit.settings import ServiceSettings
 from services.kit.tasks import cancel_all
 
 log = logs.get(__name__)
+COLLECT_AFTER = 20_000  # objects; Python's own choice is 700
 Hook = Callable[[], Awaitable[None]]
 
 
@@ -166,6 +168,16 @@ class GrpcServer:
         task.add_done_callback(self._tasks.discard)
 
 
+async def _spare_the_collector() -> None:
+    """Runs last of the start: what has been loaded stays, so the garbage collector need not look at it again and again.
+
+    Calls leave little behind in cycles; a look every few hundred calls is enough.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 10, 50)
+
+
 def check_exposure(settings: ServiceSettings) -> None:
     """Raises InvalidArgument when the service would listen beyond loopback with no token, or has half a key pair."""
     prefix = settings.model_config.get("env_prefix", "AEENC_")
@@ -192,6 +204,7 @@ def run(build: Callable[[], GrpcServer]) -> None:
 
     async def main() -> None:
         server = build()
+        server.on_start(_spare_the_collector)
         settings = server.settings
         logs.configure(
             log_format=settings.log_format,
