@@ -46,6 +46,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         versions,
         swaps,
         server.readiness,
+        metrics,
     )
     limits = Limits(
         message_bytes=settings.message_bytes,

@@ -11,15 +11,15 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aeenc.errors import DeadlineExceeded, Overloaded
 from services.encoder.cost import CostModel
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.queueing import LANES, Lane
 
-BULK_SHARE = 0.25  # of the tokens; enough to keep workers busy, little enough that people never wait behind it
+BULK_SHARE = 0.25  # of the tokens; enough to keep workers busy
 MIN_RETRY_S = 0.05
 
 
@@ -35,49 +35,56 @@ class Admission:
             metrics.queued_tokens.labels(lane).set_function(functools.partial(self._held.__getitem__, lane))
         self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
 
-    @contextmanager
-    def admitted(self, lane: Lane, tokens: int, deadline: float | None) -> Iterator[None]:
-        """Holds the tokens of a call for the block. Raises Overloaded, or DeadlineExceeded for a hopeless deadline."""
-        if not self._has_room(lane, tokens):
+    @asynccontextmanager
+    async def admitted(
+        self, lane: Lane, tokens: int, deadline: float | None, patience_s: float = 0.0
+    ) -> AsyncIterator[None]:
+        """Holds the tokens of a call for the block. With patience it waits for room in the order of coming.
+
+        Raises Overloaded, or DeadlineExceeded for a hopeless deadline.
+        """
+        if self._has_room(lane, tokens) and not (patience_s and self._waiting[lane]):
+            self._held[lane] += tokens
+        elif not (patience_s and await self._let_in(lane, tokens, patience_s)):
             self._metrics.refused.labels("queue_full").inc()
             raise self._full(lane, tokens)
-        self._check_deadline(lane, tokens, deadline)
-        self._held[lane] += tokens
         try:
+            self._check_deadline(lane, tokens, deadline)
             yield
         finally:
             self._held[lane] -= tokens
             self._wake(lane)
 
-    async def room(self, lane: Lane, tokens: int, patience_s: float) -> None:
-        """Waits, in the order of coming, until so many tokens would be admitted, or until patience ends."""
-        if self._has_room(lane, tokens) and not self._waiting[lane]:
-            return
+    async def _let_in(self, lane: Lane, tokens: int, patience_s: float) -> bool:
+        """Waits in line; whether the tokens are held now."""
         waiter = (tokens, asyncio.get_running_loop().create_future())
         self._waiting[lane].append(waiter)
         try:
             async with asyncio.timeout(patience_s):
                 await waiter[1]
         except TimeoutError:
-            return  # `admitted` says what is wrong
+            pass
         except asyncio.CancelledError:
-            self._wake(lane)  # what was let in and has gone leaves its place to the next
+            if waiter[1].done() and not waiter[1].cancelled():
+                self._held[lane] -= tokens  # let in, and gone before it knew
             raise
         finally:
             if waiter in self._waiting[lane]:
                 self._waiting[lane].remove(waiter)
+            self._wake(lane)
+        return waiter[1].done() and not waiter[1].cancelled()
 
-    def _has_room(self, lane: Lane, tokens: int, promised: int = 0) -> bool:
-        held = self._held[lane] + promised
+    def _has_room(self, lane: Lane, tokens: int) -> bool:
+        held = self._held[lane]
         return held == 0 or held + tokens <= self._limits[lane]
 
     def _wake(self, lane: Lane) -> None:
-        """Lets in those that wait, the oldest first, as far as there is room for all that were let in at once."""
-        waiting, promised = self._waiting[lane], 0
-        while waiting and self._has_room(lane, waiting[0][0], promised):
+        """Lets in those that wait, the oldest first, as far as there is room; their tokens are held from here on."""
+        waiting = self._waiting[lane]
+        while waiting and (waiting[0][1].done() or self._has_room(lane, waiting[0][0])):
             tokens, woken = waiting.popleft()
-            promised += tokens
             if not woken.done():
+                self._held[lane] += tokens
                 woken.set_result(None)
 
     def _full(self, lane: Lane, tokens: int) -> Overloaded:
@@ -101,7 +108,7 @@ class Admission:
                 f"{tokens:,} tokens take about {alone_s:.2f} s here and the deadline is in {left_s:.2f} s; "
                 "allow more time or split the call"
             )
-        queue_s = self._cost.queue_s(self._ahead(lane))
+        queue_s = self._cost.queue_s(self._ahead(lane) - tokens)
         if queue_s + alone_s > left_s:
             self._metrics.refused.labels("deadline_unreachable").inc()
             raise Overloaded(

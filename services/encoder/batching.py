@@ -28,9 +28,9 @@ WATCH_S = 1.0
 
 @dataclass(frozen=True)
 class Gathered:
-    """A call's rows (n, width) in its own order, and how long they waited and were computed, in seconds.
+    """A call's rows (n, width) in its own order, and two times in seconds that add up to that from queueing to the end.
 
-    The two add up to the time between queueing and the end of the last batch.
+    `queue_s` until its first batch began, `compute_s` from then until its last one ended.
     """
 
     rows: NDArray[np.float32]
@@ -41,14 +41,15 @@ class Gathered:
 class _Call:
     """One call's texts on their way. `left` rows are missing; `dead` tells the queue to drop what still waits."""
 
-    __slots__ = ("dead", "done", "last", "left", "rows")
+    __slots__ = ("dead", "done", "ended", "left", "rows", "started")
 
     def __init__(self, count: int, width: int, done: asyncio.Future[None]) -> None:
         self.rows = np.empty((count, width), dtype=np.float32)
         self.left = count
         self.done = done
         self.dead = False
-        self.last: Computed | None = None
+        self.started = math.inf  # of its first batch
+        self.ended = 0.0  # of its last
 
     def fail(self, error: Exception) -> None:
         self.dead = True
@@ -96,10 +97,9 @@ class Batcher:
             await call.done
         finally:
             call.dead = True  # whatever still waits is dropped
-        assert call.last is not None
-        queue_s = max(call.last.started - queued, 0.0)
+        queue_s = max(call.started - queued, 0.0)
         self._queue_seconds[lane].observe(queue_s)
-        return Gathered(call.rows, queue_s, call.last.ended - call.last.started)
+        return Gathered(call.rows, queue_s, call.ended - call.started)
 
     async def close(self) -> None:
         """Stops the workers after the batches they hold."""
@@ -133,7 +133,8 @@ class Batcher:
         for call, (rows, positions) in places.items():
             call.rows[rows] = done.vectors[positions]
             call.left -= len(rows)
-            call.last = done
+            call.started = min(call.started, done.started)
+            call.ended = max(call.ended, done.ended)
             if call.left == 0 and not call.done.done():
                 call.done.set_result(None)
         assert self._loop is not None
@@ -141,10 +142,11 @@ class Batcher:
 
     def _learn(self, done: Computed) -> None:
         """Lets the cost model and the metrics know of a batch."""
-        lengths = [item.length for item in done.batch]
+        tokens = sum(item.length for item in done.batch)
+        computed = max(item.length for item in done.batch) * len(done.batch) if done.padded else tokens
         seconds = done.ended - done.started
-        self._cost.observe(max(lengths) * len(lengths), seconds)
-        self._metrics.batch(items=len(lengths), tokens=sum(lengths), longest=max(lengths), seconds=seconds)
+        self._cost.observe(computed, seconds)
+        self._metrics.batch(items=len(done.batch), tokens=tokens, computed=computed, seconds=seconds)
 
     @staticmethod
     def _fail(batch: Batch, error: Exception) -> None:

@@ -85,7 +85,7 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
             space_id=model.space_id,
             labels=sorted(name for (_, name), here in versions.labels.items() if here.version == version),
             premise_encoder=version == versions.premise_version,
-            in_flight=versions.in_flight[version],
+            in_flight=versions.in_flight[model],
             model_type=_MODEL_TYPES[model.model_type],
             precisions=[_TO_PRECISION[precision] for precision in model.runners],
             precision_reason=model.precision_reason,
@@ -108,6 +108,7 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
     """The last swaps, newest first."""
     return [
         encoder_pb2.SwapOutcome(
+            space_id=swap.space_id,
             label=swap.label,
             version=swap.version,
             revision=swap.revision,

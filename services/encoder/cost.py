@@ -6,9 +6,13 @@ opinion, and nothing is refused for it.
 
 from __future__ import annotations
 
+import time
+
 DECAY = 0.98  # a batch's weight after the next one
 ENOUGH = 16  # batches before the fit is believed
 MIN_SPREAD = 1e-6
+OUTLIER = 8.0  # times the forecast
+FRESH_S = 2.0
 
 
 class CostModel:
@@ -17,11 +21,16 @@ class CostModel:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._seen = 0
+        self._last = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learns from one computed batch; `tokens` counts padding."""
+        """Learns from one computed batch; `tokens` counts padding. A batch that took absurdly long counts as slow."""
+        if self.is_known:
+            slope, fixed = self.line
+            seconds = min(seconds, OUTLIER * (slope * tokens + fixed))
         self._seen += 1
+        self._last = time.monotonic()
         self._weight = self._weight * DECAY + 1
         self._x = self._x * DECAY + tokens
         self._y = self._y * DECAY + seconds
@@ -30,8 +39,8 @@ class CostModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough batches have been seen."""
-        return self._seen >= ENOUGH
+        """Whether enough batches have been seen, and not too long ago: who refuses everything learns nothing."""
+        return self._seen >= ENOUGH and time.monotonic() - self._last < FRESH_S
 
     @property
     def line(self) -> tuple[float, float]:

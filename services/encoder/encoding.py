@@ -79,6 +79,7 @@ class _Work:
     precision: str
     tokenize: Callable[[], Tokenized]
     estimate: int
+    characters: int
     lane: Lane = "interactive"
     patience_s: float = 0.0
 
@@ -106,7 +107,8 @@ class Encoding:
             model,
             model.choose(call.precision, call.role),
             lambda: model.tokenization.texts(texts, truncate=call.truncate),
-            _estimate(texts),
+            _estimate(texts, model),
+            sum(map(len, texts)),
             call.lane,
             STREAM_PATIENCE_S if call.patient else 0.0,
         )
@@ -122,7 +124,8 @@ class Encoding:
             model,
             FLOAT32,
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
-            _estimate(call.premises) + len(call.premises) * _estimate([call.query]),
+            _estimate(call.premises, model) + len(call.premises) * _estimate([call.query], model),
+            sum(map(len, call.premises)) + len(call.premises) * len(call.query),
         )
         return await self._run(work, started, call.deadline_s)
 
@@ -136,9 +139,7 @@ class Encoding:
         deadline = None if deadline_s is None else started + deadline_s
         with self._versions.held(work.model):
             asked = time.monotonic()
-            if work.patience_s:
-                await self._admission.room(work.lane, work.estimate, work.patience_s)
-            with self._admission.admitted(work.lane, work.estimate, deadline):
+            async with self._admission.admitted(work.lane, work.estimate, deadline, work.patience_s):
                 tokenizing = time.monotonic()
                 tokenized = await self._tokenize(work)
                 tokenized_at = time.monotonic()
@@ -157,11 +158,12 @@ class Encoding:
         )
 
     async def _tokenize(self, work: _Work) -> Tokenized:
-        if work.estimate * CHARACTERS_A_TOKEN <= INLINE_CHARACTERS:
+        if work.characters <= INLINE_CHARACTERS:
             return work.tokenize()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work.tokenize)
 
 
-def _estimate(texts: Sequence[str]) -> int:
-    """About how many tokens texts have."""
-    return sum(map(len, texts)) // CHARACTERS_A_TOKEN + SPECIAL_TOKENS * len(texts)
+def _estimate(texts: Sequence[str], model: Model) -> int:
+    """About how many tokens texts have, of which the model sees so many of each at most."""
+    most = model.description.max_tokens
+    return sum(min(len(text) // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for text in texts)

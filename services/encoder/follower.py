@@ -16,11 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from aeenc import errors
-from services.encoder import local_state
 from services.encoder.candidates import Candidates
-from services.encoder.model import Model
-from services.encoder.swaps import Swap, Swaps
-from services.encoder.versions import CROSS_ENCODERS, STABLE, LabelHere, Versions
+from services.encoder.loading import check_place
+from services.encoder.local_state import Memory, SavedLabel
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.model import CROSS_ENCODERS, Model
+from services.encoder.swaps import Swaps
+from services.encoder.versions import STABLE, LabelHere, Versions
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.registry import LabelRow, Registry, RolloutRow
@@ -31,6 +33,7 @@ log = get(__name__)
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
 DRAIN_POLL_S = 0.1
+PREMISES = "(premises)"  # in the place of a label: the space's own encoder
 FALLEN_BACK = 0  # in the place of a revision: the label's own version cannot be served
 
 
@@ -55,10 +58,13 @@ class Follower:
         versions: Versions,
         swaps: Swaps,
         readiness: Readiness,
+        metrics: EncoderMetrics,
     ) -> None:
         self._following, self._registry, self._candidates = following, registry, candidates
-        self._versions, self.swaps, self._readiness = versions, swaps, readiness
-        self._failed: dict[tuple[str, str], int] = {}  # label -> revision that failed here
+        self._versions, self.swaps, self._readiness, self._metrics = versions, swaps, readiness, metrics
+        self._failed: dict[tuple[str, str], tuple[int, str]] = {}  # label -> revision and version that failed here
+        self._told: dict[tuple[str, str], tuple[int, str]] = {}  # label -> what was acknowledged last
+        self._memory = Memory(following.state_dir)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -69,6 +75,9 @@ class Follower:
         except errors.Unavailable as error:
             last_event = "0-0"
             await self._restore(error.message)
+        except errors.AeencError as error:  # such as a checkpoint that is not in the store yet: looked at again
+            last_event = "0-0"
+            self._readiness.starting(error.message)
         self._tasks |= {asyncio.create_task(self._follow(last_event)), asyncio.create_task(self._beat())}
 
     async def stop(self) -> None:
@@ -104,50 +113,63 @@ class Follower:
         space_id = self._following.space_id or await self._registry.default_space()
         premise_version = await self._registry.space(space_id) if space_id else None
         if space_id is None or premise_version is None:
-            self._readiness.starting("the registry names no space yet; start the trainer, it publishes the base model")
+            self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
-        await self._load_premise_encoder(space_id, premise_version)
+        await self._load_premise_encoder(space_id, premise_version, retry_failed=retry_failed)
+        space_id = self._versions.space_id
         rows = [*await self._registry.labels(space_id), *await self._registry.labels(CROSS_ENCODERS)]
-        changed = False
-        for row in sorted(rows, key=lambda row: row.name != STABLE):
-            key = (row.space_id, row.name)
-            here = self._versions.labels.get(key)
-            known_bad = self._failed.get(key) == row.revision and not retry_failed
-            if (here is None or here.revision != row.revision) and not known_bad:
-                changed |= await self._swap(row)
-        gone = set(self._versions.labels) - {(row.space_id, row.name) for row in rows}
-        for key in gone:
-            del self._versions.labels[key]
-            self.swaps.unserved(key[1])
+        for row in sorted(rows, key=self._urgency):
+            await self._follow_row(row, retry_failed=retry_failed)
         stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
         if stable is None:
-            self._readiness.starting("label `stable` names nothing yet")
+            self._nothing_to_follow("label `stable` names nothing")
             return
+        for key in set(self._versions.labels) - {(row.space_id, row.name) for row in rows}:
+            del self._versions.labels[key]
+            self._metrics.unserved(*key)
         if not self._versions.complete:
             await self._fall_back(stable)
         self._drop_unnamed()
-        if changed or gone:
-            await self._save()
+        await self._memory.save(self._versions)
         self._tell_readiness(stable)
+
+    def _urgency(self, row: LabelRow) -> tuple[bool, bool]:
+        """What is loaded already goes first, then `stable`: a way back waits for nobody's load."""
+        return row.version not in self._versions.models, row.name != STABLE
+
+    def _nothing_to_follow(self, why: str) -> None:
+        """An empty registry takes nothing away from who serves."""
+        if self._versions.complete:
+            self._readiness.degraded(f"serving the last labels: {why}")
+        else:
+            self._readiness.starting(why)
+
+    async def _follow_row(self, row: LabelRow, *, retry_failed: bool) -> None:
+        key, wanted = (row.space_id, row.name), (row.revision, row.version)
+        here = self._versions.labels.get(key)
+        if here is not None and (here.revision, here.version, here.share) == (*wanted, row.share):
+            if self._told.get(key) != wanted:  # the acknowledgement was lost, or was another process's
+                await self._acknowledge(row, ok=True)
+        elif retry_failed or self._failed.get(key) != wanted:
+            await self._swap(row)
 
     async def _fall_back(self, stable: LabelRow) -> None:
         """At a start where `stable` names what must not serve: serves what it named here last, or named before."""
-        state = await asyncio.to_thread(local_state.load, self._following.state_dir)
+        state = await self._memory.load()
         key = (stable.space_id, stable.name)
         served = [label.version for label in (state.labels if state else ()) if (label.space_id, label.name) == key]
         for version in (*served, stable.previous):
             try:
-                model = await self._candidates.load(stable.space_id, version, self._dim(stable.space_id))
+                model = await self._model(stable.space_id, version)
             except errors.AeencError as error:
                 log.warning("no way back", version=version, reason=error.message)
                 continue
-            self._versions.models[version] = model
-            self._versions.labels[key] = LabelHere(version, FALLEN_BACK)
+            self._serve(key, model, LabelHere(version, FALLEN_BACK))
             return
 
     def _tell_readiness(self, stable: LabelRow) -> None:
         here = self._versions.labels.get((stable.space_id, stable.name))
-        reason = self.swaps.last_failure()
+        reason = self.swaps.last_failure((stable.space_id, STABLE), (stable.space_id, PREMISES))
         if here is None:
             self._readiness.starting(f"no version can be served: {reason}")
         elif here.revision == FALLEN_BACK:
@@ -155,50 +177,75 @@ class Follower:
         else:
             self._readiness.serving()
 
-    async def _load_premise_encoder(self, space_id: str, version: str) -> None:
-        if self._versions.premise_version == version and version in self._versions.models:
+    async def _load_premise_encoder(self, space_id: str, version: str, *, retry_failed: bool) -> None:
+        """Serves a space's premises, and its `stable` with them. Raises what is wrong when nothing else serves."""
+        key, wanted = (space_id, PREMISES), (0, version)
+        if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
             return
-        if self._versions.space_id and self._versions.space_id != space_id:
-            self._versions.labels.clear()
+        if self._failed.get(key) == wanted and not retry_failed:
+            return
         started = time.monotonic()
         try:
-            model = await self._candidates.load(space_id, version, None)
+            premises = self._versions.models.get(version) or await self._candidates.load(space_id, version, None)
         except errors.AeencError as error:
-            row = LabelRow(space_id, "(premises)", version, 0, "", datetime.now(UTC))
+            row = LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))
             self.swaps.note(row, time.monotonic() - started, error.message)
-            raise
+            self._failed[key] = wanted
+            if not self._versions.complete:
+                raise
+            return
+        labels = {key: here for key, here in self._versions.labels.items() if key[0] in {space_id, CROSS_ENCODERS}}
+        row_of_stable = await self._registry.label(space_id, STABLE)
+        if row_of_stable is not None and (space_id, STABLE) not in labels:
+            with contextlib.suppress(errors.AeencError):  # followed, and refused by name, in the same round
+                stable = await self._candidates.load(space_id, row_of_stable.version, premises.dim)
+                self._versions.models[stable.version] = stable
+                here = LabelHere(stable.version, row_of_stable.revision, row_of_stable.share)
+                labels[space_id, STABLE] = here
+        self._versions.models[version] = premises
         self._versions.space_id, self._versions.premise_version = space_id, version
-        self._versions.models[version] = model
+        self._versions.labels = labels
 
-    async def _swap(self, row: LabelRow) -> bool:
-        """Tries to serve a label's version; whether it serves now. A label that moves meanwhile is followed at once."""
+    async def _model(self, space_id: str, version: str) -> Model:
+        """A version of a space, loaded already or now. Raises what speaks against it."""
+        dim = None if space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
+        model = self._versions.models.get(version)
+        if model is None:
+            return await self._candidates.load(space_id, version, dim)
+        check_place(model.description, space_id, dim)
+        return model
+
+    async def _swap(self, row: LabelRow) -> None:
+        """Tries to serve a label's version. A label that moves meanwhile is followed at once."""
         key = (row.space_id, row.name)
         while True:
             started = time.monotonic()
-            failure = ""
+            model, failure = None, ""
             try:
-                model = self._versions.models.get(row.version)
-                if model is None:
-                    model = await self._candidates.load(row.space_id, row.version, self._dim(row.space_id))
+                model = await self._model(row.space_id, row.version)
             except errors.AeencError as error:
                 failure = error.message
             latest = await self._registry.label(*key)
             if latest is None:
-                return False
+                return
             if latest.revision == row.revision:
                 break
-            overtaken = f"overtaken by revision {latest.revision} ({latest.version})"
-            await self._acknowledge(row, self.swaps.note(row, time.monotonic() - started, failure or overtaken))
+            failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
+            self.swaps.note(row, time.monotonic() - started, failure)
+            await self._acknowledge(row, ok=False, reason=failure)
             row = latest
-        if failure or model is None:
-            self._failed[key] = row.revision
-            await self._acknowledge(row, self.swaps.note(row, time.monotonic() - started, failure))
-            return False
-        self._versions.models[row.version] = model
-        self._versions.labels[key] = LabelHere(row.version, row.revision, row.share)  # the swap
-        self._failed.pop(key, None)
-        await self._acknowledge(row, self.swaps.note(row, time.monotonic() - started))
-        return True
+        self.swaps.note(row, time.monotonic() - started, failure)
+        if model is None:
+            self._failed[key] = (row.revision, row.version)
+        else:
+            self._serve(key, model, LabelHere(row.version, row.revision, row.share))
+            self._failed.pop(key, None)
+        await self._acknowledge(row, ok=model is not None, reason=failure)
+
+    def _serve(self, key: tuple[str, str], model: Model, here: LabelHere) -> None:
+        self._versions.models[here.version] = model
+        self._versions.labels[key] = here  # the swap
+        self._metrics.serves(*key, here.version, here.revision)
 
     def _drop_unnamed(self) -> None:
         """Forgets what nothing names any more; its memory goes when its last call has ended."""
@@ -209,41 +256,19 @@ class Follower:
             task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, models: list[Model]) -> None:
-        while any(self._versions.in_flight[model.version] for model in models):  # noqa: ASYNC110 -- no hurry
+        while any(self._versions.in_flight[model] for model in models):  # noqa: ASYNC110 -- no hurry
             await asyncio.sleep(DRAIN_POLL_S)
         await self._candidates.release(models)
 
-    async def _acknowledge(self, row: LabelRow, swap: Swap) -> None:
+    async def _acknowledge(self, row: LabelRow, *, ok: bool, reason: str = "") -> None:
         instance = self._following.instance
-        rollout = RolloutRow(instance, row.revision, ok=swap.ok, reason=swap.reason, at=swap.finished_at)
         await self._registry.heartbeat(instance)
+        rollout = RolloutRow(instance, row.revision, ok=ok, reason=reason, at=datetime.now(UTC))
         await self._registry.acknowledge(row.space_id, row.name, rollout)
-
-    def _dim(self, space_id: str) -> int | None:
-        return None if space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
-
-    async def _save(self) -> None:
-        models, premise = self._versions.models, self._versions.premise_version
-        labels = tuple(
-            local_state.SavedLabel(
-                space_id,
-                name,
-                here.version,
-                here.revision,
-                here.share,
-                models[here.version].description.manifest_sha256,
-            )
-            for (space_id, name), here in sorted(self._versions.labels.items())
-        )
-        digest = models[premise].description.manifest_sha256
-        state = local_state.SavedState(self._versions.space_id, premise, digest, labels)
-        try:
-            await asyncio.to_thread(local_state.save, self._following.state_dir, state)
-        except OSError as error:
-            log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+        self._told[row.space_id, row.name] = (row.revision, row.version)
 
     async def _restore(self, why: str) -> None:
-        state = await asyncio.to_thread(local_state.load, self._following.state_dir)
+        state = await self._memory.load()
         if state is None:
             self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
             return
@@ -256,16 +281,17 @@ class Follower:
         if self._versions.complete:
             self._readiness.degraded(f"serving the labels of the last run: {why}")
 
-    async def _restore_labels(self, labels: Iterable[local_state.SavedLabel]) -> None:
+    async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
         for label in labels:
             model = self._versions.models.get(label.version)
+            dim = (
+                None if label.space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
+            )
             if model is None:
                 try:
-                    model = await self._candidates.load_known(
-                        label.space_id, label.version, label.manifest_sha256, self._dim(label.space_id)
-                    )
+                    model = await self._candidates.load_known(label.space_id, label.version, label.manifest_sha256, dim)
                 except errors.AeencError as error:
                     log.exception("a saved label cannot be served", label=label.name, reason=error.message)
                     continue
-            self._versions.models[label.version] = model
-            self._versions.labels[label.space_id, label.name] = LabelHere(label.version, label.revision, label.share)
+            here = LabelHere(label.version, label.revision, label.share)
+            self._serve((label.space_id, label.name), model, here)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aeenc.errors import AeencError, DataLoss, FailedPrecondition
 from services.encoder import golden
-from services.encoder.model import FLOAT16, FLOAT32, INT8, Description, Model
+from services.encoder.model import CROSS_ENCODERS, FLOAT16, FLOAT32, INT8, Description, Model
 from services.encoder.onnx_scan import check_onnx
 from services.encoder.onnx_session import CUDA, inputs_of, open_session
 from services.encoder.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
@@ -63,7 +63,7 @@ def load_model(artifact: Artifact, options: LoadOptions, *, space_id: str, dim: 
     Raises DataLoss or FailedPrecondition with what is wrong and the file or value it is wrong with.
     """
     description = Description.of(artifact)
-    _check_place(description, space_id, dim)
+    check_place(description, space_id, dim)
     _check_files(artifact, options.max_file_bytes)
     tokenization = Tokenization(artifact.file("tokenizer.json"), description.max_tokens)
     if description.model_type == "cross-encoder":
@@ -124,8 +124,11 @@ def _pair_runner(artifact: Artifact, description: Description, options: LoadOpti
     return runner
 
 
-def _check_place(description: Description, space_id: str, dim: int | None) -> None:
+def check_place(description: Description, space_id: str, dim: int | None) -> None:
+    """Raises FailedPrecondition for a checkpoint of another kind, space or dimension than its label's."""
     version = description.version
+    if (description.model_type == "cross-encoder") != (space_id == CROSS_ENCODERS):
+        raise FailedPrecondition(f"checkpoint {version} is a {description.model_type}; space {space_id} has none")
     if description.space_id != space_id:
         raise FailedPrecondition(
             f"checkpoint {version} is of space {description.space_id}, the label is of space {space_id}"
@@ -156,9 +159,9 @@ def _scanned(artifact: Artifact, name: str) -> Path:
 
 
 def _warm(runner: Runner, description: Description) -> None:
-    """Runs every length bucket once, so that no caller pays for first allocations; checks the width on the way."""
-    length = WARM_FROM
-    while length <= description.max_tokens:
+    """Runs every length bucket and the longest text: no caller pays for first allocations. Checks the width, too."""
+    shorter = [WARM_FROM << step for step in range(16) if WARM_FROM << step < description.max_tokens]
+    for length in (*shorter, description.max_tokens):
         tokens = Tokens([description.pad_id + 1] * length, [0] * length)
         try:
             rows = runner.run([tokens])
@@ -168,4 +171,3 @@ def _warm(runner: Runner, description: Description) -> None:
             raise DataLoss(
                 f"checkpoint {description.version} gives {rows.shape[-1]} dimensions, its manifest says {runner.width}"
             )
-        length *= 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc.errors import DataLoss
+from services.encoder.versions import Versions
 from services.kit.artifacts import atomic_write
+from services.kit.logs import get
+
+log = get(__name__)
 
 FORMAT_VERSION = 2
 _READABLE = {1, 2}  # 1 had labels of one space only
@@ -62,3 +67,39 @@ def load(directory: Path) -> SavedState | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error
+
+
+def state_of(versions: Versions) -> SavedState:
+    """What is served, as it is saved."""
+    digests = {version: model.description.manifest_sha256 for version, model in versions.models.items()}
+    labels = tuple(
+        SavedLabel(space_id, name, here.version, here.revision, here.share, digests[here.version])
+        for (space_id, name), here in sorted(versions.labels.items())
+    )
+    return SavedState(versions.space_id, versions.premise_version, digests[versions.premise_version], labels)
+
+
+class Memory:
+    """Keeps what is served, off the event loop. What cannot be saved or read costs only a restart without Redis."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._saved: SavedState | None = None
+
+    async def save(self, versions: Versions) -> None:
+        """Saves what is served if it is not what was saved last."""
+        if not versions.complete or (state := state_of(versions)) == self._saved:
+            return
+        try:
+            await asyncio.to_thread(save, self._directory, state)
+            self._saved = state
+        except OSError as error:
+            log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+
+    async def load(self) -> SavedState | None:
+        """What was saved; None for nothing, or nothing of use."""
+        try:
+            return await asyncio.to_thread(load, self._directory)
+        except DataLoss as error:
+            log.warning("the saved labels are of no use", reason=error.message)
+            return None

@@ -43,37 +43,36 @@ class EncoderMetrics:
             "aeenc_encoder_worker_restarts", "Workers that died or got stuck", ["reason"], registry=registry
         )
         self.swaps = Counter(
-            "aeenc_encoder_swaps", "Attempts to serve a version", ["label", "outcome"], registry=registry
+            "aeenc_encoder_swaps", "Attempts to serve a version", ["space", "label", "outcome"], registry=registry
         )
         self._serving = Gauge(
             "aeenc_encoder_serving_revision",
             "Registry revision of the version that a label serves here",
-            ["label", "version"],
+            ["space", "label", "version"],
             registry=registry,
         )
-        self._served: dict[str, str] = {}
+        self._served: dict[tuple[str, str], str] = {}
 
-    def batch(self, *, items: int, tokens: int, longest: int, seconds: float) -> None:
-        """Records one computed batch."""
+    def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
+        """Records one computed batch; `computed` tokens are those of its texts and the padding."""
         self._batch_items.observe(items)
         self._batch_tokens.observe(tokens)
-        self._padding.observe(1 - tokens / (items * longest))
+        self._padding.observe(1 - tokens / computed)
         self._compute.observe(seconds)
 
     def restarted(self, reason: str) -> None:
         """Records that a worker was replaced."""
         self._restarts.labels(reason).inc()
 
-    def serves(self, label: str, version: str, revision: int) -> None:
+    def serves(self, space_id: str, label: str, version: str, revision: int) -> None:
         """Records which version a label serves; the one before is no longer shown."""
-        before = self._served.get(label)
-        if before is not None and before != version:
-            self._serving.remove(label, before)
-        self._served[label] = version
-        self._serving.labels(label, version).set(revision)
+        if self._served.get((space_id, label)) != version:
+            self.unserved(space_id, label)
+        self._served[space_id, label] = version
+        self._serving.labels(space_id, label, version).set(revision)
 
-    def unserved(self, label: str) -> None:
+    def unserved(self, space_id: str, label: str) -> None:
         """Records that a label serves nothing here any more."""
-        version = self._served.pop(label, None)
+        version = self._served.pop((space_id, label), None)
         if version is not None:
-            self._serving.remove(label, version)
+            self._serving.remove(space_id, label, version)

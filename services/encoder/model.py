@@ -12,6 +12,7 @@ from services.encoder.tokenization import Tokenization
 from services.kit.artifacts import Artifact
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
+CROSS_ENCODERS = "cross-encoder"  # the registry's place for their labels; they have no vector space
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 _META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 

@@ -42,8 +42,9 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_cpu_mem_arena = False  # lengths vary; an arena would grow to the sum of all shapes and stay
     options.log_severity_level = 3
+    slower = _SLOWER_FUSIONS if list(providers) == [CPU] else []
     try:
-        session = ort.InferenceSession(path, options, providers=list(providers), disabled_optimizers=_SLOWER_FUSIONS)
+        session = ort.InferenceSession(path, options, providers=list(providers), disabled_optimizers=slower)
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error
     inputs = inputs_of(session)

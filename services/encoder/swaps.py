@@ -20,6 +20,7 @@ KEPT = 20
 class Swap:
     """The outcome of one attempt to serve a version under a label; `reason` says why it failed."""
 
+    space_id: str
     label: str
     version: str
     revision: int
@@ -41,21 +42,18 @@ class Swaps:
 
     def note(self, row: LabelRow, duration_s: float, reason: str = "") -> Swap:
         """Records an attempt; without a reason it succeeded."""
-        swap = Swap(row.name, row.version, row.revision, not reason, reason, datetime.now(UTC), duration_s)
+        swap = Swap(
+            row.space_id, row.name, row.version, row.revision, not reason, reason, datetime.now(UTC), duration_s
+        )
         self._kept.appendleft(swap)
-        self._metrics.swaps.labels(row.name, "ok" if swap.ok else "failed").inc()
+        self._metrics.swaps.labels(row.space_id, row.name, "ok" if swap.ok else "failed").inc()
         if swap.ok:
-            self._metrics.serves(row.name, row.version, row.revision)
             seconds = round(duration_s, 3)
             log.info("label serves", label=row.name, version=row.version, revision=row.revision, seconds=seconds)
         else:
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
         return swap
 
-    def unserved(self, label: str) -> None:
-        """Records that a label is gone."""
-        self._metrics.unserved(label)
-
-    def last_failure(self) -> str:
-        """Why the last failed attempt failed; empty when none did."""
-        return next((swap.reason for swap in self._kept if not swap.ok), "")
+    def last_failure(self, *places: tuple[str, str]) -> str:
+        """Why the last failed attempt for one of these (space, label) failed; empty when none did."""
+        return next((swap.reason for swap in self._kept if not swap.ok and (swap.space_id, swap.label) in places), "")

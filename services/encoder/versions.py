@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
-from services.encoder.model import Model
+from services.encoder.model import CROSS_ENCODERS, Model
 
 STABLE, CANARY = "stable", "canary"
-CROSS_ENCODERS = "cross-encoder"  # the registry's place for their labels; they have no vector space
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Versions:
     premise_version: str = ""
     labels: dict[tuple[str, str], LabelHere] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
-    in_flight: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[Model] = field(default_factory=Counter)
 
     @property
     def complete(self) -> bool:
@@ -105,13 +104,13 @@ class Versions:
     @contextmanager
     def held(self, model: Model) -> Iterator[None]:
         """Counts a call that uses a model; GetInfo shows it."""
-        self.in_flight[model.version] += 1
+        self.in_flight[model] += 1
         try:
             yield
         finally:
-            self.in_flight[model.version] -= 1
-            if not self.in_flight[model.version]:
-                del self.in_flight[model.version]
+            self.in_flight[model] -= 1
+            if not self.in_flight[model]:
+                del self.in_flight[model]
 
     def drop_unnamed(self) -> list[Model]:
         """Forgets every version that neither a label nor the premises name, and gives them back."""

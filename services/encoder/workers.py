@@ -31,6 +31,7 @@ class Computed:
     vectors: NDArray[np.float32]
     started: float
     ended: float
+    padded: bool
 
 
 class Outcome(Protocol):
@@ -90,11 +91,13 @@ class Workers:
         """Gives up on threads that have held a batch for `after_s`: fails it and starts others in their place."""
         now = time.monotonic()
         for worker in list(self._workers):
-            if worker.held is not None and now - worker.since > after_s:
-                with self._changed:
-                    worker.given_up = True
-                self._fail_held(worker, Unavailable(f"the model did not come back within {after_s:g} s; retry"))
-                self._restart(worker, "stuck")
+            with self._changed:
+                if worker.held is None or now - worker.since <= after_s:
+                    continue
+                worker.given_up = True
+                held = worker.let_go()
+            self._outcome.failed(held, Unavailable(f"the model did not come back within {after_s:g} s; retry"))
+            self._restart(worker, "stuck")
 
     def _live(self, worker: _Worker) -> None:
         try:
@@ -103,7 +106,7 @@ class Workers:
             log.exception("a worker died", worker=worker.thread.name)
             if not worker.given_up:
                 message = f"the worker that computed this call died ({type(error).__name__}); retry"
-                self._fail_held(worker, Unavailable(message, reason="WORKER_DIED"))
+                self._outcome.failed(worker.let_go(), Unavailable(message, reason="WORKER_DIED"))
                 self._restart(worker, "died")
 
     def _work(self, worker: _Worker) -> None:
@@ -135,6 +138,8 @@ class Workers:
         started = time.monotonic()
         try:
             vectors = runner.run([item.tokens for item in batch])
+            if vectors.shape != (len(batch), runner.width):
+                raise ValueError(f"the model gave {vectors.shape} for {len(batch)} texts")  # noqa: TRY301 -- one way to fail
         except Exception as error:  # noqa: BLE001 -- whatever the runtime raises must fail its text, never the worker
             if worker.given_up:
                 return
@@ -146,12 +151,7 @@ class Workers:
                 self._run(worker, runner, half)
             return
         if not worker.given_up:
-            self._outcome.computed(Computed(batch, vectors, started, time.monotonic()))
-
-    def _fail_held(self, worker: _Worker, error: Exception) -> None:
-        held = worker.let_go()
-        if held:
-            self._outcome.failed(held, error)
+            self._outcome.computed(Computed(batch, vectors, started, time.monotonic(), runner.pads))
 
     def _restart(self, worker: _Worker, why: str) -> None:
         self._on_restart(why)
@@ -167,4 +167,6 @@ def as_known(error: Exception) -> Exception:
     """An error of the runtime as one that a caller may see."""
     if isinstance(error, AeencError):
         return error
-    return AeencError(f"the model cannot encode this text ({type(error).__name__})", reason="MODEL_FAILED")
+    known = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason="MODEL_FAILED")
+    known.__cause__ = error  # for the log
+    return known

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+MAX_ID = 64
+
 
 def deadline_s(context: Any) -> float | None:
     """Seconds left until the caller's deadline; None when it set none."""
@@ -16,5 +18,5 @@ def request_id(context: Any) -> str:
     """The call's `x-request-id`; a fresh one when its caller sent none."""
     for key, value in context.invocation_metadata() or ():
         if key == "x-request-id":
-            return str(value)
+            return str(value)[:MAX_ID]
     return uuid.uuid4().hex

@@ -130,10 +130,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_full_queue_refuses_with_a_delay_and_serves_what_it_admitted(serve, tuned, slow) -> None:
-    async with serve(queued_tokens=4440, batch_items=8) as (_, client):
+    async with serve(queued_tokens=4096, batch_items=8) as (_, client):
         calls = [asyncio.create_task(client.encode([f"sun {n}"] * 256, timeout_s=8)) for n in range(4)]
         await asyncio.sleep(0.15)
-        with pytest.raises(errors.Overloaded, match="over its limit of 3,330") as caught:
+        with pytest.raises(errors.Overloaded, match="over its limit of 3,072") as caught:
             await client.encode(["moon"], timeout_s=0.001 + 0.05)
         assert caught.value.retry_after_s is not None
         assert all(len(answer.vectors) == 256 for answer in await asyncio.gather(*calls))

@@ -135,7 +135,7 @@ async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ende
         with pytest.raises(errors.VersionNotLoaded):
             await client.encode(["sun"], version=tuned[2].version)
         serving = server.metrics.get_sample_value(
-            "aeenc_encoder_serving_revision", {"label": "stable", "version": tuned[1].version}
+            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[1].version}
         )
         assert serving == row.revision
 
@@ -156,3 +156,78 @@ async def test_every_replica_of_one_store_acknowledges_for_itself(serve, tuned, 
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         rollouts = await registry.await_rollout(row, 5)
         assert [(rollout.instance, rollout.ok) for rollout in rollouts] == [("one", True), ("other", True)]
+
+
+async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_followed(
+    serve, tuned, registry, tiny_checkpoint
+) -> None:
+    async with serve() as (server, client):
+        for key in await registry._redis.keys(f"{registry._prefix}*"):
+            await registry._redis.delete(key)
+        await asyncio.sleep(0.6)
+        assert server.readiness.state == "DEGRADED"
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        for checkpoint in (tiny_checkpoint, tuned[1]):
+            await register(registry, checkpoint)
+        again = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert again.revision == 1, "the same revision as before, of another version"
+        (rollout,) = await registry.await_rollout(again, 5)
+        assert rollout.ok
+        assert (await client.encode(["sun"])).model_version == tuned[1].version
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monkeypatch) -> None:
+    original, failures = Registry.acknowledge, []
+
+    async def acknowledge(self, *arguments):
+        if not failures:
+            failures.append(1)
+            raise errors.Unavailable("Redis is away for a moment")
+        await original(self, *arguments)
+
+    async with serve() as (_, client):
+        monkeypatch.setattr(Registry, "acknowledge", acknowledge)
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        (rollout,) = await registry.await_rollout(row, 5)
+        assert failures
+        assert rollout.ok
+        assert (await client.encode(["sun"])).model_version == tuned[1].version
+
+
+async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
+    serve, tuned, registry, artifact_store, tiny_checkpoint
+) -> None:
+    elsewhere = "s" + "1" * 16
+    async with serve() as (server, client):
+        bad = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere, poison=True)
+        await register(registry, bad)  # names its space the default
+        await asyncio.sleep(0.6)
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(row, 5))[0].ok, "labels are still followed"
+        assert len([swap for swap in (await client.info()).swaps if swap.label == "(premises)"]) < 5
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
+    import gc
+    import weakref
+
+    from services.encoder.model import Model
+
+    async with serve(poll_s=30, workers=1) as (_, client):
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(row, 5))[0].ok
+        await client.encode(["sun"])
+        found = [one for one in gc.get_objects() if isinstance(one, Model) and one.version == tuned[1].version]
+        gone, runner = weakref.ref(found[0]), weakref.ref(found[0].runners["float32"])
+        found.clear()
+        for checkpoint in (tuned[2], tuned[0]):
+            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
+            assert (await registry.await_rollout(row, 5))[0].ok
+        await asyncio.sleep(0.5)
+        gc.collect()
+        assert gone() is None
+        assert runner() is None, "an idle worker holds on to it"

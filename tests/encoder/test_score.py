@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from tinymodel import PAIRS, TinyCheckpoint, register, write_tiny_checkpoint, write_tiny_cross_encoder
+from tinymodel import PAIRS, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint, write_tiny_cross_encoder
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
@@ -110,3 +110,16 @@ async def test_a_bad_cross_encoder_alone_does_not_keep_texts_from_being_encoded(
         assert server.readiness.state == "SERVING"
         with pytest.raises(errors.Unimplemented):
             await asyncio.wait_for(client.score("sun", ["moon"]), 5)
+
+
+async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_spaces_label(
+    serve, cross, pretrained, registry
+) -> None:
+    async with serve(poll_s=30) as (_, client):
+        for space_id, label, version in ((CROSS, "stable", pretrained.version), (TINY_SPACE, "stable", cross.version)):
+            row = await registry.set_label(space_id, label, version)
+            (rollout,) = await registry.await_rollout(row, 5)
+            assert not rollout.ok
+            assert "has none" in rollout.reason
+        assert (await client.encode(["sun"])).model_version == pretrained.version
+        assert (await client.score("sun", ["moon"])).model_version == cross.version

@@ -207,7 +207,9 @@ async def refused(serve, registry: Registry, candidate: TinyCheckpoint, serving:
         (swap,) = [s for s in (await client.info()).swaps if s.version == candidate.version and s.label == "stable"]
         assert not swap.ok
         assert __import__("re").search(reason, swap.reason), swap.reason
-        failed = server.metrics.get_sample_value("aeenc_encoder_swaps_total", {"label": "stable", "outcome": "failed"})
+        failed = server.metrics.get_sample_value(
+            "aeenc_encoder_swaps_total", {"space": TINY_SPACE, "label": "stable", "outcome": "failed"}
+        )
         assert failed == 1
 
 

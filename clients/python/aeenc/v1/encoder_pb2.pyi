@@ -170,7 +170,7 @@ class AppliedLabel(_message.Message):
     def __init__(self, space_id: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SwapOutcome(_message.Message):
-    __slots__ = ("label", "version", "revision", "ok", "reason", "finished_at", "duration")
+    __slots__ = ("label", "version", "revision", "ok", "reason", "finished_at", "duration", "space_id")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class SwapOutcome(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     label: str
     version: str
     revision: int
@@ -185,4 +186,5 @@ class SwapOutcome(_message.Message):
     reason: str
     finished_at: _timestamp_pb2.Timestamp
     duration: _duration_pb2.Duration
-    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    space_id: str
+    def __init__(self, label: _Optional[str] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., ok: bool = ..., reason: _Optional[str] = ..., finished_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., space_id: _Optional[str] = ...) -> None: ...
