@@ -76,13 +76,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if wrapped is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        if handler is None or method.startswith(_OPEN_PREFIXES):
+        if handler is None:
             return handler
         kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        called = wrap(method, getattr(handler, kind))
-        self._wrapped[method] = make(called, handler.request_deserializer, handler.response_serializer)
+        inner = getattr(handler, kind)
+        called = _passed_on(inner) if method.startswith(_OPEN_PREFIXES) else wrap(method, inner)
+        decode = _decoder(handler.request_deserializer, streaming=handler.request_streaming)
+        self._wrapped[method] = make(called, decode, handler.response_serializer)
         return self._wrapped[method]
 
     def _wrap_unary(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +92,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = _metadata(context)
             started = self._begin(metadata)
             try:
-                self._admit(method, metadata)
+                self._admit(method, metadata, request)
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 await self._fail(method, started, error, request, context)
@@ -105,7 +107,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = _metadata(context)
             started = self._begin(metadata)
             try:
-                self._admit(method, metadata)
+                self._admit(method, metadata, request)
                 async for response in inner(request, context):
                     yield response
             except GeneratorExit:
@@ -123,11 +125,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         structlog.contextvars.bind_contextvars(request_id=request_id, **trace)
         return time.perf_counter()
 
-    def _admit(self, method: str, metadata: dict[str, Any]) -> None:
+    def _admit(self, method: str, metadata: dict[str, Any], request: Any) -> None:
         self._credentials.check(method, metadata)
         is_open = method.endswith("/GetInfo") or method.startswith(_REFLECTION_PREFIX)
         if not self._readiness.answers and not is_open:
             raise errors.Unavailable(f"the service is not ready: {self._readiness.reason}", retry_after_s=0.25)
+        if isinstance(request, errors.AeencError):
+            raise request
 
     def _end(self, method: str, started: float, code: str) -> None:
         elapsed_s = time.perf_counter() - started
@@ -149,6 +153,36 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         trailer = ((status.DETAILS_KEY, status.details_of(known)),)
         await context.abort(status.code_of(known), status.message_of(known), trailer)
         raise AssertionError("abort returns never")
+
+
+def _passed_on(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler of the library's own, which makes its statuses itself."""
+
+    async def call(request: Any, context: Any) -> Any:
+        if isinstance(request, errors.AeencError):
+            await context.abort(status.code_of(request), request.message)
+        return await inner(request, context)
+
+    return call
+
+
+def _decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
+    """Reads messages; bytes that are none become InvalidArgument.
+
+    Of a single request it is returned in the message's place, since grpc would answer UNKNOWN for what is raised here;
+    of a stream it is raised to the handler that reads.
+    """
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception as error:  # every implementation of protobuf raises its own
+            known = errors.InvalidArgument("the bytes sent are no message of this method; send what its .proto says")
+            if streaming:
+                raise known from error
+            return known
+
+    return decoded
 
 
 def _metadata(context: Any) -> dict[str, Any]:

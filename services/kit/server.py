@@ -6,6 +6,7 @@ It knows no service: `__main__` adds servicers and hooks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import signal
@@ -53,7 +54,9 @@ class GrpcServer:
         self._on_stop: list[Hook] = []
         self._servicers: list[tuple[Callable[[Any, Any], None], Any]] = []
         self._health = health.aio.HealthServicer()
+        self._interceptor = CallInterceptor(self._credentials, self.readiness, RpcMetrics(self.metrics))
         self._server: Any = None
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._endpoint: MetricsEndpoint | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
@@ -75,18 +78,10 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Binds, starts answering and runs the start hooks in the background. Returns the port."""
-        size = [("grpc.max_receive_message_length", self.settings.message_bytes), ("grpc.so_reuseport", 0)]
-        interceptor = CallInterceptor(self._credentials, self.readiness, RpcMetrics(self.metrics))
-        self._server = grpc.aio.server(interceptors=[interceptor], options=size)
-        for register, servicer in self._servicers:
-            register(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
         await self._set_health()
         self.readiness.on_change(lambda: self._spawn(self._set_health()))
-        self.port = self._bind()
-        await self._server.start()
+        await self._open()
+        self._spawn(self._keep_open())
         if self.settings.metrics_port is not None:
             self._endpoint = MetricsEndpoint(self.metrics, self.settings.host, self.settings.metrics_port)
             self.metrics_port = self._endpoint.port
@@ -94,6 +89,38 @@ class GrpcServer:
         self._spawn(self._load())
         log.info("listening", address=self.settings.address, port=self.port)
         return self.port
+
+    async def _open(self) -> None:
+        """Makes a gRPC server, binds it and lets it answer; on the port of the one before if there was one."""
+        size = [("grpc.max_receive_message_length", self.settings.message_bytes), ("grpc.so_reuseport", 0)]
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=size)
+        for register, servicer in self._servicers:
+            register(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        self.port = self._bind()
+        before = asyncio.all_tasks()
+        await self._server.start()
+        started = asyncio.all_tasks() - before
+        self._accepting = {
+            task for task in started if "_server_main_loop" in getattr(task.get_coro(), "__qualname__", "")
+        }
+
+    async def _keep_open(self) -> None:
+        """Opens again when grpc gives up by itself.
+
+        A request whose path is not UTF-8 ends the accepting loop of grpcio 1.85, and with it every connection, without
+        a word to whoever waits for the server's end.
+        """
+        while self._accepting:
+            await asyncio.wait(self._accepting)
+            if self.readiness.state == "DRAINING":
+                return
+            log.error("the gRPC server ended by itself; opening another")
+            with contextlib.suppress(Exception):  # it says once more what ended it
+                await self._server.stop(0)
+            await self._open()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Says NOT_SERVING, finishes what is in flight within `grace_s`, then runs the stop hooks."""
@@ -133,14 +160,15 @@ class GrpcServer:
 
     def _bind(self) -> int:
         settings = self.settings
+        address = f"{settings.host}:{self.port}" if self.port and ":" not in settings.host else settings.address
         try:
             if settings.tls_cert is None or settings.tls_key is None:
-                return int(self._server.add_insecure_port(settings.address))
+                return int(self._server.add_insecure_port(address))
             ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
             credentials = grpc.ssl_server_credentials(
                 [(settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())], ca, ca is not None
             )
-            return int(self._server.add_secure_port(settings.address, credentials))
+            return int(self._server.add_secure_port(address, credentials))
         except RuntimeError as error:
             raise errors.Unavailable(
                 f"cannot listen on {settings.address}; another process has the port: choose one with --port"

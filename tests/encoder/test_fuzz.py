@@ -95,7 +95,6 @@ async def test_any_values_are_answered_with_unit_vectors_or_a_refusal_that_says_
         assert outcomes >= {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}  # the property met each kind
 
 
-@pytest.mark.xfail(reason="bytes that are no message end as UNKNOWN, or as INTERNAL with a traceback of ours")
 async def test_bytes_that_are_no_message_are_refused_and_are_no_failure_of_the_service(
     serve, checkpoint, capfd
 ) -> None:
