@@ -25,7 +25,7 @@ class Row:
 
 
 class Rows:
-    """Collects rows, printing each as it comes; `finish` writes `results/<name>.json` and ends the process."""
+    """Collects rows, printing each as it comes and writing `results/<name>.json`; `finish` ends the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,6 +37,9 @@ class Rows:
         self._rows.append(added)
         print(f"{'ok  ' if ok else 'FAIL'}  {row:<58} {_short(value):>12} {unit:<8} {bar:<22} {_short(baseline)}")
         sys.stdout.flush()
+        RESULTS.mkdir(exist_ok=True)  # after each row: a long run that ends early has told what it knew
+        content = json.dumps([asdict(one) for one in self._rows], indent=1, ensure_ascii=False)
+        (RESULTS / f"{self._name}.json").write_text(content)
 
     def at_least(self, row: str, value: float, unit: str, least: float, baseline: Any = None) -> None:
         """Adds a claim that a value is not below a bar."""
@@ -51,10 +54,7 @@ class Rows:
         self.add(row, value, unit, "none", True, baseline)
 
     def finish(self) -> None:
-        """Writes the file; exit status 1 when a claim does not hold."""
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self._name}.json"
-        path.write_text(json.dumps([asdict(row) for row in self._rows], indent=1, ensure_ascii=False))
+        """Ends the process; exit status 1 when a claim does not hold."""
         sys.exit(0 if all(row.ok for row in self._rows) else 1)
 
 
