@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from google.protobuf import duration_pb2
-
 from aeenc import vectors
 from aeenc.v1 import encoder_pb2, types_pb2
 from services.encoder.encoding import EncodeCall, Result, ScoreCall
 from services.encoder.queueing import Lane
 from services.encoder.swaps import Swap
 from services.encoder.versions import Selection, Versions
-from services.kit.wire import to_timestamp
+from services.kit.wire import to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[int, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
@@ -115,7 +113,7 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
             ok=swap.ok,
             reason=swap.reason,
             finished_at=to_timestamp(swap.finished_at),
-            duration=_duration(swap.duration_s),
+            duration=to_duration(swap.duration_s),
         )
         for swap in swaps
     ]
@@ -127,13 +125,8 @@ def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) 
 
 def _timings(result: Result) -> types_pb2.Timings:
     return types_pb2.Timings(
-        total=_duration(result.total_s),
-        queue=_duration(result.queue_s),
-        tokenize=_duration(result.tokenize_s),
-        compute=_duration(result.compute_s),
+        total=to_duration(result.total_s),
+        queue=to_duration(result.queue_s),
+        tokenize=to_duration(result.tokenize_s),
+        compute=to_duration(result.compute_s),
     )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))

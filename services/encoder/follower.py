@@ -182,7 +182,7 @@ class Follower:
         key, wanted = (space_id, PREMISES), (0, version)
         if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
             return
-        if self._failed.get(key) == wanted and not retry_failed:
+        if self._failed.get(key) == wanted and self._versions.complete and not retry_failed:
             return
         started = time.monotonic()
         try:

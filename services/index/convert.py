@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import timestamp_pb2
 
 from aeenc import errors
 from aeenc.encoded import precision_name
@@ -17,6 +17,7 @@ from services.index.retrieval import Answer, Scope, TextQuery
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
 from services.kit.generation import PremiseRecord
+from services.kit.wire import to_duration
 
 T = TypeVar("T")
 HITS_ON_LOOP = 2000  # about a millisecond's worth of messages
@@ -175,17 +176,11 @@ async def to_premise_chunks(
 
 def _timings(answer: Answer) -> types_pb2.Timings:
     return types_pb2.Timings(
-        total=_duration(answer.total_s),
-        queue=_duration(answer.queue_s),
-        compute=_duration(answer.compute_s),
-        encode=_duration(answer.encode_s) if answer.encode_s else None,
+        total=to_duration(answer.total_s),
+        queue=to_duration(answer.queue_s),
+        compute=to_duration(answer.compute_s),
+        encode=to_duration(answer.encode_s) if answer.encode_s else None,
     )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
 
 
 def to_corpus_info(corpus: str, served: ServedGeneration | None) -> index_pb2.CorpusInfo:

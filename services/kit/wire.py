@@ -1,9 +1,10 @@
-"""Values that several services put into messages or take out of them: times, and the position in a page token."""
+"""Values that several services put into messages or take out of them: times, durations, positions in page tokens."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
@@ -16,6 +17,12 @@ def to_timestamp(at: datetime | None) -> Timestamp | None:
     timestamp = Timestamp()
     timestamp.FromDatetime(at)
     return timestamp
+
+
+def to_duration(seconds: float) -> Duration:
+    """A length of time; cut to whole nanoseconds."""
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def position_of(page_token: str) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from aeenc.errors import FailedPrecondition
 from services.kit.artifacts import ArtifactStore, sha256_of
 from services.trainer.cross_encoder import MODEL_TYPE, SPACE, check_labels
-from services.trainer.learning.export import FOLDER, OPSET, PROBES
+from services.trainer.learning.export import FOLDER, OPSET, PROBES, portable_bytes
 from services.trainer.learning.query_encoder import pad_id_of
 
 MAX_TOKENS = 512
@@ -210,13 +210,7 @@ def _onnx(scorer: PairScorer, batches: PairBatches, pairs: Sequence[Pair]) -> by
             dynamo=True,
             verbose=False,
         )
-    assert program is not None
-    model = program.model_proto
-    for node in model.graph.node:  # stack traces with this machine's paths
-        del node.metadata_props[:]
-        node.doc_string = ""
-    del model.metadata_props[:]
-    return bytes(model.SerializeToString())
+    return portable_bytes(program)
 
 
 def _probe(path: Path, scorer: PairScorer, batches: PairBatches, pairs: Sequence[Pair]) -> Any:

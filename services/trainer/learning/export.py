@@ -83,9 +83,14 @@ def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
             dynamo=True,
             verbose=False,
         )
+    return portable_bytes(program)
+
+
+def portable_bytes(program: torch.onnx.ONNXProgram | None) -> bytes:
+    """An exported model without what the exporter notes about the machine: stack traces with its paths."""
     assert program is not None
     model = program.model_proto
-    for node in model.graph.node:  # stack traces with this machine's paths
+    for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
     del model.metadata_props[:]
