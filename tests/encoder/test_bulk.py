@@ -6,7 +6,7 @@ import numpy as np
 from tinymodel import WORDS, register
 
 from aeenc import Channel, EncoderClient
-from aeenc.bulk_stream import Work
+from aeenc.bulk_stream import BulkStream, Work
 
 TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)) for n in range(2000)]
 
@@ -14,32 +14,44 @@ TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)
 async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tiny_checkpoint, tmp_path, monkeypatch):
     await register(registry, tiny_checkpoint, label="stable")
     answered: list[float] = []
-    original = Work.answered
+    returned: list[float] = []
+    is_under_way = asyncio.Event()
+    original, give_back, take = Work.answered, Work.give_back, BulkStream._answered
 
     def noted(self, batch, outcome):
         answered.append(batch.seq)
         original(self, batch, outcome)
 
+    def noted_back(self, batches):
+        batches = list(batches)
+        returned.extend(batch.seq for batch in batches)
+        give_back(self, batches)
+
+    def taken(self, response):
+        take(self, response)
+        if self.channel.target.endswith(f":{first.port}") and self.is_awaited and len(answered) > 10:
+            is_under_way.set()
+
     monkeypatch.setattr(Work, "answered", noted)
+    monkeypatch.setattr(Work, "give_back", noted_back)
+    monkeypatch.setattr(BulkStream, "_answered", taken)
     async with serve(state_dir=tmp_path / "a") as (first, _), serve(state_dir=tmp_path / "b") as (second, alone):
         expected = [batch async for batch in alone.encode_all(TEXTS, role="premise", batch=16)]
         assert {batch.model_version for batch in expected} == {tiny_checkpoint.version}
         answered.clear()
+        is_under_way.clear()
         both = Channel(f"127.0.0.1:{first.port},127.0.0.1:{second.port}", timeout_s=10)
-        found = []
 
-        async def encode() -> None:
-            async for batch in EncoderClient(both).encode_all(TEXTS, role="premise", batch=16, patience_s=10):
-                found.append(batch.vectors)  # noqa: PERF401 -- the test looks at it meanwhile
+        async def encode() -> list[np.ndarray]:
+            client = EncoderClient(both)
+            return [b.vectors async for b in client.encode_all(TEXTS, role="premise", batch=16, patience_s=10)]
 
         work = asyncio.ensure_future(encode())
-        while len(answered) < 20:  # noqa: ASYNC110 -- what is awaited has no event
-            await asyncio.sleep(0.001)
+        await is_under_way.wait()
         await first.stop(0)
-        received = len(answered)
-        await work
+        found = await work
         await both.close()
-    assert received < 125, "nothing was left to be done when the encoder was killed"
+    assert returned, "the encoder that was killed owed nothing"
     assert sorted(answered) == list(range(1, 126)), "every batch is answered once"
     wanted = np.concatenate([batch.vectors for batch in expected])
     assert np.allclose(np.concatenate(found), wanted, atol=1e-6)
