@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,13 +16,13 @@ from typing import TypeVar
 from aeenc import errors
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.model import Model
+from services.encoder.priority import CANDIDATE, lower_priority
 from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
 
 T = TypeVar("T")
 
 FOLDER = "checkpoints"
-NICENESS = 5  # a third of the usual weight: on a saturated machine a candidate still comes through in seconds
 
 
 class Candidates:
@@ -32,7 +30,9 @@ class Candidates:
 
     def __init__(self, registry: Registry, store: ArtifactStore, options: LoadOptions) -> None:
         self._registry, self._store, self._options = registry, store, options
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=_lower_priority)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="load", initializer=lower_priority, initargs=(CANDIDATE,)
+        )
 
     async def load(self, space_id: str, version: str, dim: int | None) -> Model:
         """The model of a version. Raises NotFound, and what is wrong with its files or values."""
@@ -74,11 +74,6 @@ class Candidates:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _lower_priority() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not every system has priorities of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _return_memory() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, Unavailable
+from services.encoder.priority import WORKER, lower_priority
 from services.encoder.queueing import Batch, Item, Lane, Queues
 from services.encoder.runners import Runner
 from services.kit.logs import get
@@ -100,6 +101,7 @@ class Workers:
             self._restart(worker, "stuck")
 
     def _live(self, worker: _Worker) -> None:
+        lower_priority(WORKER)
         try:
             self._work(worker)
         except BaseException as error:

@@ -30,7 +30,7 @@ from services.kit.settings import ServiceSettings
 from services.kit.tasks import cancel_all
 
 log = logs.get(__name__)
-COLLECT_AFTER = 20_000  # objects; Python's own choice is 700
+COLLECT_AFTER = 5_000  # objects; Python's own choice is 700. More of them make pauses that refusals feel
 SWITCH_S = 0.0005  # Python's own choice is ten times that
 Hook = Callable[[], Awaitable[None]]
 

@@ -44,8 +44,10 @@ class Failing(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexAdmin
 
 
 @asynccontextmanager
-async def served(outcome: Outcome, **options: Any) -> AsyncIterator[tuple[Failing, Channel]]:
-    server, servicer = grpc.aio.server(), Failing(outcome)
+async def served(
+    outcome: Outcome, kind: type[Failing] = Failing, **options: Any
+) -> AsyncIterator[tuple[Failing, Channel]]:
+    server, servicer = grpc.aio.server(), kind(outcome)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
     index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -100,6 +102,21 @@ async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_i
         await EncoderClient(channel).encode(["a"])
     assert len(servicer.request_ids) == 4
     assert len(set(servicer.request_ids)) == 1
+
+
+async def test_a_call_that_the_server_drops_without_a_word_is_repeated() -> None:
+    class Dropping(Failing):
+        async def _answer(self, context: Any) -> None:
+            await super()._answer(context)
+            if len(self.request_ids) == 1:
+                await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as grpc's core does with too many calls
+
+    async with served(lambda _: None, Dropping) as (servicer, channel):
+        await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 2
+    async with served(lambda _: None, Dropping, retry=False) as (_, channel):
+        with pytest.raises(errors.Unavailable, match="has dropped the call"):
+            await EncoderClient(channel).encode(["a"])
 
 
 @pytest.mark.parametrize("cls", [errors.InvalidArgument, errors.Aborted, errors.DataLoss, errors.AeencError])

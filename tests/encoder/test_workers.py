@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 
@@ -14,6 +16,7 @@ from aeenc.errors import AeencError, Unavailable
 from services.encoder.batching import Batcher
 from services.encoder.cost import CostModel
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.priority import WORKER
 from services.encoder.runners import Tokens
 
 POISON, DEADLY, ENDLESS = 13, 17, 19
@@ -29,9 +32,11 @@ class Runner:
         self.sizes: list[int] = []
         self.computed: list[int] = []
         self.release = threading.Event()
+        self.niceness = 0
 
     def run(self, batch):
         self.sizes.append(len(batch))
+        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         lengths = {len(tokens.ids) for tokens in batch}
         if DEADLY in lengths:
             raise SystemExit
@@ -100,6 +105,15 @@ async def test_a_dead_worker_fails_what_it_held_and_nothing_else_and_is_replaced
     assert "worker that computed this call died (SystemExit)" in answers[1].message
     assert (await setup.encode(7)).rows.tolist() == [[7, 7]]
     assert setup.restarts("died") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+async def test_workers_and_those_that_replace_them_leave_the_event_loop_first(setup) -> None:
+    for _ in range(3):
+        await setup.encode(1)
+        assert setup.runner.niceness == os.getpriority(os.PRIO_PROCESS, os.getpid()) + WORKER
+        with pytest.raises(Unavailable):
+            await setup.encode(1, DEADLY)
 
 
 async def test_a_worker_that_does_not_come_back_is_given_up_and_replaced() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import types
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -129,6 +131,27 @@ async def test_a_bug_leaves_as_internal_without_internals_and_the_process_goes_o
         assert caught.value.code == "INTERNAL"
         assert "shadow" not in caught.value.message
         assert (await client.encode(["a"])).model_version == "v1"
+
+
+async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None:
+    server, _ = build()
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        await (await ready(server)).encode(["a"])
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.disable()
+        try:
+            for _ in range(20):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Encode(encoder_pb2.EncodeRequest(texts=["overloaded"]))
+            gc.collect()
+            left = [thing for thing in gc.garbage if isinstance(thing, (types.FrameType, BaseException))]
+        finally:
+            gc.enable()
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert not left, "frames and exceptions that refer to each other make pauses when many calls are refused"
 
 
 async def test_a_full_disk_answers_unavailable_and_says_so() -> None:

@@ -186,6 +186,8 @@ class Channel:
             return errors.Unavailable(f"no service answers at {self.target} ({reason}); is it running there?")
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
+        if isinstance(error, errors.Cancelled):  # not by us: grpc's core sheds what a server does not take on in time
+            return errors.Unavailable(f"{self.target} has dropped the call, as a server with too many does; try later")
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error

@@ -1,0 +1,26 @@
+"""Which of the encoder's threads go first when the processors are full: the event loop, then workers, then candidates.
+
+Workers compute all the time under load. As equals of the event loop they leave it a share that arrivals at twice the
+capacity use up: calls then wait to be *refused*, and grpc's core drops those that wait in too long a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+
+WORKER = 5  # a third of the weight of the event loop
+CANDIDATE = 10  # a third of a worker's: on a saturated machine a candidate still comes through in seconds
+
+
+def lower_priority(niceness: int) -> None:
+    """Sets the calling thread's niceness to this much over the main thread's, which runs the event loop.
+
+    Only Linux has a niceness for each thread; elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            of_main = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), of_main + niceness)
