@@ -52,7 +52,6 @@ def build(settings: EncoderSettings) -> GrpcServer:
         message_bytes=settings.message_bytes,
         items=settings.max_items,
         text_bytes=settings.text_bytes,
-        tokens=256,
         queued_tokens=settings.queued_tokens,
     )
     batcher = Batcher(

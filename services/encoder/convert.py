@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from aeenc import vectors
+from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 from services.encoder.encoding import EncodeCall, Result, ScoreCall
 from services.encoder.queueing import Lane
@@ -12,13 +14,17 @@ from services.encoder.swaps import Swap
 from services.encoder.versions import Selection, Versions
 from services.kit.wire import to_duration, to_timestamp
 
+E = TypeVar("E", bound=int)
+T = TypeVar("T")
+
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
-_LANES: dict[int, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
+_LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
 _PRECISIONS = {
     types_pb2.PRECISION_FLOAT32: "float32",
     types_pb2.PRECISION_FLOAT16: "float16",
     types_pb2.PRECISION_INT8: "int8",
 }
+_TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 _TO_PRECISION = {name: value for value, name in _PRECISIONS.items()}
 _MODEL_TYPES = {
     "sentence-encoder": encoder_pb2.MODEL_TYPE_SENTENCE_ENCODER,
@@ -32,11 +38,11 @@ def to_call(
     """An Encode request as a call; `lane` is that of a request which names none. A bulk default makes it patient."""
     return EncodeCall(
         texts=request.texts,
-        role=_ROLES.get(request.role, ""),
+        role=_known(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
-        truncate=request.truncate == types_pb2.TRUNCATE_END,
-        precision=_PRECISIONS.get(request.precision, ""),
-        lane=_LANES.get(request.lane, lane),
+        truncate=_known(_TRUNCATES, request.truncate, "truncate", False),
+        precision=_known(_PRECISIONS, request.precision, "precision", ""),
+        lane=_known(_LANES, request.lane, "lane", lane),
         deadline_s=deadline_s,
         patient=lane == "bulk",
     )
@@ -48,7 +54,7 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
         query=request.query,
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=request.truncate == types_pb2.TRUNCATE_END,
+        truncate=_known(_TRUNCATES, request.truncate, "truncate", False),
         deadline_s=deadline_s,
     )
 
@@ -117,6 +123,15 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
         )
         for swap in swaps
     ]
+
+
+def _known(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:
+    """What a number of an enum stands for; 0 is `unset`. Raises InvalidArgument for a number that is not known."""
+    if sent != 0 and sent not in values:
+        raise InvalidArgument.field(
+            field, f"{sent} is unknown to this encoder; use one of {sorted(values)}, or update it"
+        )
+    return values.get(sent, unset)
 
 
 def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) -> Selection:

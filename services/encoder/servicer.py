@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
@@ -51,8 +52,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
         premise = self._versions.models.get(self._versions.premise_version)
+        limits = replace(self._limits, tokens=premise.description.max_tokens if premise else 0)
         return encoder_pb2.EncoderServiceGetInfoResponse(
-            service=to_service_info(self._server, self._limits),
+            service=to_service_info(self._server, limits),
             default_space_id=self._versions.space_id,
             dim=premise.dim if premise else 0,
             versions=convert.to_versions(self._versions),

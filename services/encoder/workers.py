@@ -85,7 +85,8 @@ class Workers:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for worker in self._workers:
+            workers = list(self._workers)
+        for worker in workers:
             worker.thread.join(timeout_s)
 
     def replace_stuck(self, after_s: float) -> None:
@@ -162,7 +163,7 @@ class Workers:
                 return
             fresh = _Worker(self._live, worker.thread.name)
             self._workers[self._workers.index(worker)] = fresh
-        fresh.thread.start()
+            fresh.thread.start()  # under the lock: whoever closes joins none that has not begun
 
 
 def as_known(error: Exception) -> Exception:

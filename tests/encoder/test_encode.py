@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import grpc
 import numpy as np
 import pytest
 from tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
@@ -49,6 +50,17 @@ async def test_a_text_has_the_same_vector_alone_and_in_any_batch(serve, tuned) -
         alone = await asyncio.gather(*(client.encode([text]) for text in texts))
         cosines = np.einsum("nd,nd->n", together, np.concatenate([one.vectors for one in alone]))
         assert cosines.min() >= 0.999999
+
+
+@pytest.mark.parametrize("field", ["role", "lane", "precision", "truncate"])
+async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_over(serve, tuned, field) -> None:
+    async with serve() as (_, client):
+        request = encoder_pb2.EncodeRequest(texts=["sun"], role=encoder_pb2.ROLE_QUERY)
+        setattr(request, field, 99)
+        stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 99 is unknown to this encoder") as caught:
+            await stub.Encode(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
