@@ -1,7 +1,8 @@
-"""Candidates on their way to serving: looked up, fetched, hashed, loaded and checked in one thread of low priority.
+"""Candidates on their way to serving: looked up, fetched, hashed, loaded and checked in a thread that runs when idle.
 
-The thread's low priority is the kernel's: while callers are served, it gets what they leave. Sessions own no threads
-(see onnx_session), so none of theirs can inherit it.
+While callers are served, the kernel gives that thread only what they leave, and takes it back at once. Where they leave
+nothing for seconds, a second thread, of low priority but with a share of its own, does the same work anew. Sessions own
+no threads (see onnx_session), so none of theirs can inherit a priority.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from aeenc import errors
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.model import Model
-from services.encoder.priority import CANDIDATE, lower_priority
+from services.encoder.priority import CANDIDATE, lower_priority, only_when_idle
+from services.encoder.tokenization import Tokenizers
 from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
 
-T = TypeVar("T")
-
 FOLDER = "checkpoints"
+PATIENCE_S = 4.0  # before the thread with a share of its own begins as well; idle ones take two
 
 
 class Candidates:
@@ -30,24 +30,32 @@ class Candidates:
 
     def __init__(self, registry: Registry, store: ArtifactStore, options: LoadOptions) -> None:
         self._registry, self._store, self._options = registry, store, options
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="load", initializer=lower_priority, initargs=(CANDIDATE,)
+        self._tokenizers = Tokenizers()
+        self._idle = ThreadPoolExecutor(1, thread_name_prefix="load-idle", initializer=only_when_idle)
+        self._low = ThreadPoolExecutor(
+            1, thread_name_prefix="load-low", initializer=lower_priority, initargs=(CANDIDATE,)
         )
+        self._under_way: asyncio.Future[Model] | None = None  # in the idle thread
 
-    async def load(self, space_id: str, version: str, dim: int | None) -> Model:
-        """The model of a version. Raises NotFound, and what is wrong with its files or values."""
+    async def load(self, space_id: str, version: str, dim: int | None, *, beside: bool = False) -> Model:
+        """The model of a version, loaded `beside` one that serves or before any does.
+
+        Raises NotFound, and what is wrong with its files or values.
+        """
         row = await self._registry.checkpoint(version)
         if row is None:
             raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
-        return await self.load_known(space_id, version, row.manifest_sha256, dim)
+        return await self.load_known(space_id, version, row.manifest_sha256, dim, beside=beside)
 
-    async def load_known(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Model:
+    async def load_known(
+        self, space_id: str, version: str, manifest_sha256: str, dim: int | None, *, beside: bool = False
+    ) -> Model:
         """As `load`, with the digest that the manifest must have already at hand: needs no registry."""
 
         def load() -> Model:
             try:
                 artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="full")
-                return load_model(artifact, self._options, space_id=space_id, dim=dim)
+                return load_model(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
             except errors.AeencError:
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever a bad file makes a library raise is a reason
@@ -57,23 +65,43 @@ class Candidates:
             finally:
                 _return_memory()
 
-        return await self._run(load)
+        return await (self._when_idle(load) if beside else self._soon(load))
 
     async def release(self, models: list[Model]) -> None:
-        """Lets go of models that nobody uses any more; `models` is empty afterwards."""
+        """Lets go of models that nobody uses any more; `models` is empty afterwards.
+
+        Not in the thread of low priority: freeing a session holds the interpreter's lock for ten milliseconds, and a
+        thread that the kernel takes off the processor meanwhile would keep it much longer.
+        """
 
         def release() -> None:
             models.clear()
             _return_memory()
 
-        await self._run(release)
+        await asyncio.to_thread(release)
 
     def close(self) -> None:
-        """Stops the thread after what it does at the moment."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stops the threads after what they do at the moment."""
+        self._idle.shutdown(wait=False, cancel_futures=True)
+        self._low.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _when_idle(self, load: Callable[[], Model]) -> Model:
+        """In the idle thread; when that one is still at another or gets no turn, soon."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.get_running_loop().run_in_executor(self._idle, load)
+            await asyncio.wait([self._under_way], timeout=PATIENCE_S)
+            if self._under_way.done():
+                return self._under_way.result()
+            self._under_way.add_done_callback(_seen)
+        return await self._soon(load)
+
+    async def _soon(self, load: Callable[[], Model]) -> Model:
+        return await asyncio.get_running_loop().run_in_executor(self._low, load)
+
+
+def _seen(late: asyncio.Future[Model]) -> None:
+    if not late.cancelled():
+        late.exception()  # another thread has answered; nobody asks for this one
 
 
 def _return_memory() -> None:

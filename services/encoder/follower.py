@@ -211,7 +211,7 @@ class Follower:
         dim = None if space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
         model = self._versions.models.get(version)
         if model is None:
-            return await self._candidates.load(space_id, version, dim)
+            return await self._candidates.load(space_id, version, dim, beside=True)
         check_place(model.description, space_id, dim)
         return model
 

@@ -17,7 +17,7 @@ from services.encoder.model import CROSS_ENCODERS, FLOAT16, FLOAT32, INT8, Descr
 from services.encoder.onnx_scan import check_onnx
 from services.encoder.onnx_session import CUDA, inputs_of, open_session
 from services.encoder.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
-from services.encoder.tokenization import Tokenization
+from services.encoder.tokenization import Tokenization, Tokenizers
 from services.encoder.torch_session import open_torch_session
 from services.kit.artifacts import Artifact
 
@@ -57,15 +57,17 @@ class LoadOptions:
         return self.torch_device == "cuda" if self.torch_device else CUDA in self.providers
 
 
-def load_model(artifact: Artifact, options: LoadOptions, *, space_id: str, dim: int | None) -> Model:
-    """Loads, warms and checks a checkpoint whose hashes have been verified.
+def load_model(
+    artifact: Artifact, options: LoadOptions, *, space_id: str, dim: int | None, tokenizers: Tokenizers | None = None
+) -> Model:
+    """Loads, warms and checks a checkpoint whose hashes have been verified. `tokenizers` spares reading one again.
 
     Raises DataLoss or FailedPrecondition with what is wrong and the file or value it is wrong with.
     """
     description = Description.of(artifact)
     check_place(description, space_id, dim)
     _check_files(artifact, options.max_file_bytes)
-    tokenization = Tokenization(artifact.file("tokenizer.json"), description.max_tokens)
+    tokenization = Tokenization((tokenizers or Tokenizers()).of(artifact), description.max_tokens)
     if description.model_type == "cross-encoder":
         pairs = _pair_runner(artifact, description, options)
         golden.check_scores(artifact, description, tokenization, pairs)

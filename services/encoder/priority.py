@@ -24,3 +24,13 @@ def lower_priority(niceness: int) -> None:
         with contextlib.suppress(OSError):
             of_main = os.getpriority(os.PRIO_PROCESS, os.getpid())
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), of_main + niceness)
+
+
+def only_when_idle() -> None:
+    """Lets the calling thread run when nobody else wants its processor, and leave it at once when somebody does.
+
+    A niceness alone does not: the kernel lets a thread of any niceness finish its slice of some milliseconds.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread

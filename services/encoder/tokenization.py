@@ -11,6 +11,10 @@ from tokenizers import Tokenizer
 
 from aeenc.errors import DataLoss, FieldViolation, InvalidArgument
 from services.encoder.runners import Tokens
+from services.kit.artifacts import Artifact
+
+FILE = "tokenizer.json"
+KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -21,17 +25,41 @@ class Tokenized:
     truncated: int
 
 
+class Tokenizers:
+    """The tokenizers last read, by the hash of their file. Safe to ask from several threads.
+
+    All checkpoints of a space have the same one, and reading it holds the interpreter's lock for 20 ms or more, which
+    callers would feel at each swap.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[str, Tokenizer] = {}
+
+    def of(self, artifact: Artifact) -> Tokenizer:
+        """A checkpoint's tokenizer, its files verified. Raises DataLoss for a file that is none."""
+        digest = artifact.files[FILE].sha256
+        tokenizer = self._read.pop(digest, None) or _read(artifact.file(FILE))
+        self._read[digest] = tokenizer  # the last one now
+        for old in list(self._read)[:-KEPT]:
+            self._read.pop(old, None)
+        return tokenizer
+
+
+def _read(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for any malformed file
+        raise DataLoss(f"{path} is no tokenizer ({error}); restore it") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 class Tokenization:
     """A checkpoint's tokenizer. Safe to call from several threads: it is never changed after loading."""
 
-    def __init__(self, path: Path, max_tokens: int) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for any malformed file
-            raise DataLoss(f"{path} is no tokenizer ({error}); restore it") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self.max_tokens = max_tokens
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._tokenizer, self.max_tokens = tokenizer, max_tokens
 
     def texts(self, texts: Sequence[str], *, truncate: bool) -> Tokenized:
         """Tokens with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""

@@ -1,0 +1,77 @@
+"""Loading beside a serving version: when nobody else computes, or, where somebody always does, with a share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from aeenc import errors
+from services.encoder import candidates
+from services.encoder.candidates import Candidates
+from services.encoder.loading import LoadOptions
+from services.encoder.priority import CANDIDATE
+
+
+@pytest.fixture
+def made(registry, artifact_store):
+    candidate = Candidates(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
+    yield candidate
+    candidate.close()
+
+
+def load(made, checkpoint, *, beside=True):
+    digest = checkpoint.artifact.manifest_sha256
+    return made.load_known(checkpoint.space_id, checkpoint.version, digest, None, beside=beside)
+
+
+def threads_of(monkeypatch, before=lambda: None):
+    """Notes in which thread, and with which scheduling, each load begins."""
+    begun = []
+    original = candidates.load_model
+
+    def noted(*arguments, **options):
+        begun.append((threading.current_thread().name.rpartition("_")[0], os.sched_getscheduler(0)))
+        before()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(candidates, "load_model", noted)
+    return begun
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
+async def test_a_load_beside_a_serving_version_runs_when_idle_and_the_first_one_does_not_wait_for_that(
+    made, tiny_checkpoint, monkeypatch
+):
+    begun = threads_of(monkeypatch)
+    assert (await load(made, tiny_checkpoint, beside=False)).version == tiny_checkpoint.version
+    assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
+    assert begun == [("load-low", os.SCHED_OTHER), ("load-idle", os.SCHED_IDLE)]
+    assert (
+        made._low.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
+        == os.getpriority(os.PRIO_PROCESS, os.getpid()) + CANDIDATE
+    )
+
+
+async def test_a_load_that_gets_no_turn_is_done_by_the_thread_with_a_share(made, tiny_checkpoint, monkeypatch):
+    turn = threading.Event()
+
+    def starve():
+        if threading.current_thread().name.startswith("load-idle"):
+            turn.wait(20)
+            raise errors.DataLoss("nobody waits for this any more")
+
+    begun = threads_of(monkeypatch, starve)
+    monkeypatch.setattr(candidates, "PATIENCE_S", 0.2)
+    assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
+    assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
+    assert [name for name, _ in begun] == ["load-idle", "load-low", "load-low"], "the second did not wait again"
+    turn.set()
+
+
+async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_checkpoint):
+    first, second = await load(made, tiny_checkpoint), await load(made, tiny_checkpoint)
+    assert first.tokenization is not second.tokenization
+    assert first.tokenization._tokenizer is second.tokenization._tokenizer
