@@ -31,6 +31,9 @@ KNOWN: dict[str, Any] = {
 }
 STREAMING = {STREAM, REFLECT}  # in the direction of requests
 UNKNOWN_METHODS = (SERVICE + "Drop", "/", "/aeenc.v1.IndexService/Search", "/a/b/c", SERVICE + "x" * 500)
+LANES, PRECISIONS, TRUNCATES = (
+    {*kind.values()} for kind in (encoder_pb2.Lane, types_pb2.Precision, types_pb2.Truncate)
+)
 MESSAGE_BYTES, ITEMS, TEXT_BYTES, KEY_BYTES = 4 * 1024 * 1024, 1024, 16 * 1024, 256
 METADATA_BYTES = 4000  # more than that may be refused by gRPC itself
 TIGHT_S = 3.0  # a shorter deadline may always be over
@@ -140,20 +143,21 @@ def _allowed_for(method: str, request: bytes) -> frozenset[str]:
     if method == STREAM:
         return _allowed_encode(message.batch)
     if method == SCORE:
-        bad = _bad([message.query]) or _bad(message.premises)
+        bad = _bad([message.query]) or _bad(message.premises) or message.truncate not in TRUNCATES
         return frozenset({"INVALID_ARGUMENT"} if bad else {"UNIMPLEMENTED"})  # no cross-encoder is published
     ends = {CHECK: {"OK", "NOT_FOUND"}, WATCH: {"DEADLINE_EXCEEDED", "CANCELLED"}}
     return frozenset(ends.get(method, {"OK"}))
 
 
 def _allowed_encode(asked: encoder_pb2.EncodeRequest) -> frozenset[str]:
-    if _bad(asked.texts) or asked.role not in {1, 2} or len(asked.routing_key.encode()) > KEY_BYTES:
+    unknown = asked.lane not in LANES or asked.precision not in PRECISIONS or asked.truncate not in TRUNCATES
+    if unknown or _bad(asked.texts) or asked.role not in {1, 2} or len(asked.routing_key.encode()) > KEY_BYTES:
         return frozenset({"INVALID_ARGUMENT"})
     named = asked.model.label or asked.model.version
     codes = {"OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
     if asked.space_id or named or asked.precision:
         codes.add("FAILED_PRECONDITION")
-    if asked.truncate != types_pb2.TRUNCATE_END or asked.precision or asked.lane not in {0, 1, 2}:
+    if asked.truncate != types_pb2.TRUNCATE_END or asked.precision:
         codes.add("INVALID_ARGUMENT")
     if named and (asked.role == encoder_pb2.ROLE_PREMISE or named != "stable"):
         codes.discard("OK")
