@@ -23,6 +23,7 @@ from aeenc import errors, status
 from services.kit.logs import get
 from services.kit.metrics import RpcMetrics
 from services.kit.readiness import Readiness
+from services.kit.requests import Requests
 
 log = get(__name__)
 LINGER_S = 0.5
@@ -91,6 +92,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> Any:
             metadata = _metadata(context)
             started = self._begin(metadata)
+            if isinstance(request, AsyncIterator):
+                request = Requests(request)
             try:
                 self._admit(method, metadata, request)
                 response = await inner(request, context)
@@ -106,6 +109,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             metadata = _metadata(context)
             started = self._begin(metadata)
+            if isinstance(request, AsyncIterator):
+                request = Requests(request)
             try:
                 self._admit(method, metadata, request)
                 async for response in inner(request, context):

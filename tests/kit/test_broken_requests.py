@@ -1,12 +1,19 @@
-"""Requests that break grpc's own machinery, sent as bytes."""
+"""Requests that break grpc's own machinery: paths that are no text, and messages sent on after a refusal."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
+from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aeenc import errors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.kit.ordered import ordered
+from services.kit.requests import Requests
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 
@@ -38,3 +45,53 @@ async def test_a_request_that_ends_grpcs_own_loop_does_not_end_the_service() -> 
                 stub = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True)
                 assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Refusing(encoder_pb2_grpc.EncoderServiceServicer):
+    """Refuses the first message of a stream while it reads the next ones."""
+
+    async def EncodeStream(self, request_iterator: Any, context: Any) -> Any:
+        async def refuse(_: Any) -> encoder_pb2.EncodeStreamResponse:
+            raise errors.InvalidArgument("texts: is empty; send one")
+
+        async for answer in ordered(request_iterator, refuse, window=4):
+            yield answer
+
+
+async def test_what_is_sent_on_after_a_refusal_does_not_stay_in_memory() -> None:
+    batch = encoder_pb2.EncodeRequest(texts=["x" * 100_000])
+    message = encoder_pb2.EncodeStreamRequest(batch=batch).SerializeToString()
+    server = GrpcServer(ServiceSettings(port=0))
+    server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, Refusing(), "aeenc.v1.EncoderService")
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server.readiness.serving()
+        method = channel.stream_stream("/aeenc.v1.EncoderService/EncodeStream")
+
+        async def call() -> None:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"is empty|Internal error from Core"):
+                async for _ in method([message] * 5, timeout=10):
+                    pass
+
+        async def rounds(count: int) -> float:
+            for _ in range(count):
+                await asyncio.gather(*(call() for _ in range(20)))
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+        before = await rounds(10)
+        assert await rounds(40) - before < 30, "MB; it was 90 when reads were cancelled"
+
+
+async def test_a_message_that_a_reader_gave_up_on_goes_to_the_next_reader() -> None:
+    sent: asyncio.Queue[str] = asyncio.Queue()
+
+    async def source() -> Any:
+        while (message := await sent.get()) != "end":
+            yield message
+
+    requests = Requests(source())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(requests), 0.01)
+    for message in ("one", "two", "end"):
+        sent.put_nowait(message)
+    assert [message async for message in requests] == ["one", "two"]
+    assert [message async for message in requests] == []
