@@ -22,7 +22,7 @@ from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
 
 FOLDER = "checkpoints"
-PATIENCE_S = 4.0  # before the thread with a share of its own begins as well; idle ones take two
+PATIENCE_S = 2.5  # before the thread with a share of its own begins as well; idle ones take two
 
 
 class Candidates:

@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-WORKER = 5  # a third of the weight of the event loop
-CANDIDATE = 10  # a third of a worker's: on a saturated machine a candidate still comes through in seconds
+WORKER = 2  # two thirds of the weight of the event loop
+CANDIDATE = 10  # a sixth of a worker's: on a saturated machine a candidate still comes through in seconds
 
 
 def lower_priority(niceness: int) -> None:
