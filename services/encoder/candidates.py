@@ -20,6 +20,7 @@ from services.encoder.priority import CANDIDATE, lower_priority, only_when_idle
 from services.encoder.tokenization import Tokenizers
 from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
+from services.kit.tasks import seen
 
 FOLDER = "checkpoints"
 PATIENCE_S = 2.5  # before the thread with a share of its own begins as well; idle ones take two
@@ -35,7 +36,7 @@ class Candidates:
         self._low = ThreadPoolExecutor(
             1, thread_name_prefix="load-low", initializer=lower_priority, initargs=(CANDIDATE,)
         )
-        self._under_way: asyncio.Future[Model] | None = None  # in the idle thread
+        self._idle_is_busy = False
 
     async def load(self, space_id: str, version: str, dim: int | None, *, beside: bool = False) -> Model:
         """The model of a version, loaded `beside` one that serves or before any does.
@@ -87,21 +88,22 @@ class Candidates:
 
     async def _when_idle(self, load: Callable[[], Model]) -> Model:
         """In the idle thread; when that one is still at another or gets no turn, soon."""
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.get_running_loop().run_in_executor(self._idle, load)
-            await asyncio.wait([self._under_way], timeout=PATIENCE_S)
-            if self._under_way.done():
-                return self._under_way.result()
-            self._under_way.add_done_callback(_seen)
+        if not self._idle_is_busy:
+            self._idle_is_busy = True
+            quiet = asyncio.get_running_loop().run_in_executor(self._idle, load)
+            quiet.add_done_callback(self._idle_again)
+            await asyncio.wait([quiet], timeout=PATIENCE_S)
+            if quiet.done():
+                return quiet.result()
         return await self._soon(load)
+
+    def _idle_again(self, quiet: asyncio.Future[Model]) -> None:
+        """Keeps nothing of the result: a model that came too late must not stay in memory."""
+        self._idle_is_busy = False
+        seen(quiet)
 
     async def _soon(self, load: Callable[[], Model]) -> Model:
         return await asyncio.get_running_loop().run_in_executor(self._low, load)
-
-
-def _seen(late: asyncio.Future[Model]) -> None:
-    if not late.cancelled():
-        late.exception()  # another thread has answered; nobody asks for this one
 
 
 def _return_memory() -> None:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from services.kit.tasks import seen
+
 
 class Requests:
     """Goes over `source`. A read that is cancelled goes on by itself, and the next reader has its message."""
@@ -23,18 +25,8 @@ class Requests:
 
     async def __anext__(self) -> Any:
         if self._read is None:
-            self._read = asyncio.ensure_future(_next(self._source))
-            self._read.add_done_callback(_seen)
+            self._read = asyncio.ensure_future(anext(self._source))
+            self._read.add_done_callback(seen)  # the call's end is that of a read that nobody waits for
         message = await asyncio.shield(self._read)
         self._read = None
         return message
-
-
-async def _next(source: AsyncIterator[Any]) -> Any:
-    return await anext(source)
-
-
-def _seen(read: asyncio.Future[Any]) -> None:
-    """The call's end is the end of a read that nobody waits for."""
-    if not read.cancelled():
-        read.exception()

@@ -1,4 +1,4 @@
-"""Ends background tasks for sure."""
+"""Ends background tasks for sure, and lets failures that nobody asks for pass."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=REPEAT_S)
+
+
+def seen(future: asyncio.Future[Any]) -> None:
+    """A done-callback for a future whose failure nobody may ask for: asyncio then does not complain of it."""
+    if not future.cancelled():
+        future.exception()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -69,6 +71,27 @@ async def test_a_load_that_gets_no_turn_is_done_by_the_thread_with_a_share(made,
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
     assert [name for name, _ in begun] == ["load-idle", "load-low", "load-low"], "the second did not wait again"
     turn.set()
+
+
+async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_checkpoint, monkeypatch):
+    turn, loaded = threading.Event(), []
+    original = candidates.load_model
+
+    def noted(*arguments, **options):
+        if threading.current_thread().name.startswith("load-idle"):
+            turn.wait(20)
+        model = original(*arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(candidates, "load_model", noted)
+    monkeypatch.setattr(candidates, "PATIENCE_S", 0.1)
+    served = await load(made, tiny_checkpoint)
+    turn.set()
+    async with asyncio.timeout(10):
+        while len(loaded) < 2 or loaded[1]() is not None:  # noqa: ASYNC110 -- a thread lets go of it
+            await asyncio.sleep(0.01)
+    assert loaded[0]() is served
 
 
 async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_checkpoint):

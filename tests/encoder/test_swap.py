@@ -50,6 +50,7 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
         stop.set()
         await asyncio.gather(*callers)
         info = await client.info()
+        assert info.service.limits.tokens == 64, "the model's own"
     assert len(expected) == 9
     assert len(seen) > 50
     labels = {label.label: label.version for label in info.labels}
