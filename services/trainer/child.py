@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import subprocess
 import sys
-from collections.abc import Sequence
+import threading
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 EXIT_DISK_FULL = 4
@@ -16,30 +18,42 @@ END_S = 5.0
 class Child:
     """A process of `services.trainer.learning`. It ends by itself when this process dies, whatever it dies of."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, *command: str) -> None:
+        """Starts a command with a pipe as its lifeline; its output goes to ours.
+
+        Not by asyncio: uvloop forks, and what grpc does in a forked process crashes there one time in seventy and now
+        and then breaks this process's connections. `subprocess` uses vfork, which runs nothing of ours before the exec.
+        """
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     @classmethod
     async def start(cls, *arguments: str) -> Child:
-        """Starts one with a pipe as its lifeline; its output goes to ours."""
-        command: Sequence[str] = (sys.executable, "-m", MODULE, *arguments)
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE))
+        """Starts one that does what the arguments say."""
+        return cls(sys.executable, "-m", MODULE, *arguments)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed before
+            loop.call_soon_threadsafe(self._ended.set_result, status)
 
     async def wait(self) -> int:
         """Its exit status; negative for a signal."""
-        return await self._process.wait()
+        return await asyncio.shield(self._ended)
 
     async def end(self) -> None:
         """Ends it: asked first, then forced. Everything it keeps is replaced as a whole, so nothing can be torn."""
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(END_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        if not self._ended.done():
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(END_S):
+                    await self.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 def describe_exit(status: int) -> str:

@@ -124,19 +124,18 @@ async def test_a_job_cancelled_elsewhere_keeps_what_it_has_computed(bench: Bench
 
 
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
-    processes: list[asyncio.subprocess.Process] = []
+    children: list[Child] = []
 
     async def start(cls: type[Child], *arguments: str) -> Child:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SLOW_TO_END)
-        processes.append(process)
-        return cls(process)
+        children.append(cls(sys.executable, "-c", SLOW_TO_END))
+        return children[0]
 
     monkeypatch.setattr(job_runner.Child, "start", classmethod(start))
     bench.runner.start()
     await asyncio.sleep(0.8)  # it runs, and its signal handler stands
     await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
     await bench.runner.drop(bench.job.id)
-    assert processes[0].returncode is not None, "nobody may start another one in its directory before"
+    assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"
     assert await bench.store.take_lease(bench.job.id, "another", 1.0), "the lease is given back"
 
 

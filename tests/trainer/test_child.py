@@ -1,0 +1,67 @@
+"""How the trainer starts its child processes: beside grpc's threads, without a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.trainer.child import Child
+
+# glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
+COUNT_FORKS = """
+import ctypes, sys
+import uvloop
+from services.trainer.child import Child
+
+forks = []
+handler = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
+ctypes.CDLL(None).__register_atfork(handler, None, None, None)
+sys.executable = "/bin/true"
+
+async def main():
+    child = await Child.start("job")
+    status = await child.wait()
+    await child.end()
+    print(status, len(forks))
+
+uvloop.run(main())
+"""
+
+DEAF = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_bytes(b"deaf")
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pthread_atfork is reached through glibc")
+def test_a_child_is_started_without_a_fork():
+    done = subprocess.run([sys.executable, "-c", COUNT_FORKS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "0"]
+
+
+async def test_a_child_tells_its_status_to_everybody_who_waits():
+    child = Child(sys.executable, "-c", "raise SystemExit(7)")
+    impatient = asyncio.create_task(child.wait())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await asyncio.gather(child.wait(), child.wait()) == [7, 7]
+    await child.end()
+    assert await child.wait() == 7
+
+
+async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.trainer.child.END_S", 0.2)
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    child = Child(sys.executable, "-c", DEAF, str(ready))
+    await asyncio.to_thread(ready.read_bytes)
+    await child.end()
+    assert await child.wait() == -signal.SIGKILL
