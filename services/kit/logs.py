@@ -32,6 +32,17 @@ def configure(*, log_format: str, level: str, service: str, instance: str) -> No
     )
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_brief)
+
+
+def _brief(record: logging.LogRecord) -> bool:
+    """Takes the traceback off what any caller can make grpcio log, and the value, maybe a credential, of a header."""
+    message = str(record.msg)
+    if message.startswith("Invalid encoding on"):
+        record.msg, record.args, record.exc_info = "a caller sent a header that is not UTF-8", (), None
+    elif message.startswith("ExecuteBatchError raised in core by servicer method"):
+        record.msg, record.exc_info = f"a caller left before the answer{message.partition('method')[2]}", None
+    return True
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
+import subprocess
+import sys
+import time
 from typing import Any
 
 import grpc
@@ -17,8 +21,23 @@ from services.kit.requests import Requests
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 
+SERVE = """
+import asyncio, sys
+from services.kit import logs
+from services.kit.server import GrpcServer
+from services.kit.settings import ServiceSettings
 
-def _request_with_path(path: bytes) -> bytes:
+async def main():
+    logs.configure(log_format="console", level="info", service="test", instance="1")
+    async with GrpcServer(ServiceSettings(port=0)) as server:
+        print(server.port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+def _request(path: bytes, request_id: bytes = b"1") -> bytes:
     """The beginning of an HTTP/2 connection with one gRPC request for `path`, as a client of bytes would send it."""
 
     def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -30,6 +49,7 @@ def _request_with_path(path: bytes) -> bytes:
     post, http = b"\x83", b"\x86"
     headers = post + http + b"\x04" + text(path) + b"\x01" + text(b"localhost")
     headers += b"\x0f\x10" + text(b"application/grpc") + b"\x00" + text(b"te") + text(b"trailers")
+    headers += b"\x00" + text(b"x-request-id") + text(request_id)
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers)
 
 
@@ -37,7 +57,7 @@ async def test_a_request_that_ends_grpcs_own_loop_does_not_end_the_service() -> 
     async with GrpcServer(ServiceSettings(port=0)) as server:
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(_request_with_path(b"/\xff"))
+            writer.write(_request(b"/\xff"))
             await writer.drain()
             await asyncio.sleep(0.2)
             writer.close()
@@ -45,6 +65,19 @@ async def test_a_request_that_ends_grpcs_own_loop_does_not_end_the_service() -> 
                 stub = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True)
                 assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_header_that_is_not_utf8_is_logged_without_its_value() -> None:
+    script = [sys.executable, "-c", SERVE]
+    process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as connection:
+        connection.sendall(_request(b"/grpc.health.v1.Health/Check", b"secret\xff"))
+        time.sleep(0.3)
+    _, told = process.communicate("", 20)
+    assert "a header that is not UTF-8" in told
+    assert "secret" not in told
+    assert "Traceback" not in told
 
 
 class Refusing(encoder_pb2_grpc.EncoderServiceServicer):
