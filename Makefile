@@ -56,9 +56,9 @@ format: setup ## let ruff put the code in order
 	@$(BIN)/ruff check --fix --exit-zero
 	@$(BIN)/ruff format
 
-bench: setup ## run one benchmark: NAME=x runs benchmarks/x.py and writes benchmarks/results/x.json
+bench: setup ## run one benchmark: NAME=x runs benchmarks/x.py (with ARGS=…) and writes benchmarks/results/x.json
 	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=…, one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 2; }
-	@$(PY) benchmarks/$(NAME).py
+	@$(PY) benchmarks/$(NAME).py $(ARGS)
 
 proto: setup ## generate clients/python/aeenc/v1 from protos/
 	@$(PY) -m tools.protos generate

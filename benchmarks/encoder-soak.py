@@ -1,7 +1,7 @@
 """The encoder over a long time: swaps, failing loads, overload, garbage. `make bench NAME=encoder-soak`, 35 minutes.
 
-Loopback only, ends by itself. `--swaps`, `--failing`, `--overload-s` and `--fuzz-s` make it shorter; the row then says
-how long it was. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
+Loopback only, ends by itself. `--only PART` runs one part, `ARGS='--only swaps'` of make; `--swaps`, `--failing`,
+`--overload-s` and `--fuzz-s` make it shorter; the row then says how long it was. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations
@@ -144,36 +144,48 @@ async def overload(
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Runs all parts."""
-    rows = Rows("encoder-soak")
+    """Runs all parts, or the one that was asked for."""
+    rows = Rows(f"encoder-soak-{options.only}" if options.only else "encoder-soak")
     store = ArtifactStore(STORE)
     base = base_checkpoint(store)
-    variants = [variant(store, base, number) for number in range(1, VARIANTS + 1)]
     texts = [candidate.text for candidate in entailmentbank().candidates()]
     random.Random(0).shuffle(texts)
-    async with running_encoder(store, base) as fleet:
-        await overload(rows, fleet, texts, size=32, times=10, bar=0.90, seconds=options.overload_s)
-        await overload(rows, fleet, texts, size=1, times=2, bar=0.75, seconds=options.overload_s)
-    async with running_encoder(store, base) as fleet:
-        clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
-        capacity = statistics.median([await closed_loop(clients, texts[:1024], callers=64, size=1) for _ in range(5)])
-        watched = Watched(clients, texts[:POOL], [base, *variants])
-        await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, options.failing)
-        watched.calls.rows.clear()
-        await swaps(rows, fleet, watched, variants, 0.5 * capacity, options.swaps)
-        await asyncio.gather(*(client.channel.close() for client in clients))
-    async with running_encoder(store, base) as fleet:
-        report = await fuzz(fleet, options.fuzz_s, seed=1)
-        fine = report.alive and report.good_calls > 0 and not (report.unexpected or report.bad_good_calls)
-        told = report.unexpected or f"{report.calls} calls, {dict(report.by_code)}"
-        rows.add(f"garbage for {options.fuzz_s:g} s: no crash, no wrong answer", fine, "", "True", fine, told)
-        memory = f"{report.rss_mb_before:.0f} MB, then {report.rss_mb_after:.0f}"
-        rows.add("garbage: memory grows by more than 5 % and 5 MB", report.leaks, "", "False", not report.leaks, memory)
+    if options.only in {None, "overload"}:
+        async with running_encoder(store, base) as fleet:
+            await overload(rows, fleet, texts, size=32, times=10, bar=0.90, seconds=options.overload_s)
+            await overload(rows, fleet, texts, size=1, times=2, bar=0.75, seconds=options.overload_s)
+    if options.only in {None, "swaps"}:
+        async with running_encoder(store, base) as fleet:
+            variants = [variant(store, base, number) for number in range(1, VARIANTS + 1)]
+            clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
+            rates = [await closed_loop(clients, texts[:1024], callers=64, size=1) for _ in range(5)]
+            capacity = statistics.median(rates)
+            watched = Watched(clients, texts[:POOL], [base, *variants])
+            await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, options.failing)
+            watched.calls.rows.clear()
+            await swaps(rows, fleet, watched, variants, 0.5 * capacity, options.swaps)
+            await asyncio.gather(*(client.channel.close() for client in clients))
+    if options.only in {None, "garbage"}:
+        async with running_encoder(store, base) as fleet:
+            await garbage(rows, fleet, options.fuzz_s)
     rows.finish()
+
+
+async def garbage(rows: Rows, fleet: Fleet, seconds: float) -> None:
+    """Bad input of all kinds beside a good caller."""
+    report = await fuzz(fleet, seconds, seed=1)
+    fine = report.alive and report.good_calls > 0 and not (report.unexpected or report.bad_good_calls)
+    told = report.unexpected or f"{report.calls} calls, {dict(report.by_code)}"
+    rows.add(f"garbage for {seconds:g} s: no crash, no wrong answer", fine, "", "True", fine, told)
+    memory = f"{report.rss_mb_before:.0f} MB, then {report.rss_mb_after:.0f}"
+    rows.add("garbage: memory grows by more than 5 % and 5 MB", report.leaks, "", "False", not report.leaks, memory)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--only", choices=["overload", "swaps", "garbage"], help="one part; its results get a name of their own"
+    )
     parser.add_argument("--swaps", type=int, default=200)
     parser.add_argument("--failing", type=int, default=50)
     parser.add_argument("--overload-s", type=float, default=60.0)
