@@ -1,7 +1,8 @@
 """The encoder over a long time: swaps, failing loads, overload, garbage. `make bench NAME=encoder-soak`, 35 minutes.
 
 Loopback only, ends by itself. `--only PART` runs one part, `ARGS='--only swaps'` of make; `--swaps`, `--failing`,
-`--overload-s` and `--fuzz-s` make it shorter; the row then says how long it was. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
+`--overload-s` and `--fuzz-s` make it shorter; the row then says how long it was. Needs EntailmentBank in
+`../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from harness.damage import DAMAGES, damaged, reason_of
 from harness.encoder_fleet import Fleet, running_encoder
 from harness.fuzz import fuzz
 from harness.int8 import entailmentbank
-from harness.load import Calls, RawCalls, closed_loop, poisson
+from harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
 from harness.rows import Rows
 from harness.watched import Watched
 from services.kit.artifacts import Artifact, ArtifactStore
@@ -128,7 +129,8 @@ async def overload(
     capacity = statistics.median(rates)
     load.calls = calls = Calls()
     begun = time.monotonic()
-    await poisson(load.send, times * capacity / size, seconds=seconds, seed=9)
+    with without_collector():
+        await poisson(load.send, times * capacity / size, seconds=seconds, seed=9)
     goodput = calls.texts() / (time.monotonic() - begun)
     refusals = calls.seconds("RESOURCE_EXHAUSTED")
     assert len(refusals), "nothing was refused, so this was no overload"

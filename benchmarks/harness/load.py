@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -113,6 +115,17 @@ async def closed_loop(
     started = time.monotonic()
     await asyncio.gather(*(caller(clients[n % len(clients)]) for n in range(callers)))
     return sum(map(len, parts)) / (time.monotonic() - started)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No garbage collection in the load generator: its pauses would be counted as the service's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def poisson(

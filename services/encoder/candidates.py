@@ -23,7 +23,7 @@ from services.kit.registry import Registry
 from services.kit.tasks import seen
 
 FOLDER = "checkpoints"
-PATIENCE_S = 2.5  # before the thread with a share of its own begins as well; idle ones take two
+PATIENCE_S = 3.0  # before the thread with a share of its own begins as well; idle ones take one to two
 
 
 class Candidates:

@@ -22,7 +22,7 @@ from services.encoder.torch_session import open_torch_session
 from services.kit.artifacts import Artifact
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
-WARM_FROM = 4  # tokens of the shortest length bucket; each is twice the one before
+WARM_LENGTHS = (4, 16, 64, 256, 1024, 4096)  # tokens, as far as they are below the model's limit
 FILES = {
     "model.onnx",
     "model.int8.onnx",
@@ -161,8 +161,8 @@ def _scanned(artifact: Artifact, name: str) -> Path:
 
 
 def _warm(runner: Runner, description: Description) -> None:
-    """Runs every length bucket and the longest text: no caller pays for first allocations. Checks the width, too."""
-    shorter = [WARM_FROM << step for step in range(16) if WARM_FROM << step < description.max_tokens]
+    """Runs texts of all magnitudes and the longest: no caller pays for first allocations. Checks the width, too."""
+    shorter = [length for length in WARM_LENGTHS if length < description.max_tokens]
     for length in (*shorter, description.max_tokens):
         tokens = Tokens([description.pad_id + 1] * length, [0] * length)
         try:

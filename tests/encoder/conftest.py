@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from aeenc import Channel, EncoderClient
 from services.encoder.__main__ import build
@@ -42,11 +42,3 @@ def serve(artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_pat
             await client.channel.close()
 
     return start
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Waits for a condition; fails the test when it does not come true."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)

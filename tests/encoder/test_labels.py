@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from waiting import eventually, serves, until
 
 from aeenc import errors
 from services.encoder import candidates
@@ -44,10 +45,13 @@ async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(se
         without_key = await versions_of(one, [""] * 200)
         assert 0.15 < without_key.count(canary.version) / 200 < 0.45, "each call for itself"
         await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
-        await asyncio.sleep(0.5)
+
+        async def none_left() -> bool:
+            (shown,) = [label for label in (await one.info()).labels if label.label == "canary"]
+            return shown.share == 0.0
+
+        await eventually(none_left)
         assert set(await versions_of(one, keys)) == {stable.version}
-        (shown,) = [label for label in (await one.info()).labels if label.label == "canary"]
-        assert shown.share == 0.0
 
 
 async def test_premises_never_go_to_the_canary(serve, tuned, registry, tiny_checkpoint) -> None:
@@ -85,14 +89,14 @@ async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve,
 async def test_the_way_back_is_loaded_already(serve, tuned, registry, monkeypatch) -> None:
     async with serve(poll_s=30) as (_, client):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 5))[0].ok
+        assert (await registry.await_rollout(row, 20))[0].ok
 
         def never(*_arguments, **_options):
             raise AssertionError("nothing is loaded on the way back")
 
         monkeypatch.setattr(candidates, "load_model", never)
         back = await registry.set_label(TINY_SPACE, "stable", row.previous)
-        assert (await registry.await_rollout(back, 5))[0].ok
+        assert (await registry.await_rollout(back, 20))[0].ok
         assert (await client.encode(["sun"])).model_version == tuned[0].version
 
 
@@ -110,10 +114,8 @@ async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says
         await asyncio.sleep(0.5)
         assert server.readiness.state == "DEGRADED", "another look at the rows changes nothing"
         good = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(good, 5))[0].ok
-        async with asyncio.timeout(5):
-            while server.readiness.state != "SERVING":  # noqa: ASYNC110 -- the acknowledgement comes first
-                await asyncio.sleep(0.01)
+        assert (await registry.await_rollout(good, 20))[0].ok
+        await until(lambda: server.readiness.state == "SERVING")  # the acknowledgement comes first
 
 
 async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
@@ -130,10 +132,12 @@ async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ende
     async with serve(poll_s=30) as (server, client):
         for checkpoint in (tuned[1], tuned[2], tuned[0], tuned[1]):
             row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            assert (await registry.await_rollout(row, 5))[0].ok
-        await asyncio.sleep(0.3)
-        loaded = {version.version for version in (await client.info()).versions}
-        assert tuned[2].version not in loaded
+            assert (await registry.await_rollout(row, 20))[0].ok
+
+        async def gone() -> bool:
+            return tuned[2].version not in {version.version for version in (await client.info()).versions}
+
+        await eventually(gone)
         with pytest.raises(errors.VersionNotLoaded):
             await client.encode(["sun"], version=tuned[2].version)
         serving = server.metrics.get_sample_value(
@@ -149,14 +153,13 @@ async def test_an_encoder_that_was_down_catches_up_at_its_start(serve, tuned, re
         await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         async with serve(state_dir=tmp_path / "other") as (_, back):
             assert (await back.encode(["sun"])).model_version == tuned[1].version
-            await asyncio.sleep(0.3)
-            assert (await stays.encode(["sun"])).model_version == tuned[1].version
+            await serves(stays, tuned[1].version)
 
 
 async def test_every_replica_of_one_store_acknowledges_for_itself(serve, tuned, registry, tmp_path) -> None:
     async with serve(instance="one"), serve(instance="other", state_dir=tmp_path / "other"):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        rollouts = await registry.await_rollout(row, 5)
+        rollouts = await registry.await_rollout(row, 20)
         assert [(rollout.instance, rollout.ok) for rollout in rollouts] == [("one", True), ("other", True)]
 
 
@@ -166,17 +169,16 @@ async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_foll
     async with serve() as (server, client):
         for key in await registry._redis.keys(f"{registry._prefix}*"):
             await registry._redis.delete(key)
-        await asyncio.sleep(0.6)
-        assert server.readiness.state == "DEGRADED"
+        await until(lambda: server.readiness.state == "DEGRADED")
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         for checkpoint in (tiny_checkpoint, tuned[1]):
             await register(registry, checkpoint)
         again = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         assert again.revision == 1, "the same revision as before, of another version"
-        (rollout,) = await registry.await_rollout(again, 5)
+        (rollout,) = await registry.await_rollout(again, 20)
         assert rollout.ok
         assert (await client.encode(["sun"])).model_version == tuned[1].version
-        assert server.readiness.state == "SERVING"
+        await until(lambda: server.readiness.state == "SERVING")
 
 
 async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monkeypatch) -> None:
@@ -191,7 +193,7 @@ async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monk
     async with serve() as (_, client):
         monkeypatch.setattr(Registry, "acknowledge", acknowledge)
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        (rollout,) = await registry.await_rollout(row, 5)
+        (rollout,) = await registry.await_rollout(row, 20)
         assert failures
         assert rollout.ok
         assert (await client.encode(["sun"])).model_version == tuned[1].version
@@ -208,9 +210,9 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 5))[0].ok, "labels are still followed"
+        assert (await registry.await_rollout(row, 20))[0].ok, "labels are still followed"
         assert len([swap for swap in (await client.info()).swaps if swap.label == "(premises)"]) < 5
-        assert server.readiness.state == "SERVING"
+        await until(lambda: server.readiness.state == "SERVING")
 
 
 async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
@@ -221,15 +223,17 @@ async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
 
     async with serve(poll_s=30, workers=1) as (_, client):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 5))[0].ok
+        assert (await registry.await_rollout(row, 20))[0].ok
         await client.encode(["sun"])
         found = [one for one in gc.get_objects() if isinstance(one, Model) and one.version == tuned[1].version]
         gone, runner = weakref.ref(found[0]), weakref.ref(found[0].runners["float32"])
         found.clear()
         for checkpoint in (tuned[2], tuned[0]):
             row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            assert (await registry.await_rollout(row, 5))[0].ok
-        await asyncio.sleep(0.5)
-        gc.collect()
-        assert gone() is None
-        assert runner() is None, "an idle worker holds on to it"
+            assert (await registry.await_rollout(row, 20))[0].ok
+
+        def both_gone() -> bool:
+            gc.collect()
+            return gone() is None and runner() is None  # an idle worker must not hold on to it either
+
+        await until(both_gone)

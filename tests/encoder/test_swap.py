@@ -9,17 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
+from waiting import eventually, serves
 
 from aeenc import errors
 from services.kit.artifacts import MANIFEST, ArtifactStore, sha256_of
 from services.kit.registry import Registry
-
-
-async def serves(client, version: str, timeout_s: float = 10.0) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while (await client.encode(["sun"])).model_version != version:
-        assert asyncio.get_running_loop().time() < deadline, f"{version} does not serve"
-        await asyncio.sleep(0.01)
 
 
 async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
@@ -255,10 +249,13 @@ async def test_a_deleted_label_is_unloaded(serve, artifact_store, tiny_checkpoin
     async with serve() as (_, client):
         assert (await client.encode(["sun"], label="run-1")).model_version == tuned.version
         await registry.delete_label(TINY_SPACE, "run-1")
-        await asyncio.sleep(0.5)
+
+        async def unloaded() -> bool:
+            return [v.version for v in (await client.info()).versions] == [tiny_checkpoint.version]
+
+        await eventually(unloaded)
         with pytest.raises(errors.VersionNotLoaded, match="run-1"):
             await client.encode(["sun"], label="run-1")
-        assert [v.version for v in (await client.info()).versions] == [tiny_checkpoint.version]
 
 
 def test_the_tiny_tokenizer_covers_any_english_text() -> None:
