@@ -43,6 +43,8 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.version = VERSION
         self.encoded_premises: list[str] = []
         self.requests: list[Any] = []
+        self.score_requests: list[Any] = []
+        self.cross_version = "x00000000000000aa"
         self.request_ids: list[str] = []
         self.batches: list[int] = []  # the numbers of the batches that came in streams
         self.tokens: set[str] = set()
@@ -98,6 +100,14 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             )
         finally:
             self.in_flight -= 1
+
+    async def Score(self, request: Any, context: Any) -> Any:
+        """Scores a premise by how many letters "e" it has."""
+        self.score_requests.append(request)
+        if self.fail:
+            await context.abort(*self.fail)
+        scores = [float(premise.count("e")) for premise in request.premises]
+        return encoder_pb2.ScoreResponse(scores=scores, model_version=self.cross_version)
 
 
 async def _abort(context: Any, error: errors.AeencError) -> None:

@@ -116,14 +116,14 @@ class Echo:
 
     METHOD = "/bench.Echo/Call"
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("echo_server.py"))]
+    def __init__(self, answer_bytes: int = 0) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("echo_server.py")), str(answer_bytes)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self._target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
+        self.target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
 
     async def __aenter__(self) -> Echo:
-        self._channel = grpc.aio.insecure_channel(self._target)
+        self._channel = grpc.aio.insecure_channel(self.target)
         self._call = self._channel.unary_unary(self.METHOD)
         return self
 

@@ -1,16 +1,19 @@
-"""The empty service of `Echo`: prints its port and answers nothing with nothing."""
+"""The empty service of `Echo`: prints its port and answers anything with as many bytes as its argument says."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import grpc
 import uvloop
 
+ANSWER = bytes(int(sys.argv[1]))
+
 
 async def _answer(_request: bytes, _context: Any) -> bytes:
-    return b""
+    return ANSWER
 
 
 async def _serve() -> None:

@@ -106,22 +106,23 @@ async def running_encoder(
             )
         fleet = Fleet(process, f"127.0.0.1:{port}", metrics_port, registry, log)
         try:
-            await _serving(fleet)
+            await serving(fleet.target, process, log)
             fleet.starting_s = time.monotonic() - started
             yield fleet
         finally:
             process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(_end, process)
+            await asyncio.to_thread(end, process)
             await redis.aclose()
             redis_server.stop()
 
 
-async def _serving(fleet: Fleet) -> None:
+async def serving(target: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits for health SERVING; ends the benchmark when the service ends or does not get there."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async with grpc.aio.insecure_channel(
-        fleet.target,
+        target,
         options=[
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 50),
@@ -130,8 +131,8 @@ async def _serving(fleet: Fleet) -> None:
     ) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(1200):
-            if fleet.process.poll() is not None:
-                sys.exit(f"the encoder ended:\n{fleet.log.read_text()[-2000:]}")
+            if process.poll() is not None:
+                sys.exit(f"the service ended:\n{_last_words(log)}")
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest())
             except grpc.aio.AioRpcError:
@@ -140,10 +141,15 @@ async def _serving(fleet: Fleet) -> None:
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                 return
             await asyncio.sleep(0.02)
-    sys.exit(f"the encoder does not serve:\n{fleet.log.read_text()[-2000:]}")
+    sys.exit(f"the service does not serve:\n{_last_words(log)}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _last_words(log: Path) -> str:
+    return log.read_text()[-2000:]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a process that was asked to end, and kills one that does not."""
     try:
         process.wait(15)
     except subprocess.TimeoutExpired:

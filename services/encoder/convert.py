@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
 from aeenc import vectors
-from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 from services.encoder.encoding import EncodeCall, Result, ScoreCall
 from services.encoder.queueing import Lane
 from services.encoder.swaps import Swap
 from services.encoder.versions import Selection, Versions
-from services.kit.wire import to_duration, to_timestamp
-
-E = TypeVar("E", bound=int)
-T = TypeVar("T")
+from services.kit.wire import known, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
@@ -38,11 +33,11 @@ def to_call(
     """An Encode request as a call; `lane` is that of a request which names none. A bulk default makes it patient."""
     return EncodeCall(
         texts=request.texts,
-        role=_known(_ROLES, request.role, "role", ""),
+        role=known(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
-        truncate=_known(_TRUNCATES, request.truncate, "truncate", False),
-        precision=_known(_PRECISIONS, request.precision, "precision", ""),
-        lane=_known(_LANES, request.lane, "lane", lane),
+        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
+        precision=known(_PRECISIONS, request.precision, "precision", ""),
+        lane=known(_LANES, request.lane, "lane", lane),
         deadline_s=deadline_s,
         patient=lane == "bulk",
     )
@@ -54,7 +49,7 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
         query=request.query,
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=_known(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
         deadline_s=deadline_s,
     )
 
@@ -123,15 +118,6 @@ def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
         )
         for swap in swaps
     ]
-
-
-def _known(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:
-    """What a number of an enum stands for; 0 is `unset`. Raises InvalidArgument for a number that is not known."""
-    if sent != 0 and sent not in values:
-        raise InvalidArgument.field(
-            field, f"{sent} is unknown to this encoder; use one of {sorted(values)}, or update it"
-        )
-    return values.get(sent, unset)
 
 
 def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) -> Selection:

@@ -21,6 +21,7 @@ from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Draft, Folding
+from services.index.lexical import write_lexical
 from services.index.vectors import BatchEncoder, VectorFile, finish_in_thread
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore, ArtifactWriter
@@ -185,6 +186,7 @@ class Builder:
         assert work.file is not None
         work.file.finish()
         write_premises(work.writer.path, (draft.record() for draft in drafts))
+        write_lexical(work.writer.path, [draft.text for draft in drafts])
         meta = generation_meta(
             corpus=spec.corpus,
             space_id=work.batches.space_id,

@@ -85,7 +85,7 @@ class Catalogue:
         active = self._active.get(corpus)
         if active is not None and generation_id in {"", active.id}:
             return active
-        self._check_known(corpus)
+        self.check_known(corpus)
         if not generation_id:
             if corpus in self._damaged:
                 raise errors.DataLoss(self._damaged[corpus].message)
@@ -103,7 +103,7 @@ class Catalogue:
         `expected` is the id believed active ("" for none). Raises NotFound, Aborted when another is active, DataLoss
         when a file is not what the manifest says; then the active one keeps serving.
         """
-        self._check_known(corpus)
+        self.check_known(corpus)
         async with self._switching:
             previous = self.active_id(corpus)
             if expected is not None and expected != (previous or ""):
@@ -124,12 +124,12 @@ class Catalogue:
 
     async def generations(self, corpus: str) -> list[Artifact]:
         """The generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
-        self._check_known(corpus)
+        self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
     async def delete(self, corpus: str, generation_id: str) -> None:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
-        self._check_known(corpus)
+        self.check_known(corpus)
         async with self._switching:
             if generation_id in {self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)}:
                 raise errors.FailedPrecondition(
@@ -144,7 +144,8 @@ class Catalogue:
         """Takes note of a corpus that has a finished generation now."""
         self._corpora.add(corpus)
 
-    def _check_known(self, corpus: str) -> None:
+    def check_known(self, corpus: str) -> None:
+        """Raises NotFound for a corpus without any generation."""
         if corpus not in self._corpora:
             known = ", ".join(sorted(self._corpora)[:10]) or "none yet"
             raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {known}); build it with BuildGeneration")

@@ -13,13 +13,26 @@ from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.index.building import BuildSpec, Progress
 from services.index.corpus import ServedGeneration
-from services.index.retrieval import Answer, Scope, TextQuery
+from services.index.explanations import Explanation
+from services.index.fusion import LEXICAL_WEIGHT, Method
+from services.index.queries import Mode, Scope, TextQuery
+from services.index.retrieval import Answer
 from services.kit.artifacts import Artifact
-from services.kit.checks import Limits
+from services.kit.checks import Limits, check_texts
 from services.kit.generation import PremiseRecord
-from services.kit.wire import to_duration
+from services.kit.wire import known, to_duration
 
 T = TypeVar("T")
+_MODES: dict[int, Mode] = {
+    index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
+    index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
+    index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
+    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
+}
+_FUSIONS: dict[int, Method] = {
+    index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
+    index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
+}
 HITS_ON_LOOP = 2000  # about a millisecond's worth of messages
 
 
@@ -36,7 +49,6 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
     """A retrieve call. The encoder gets its request id, so that one call has one name in all logs and one way."""
-    mode = index_pb2.RetrieveMode.Name(request.mode) if request.mode else "RETRIEVE_MODE_DENSE"
     chosen = request.model.WhichOneof("selector")
     return TextQuery(
         texts=tuple(request.texts),
@@ -45,10 +57,12 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         version=request.model.version if chosen == "version" else None,
         drop_self=request.drop_self if request.HasField("drop_self") else True,
         truncate=request.truncate == types_pb2.TRUNCATE_END,
-        mode=mode.removeprefix("RETRIEVE_MODE_"),
-        accepted=bool(request.accepted),
+        mode=known(_MODES, request.mode, "mode", "DENSE"),
+        accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
         prior=request.prior,
+        fusion=known(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
+        lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         precision=precision_name(request.precision),
         routing_key=request.routing_key,
         request_id=str(dict(context.invocation_metadata() or ()).get("x-request-id", "")),
@@ -82,6 +96,7 @@ def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
     return index_pb2.RetrieveResponse(
         results=results,
         model_version=answer.version,
+        rerank_version=answer.reranked_by,
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
         exact=True,
@@ -162,6 +177,29 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
             )
         break
     raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")
+
+
+async def to_explanations(
+    requests: AsyncIterator[index_pb2.PutExplanationsRequest], limits: Limits
+) -> tuple[str, bool, list[Explanation]]:
+    """The corpus, whether to replace what there is, and the explanations. Raises InvalidArgument for a bad stream."""
+    opened: index_pb2.ExplanationsHeader | None = None
+    found: list[Explanation] = []
+    async for request in requests:
+        part = request.WhichOneof("part")
+        if (part == "header") != (opened is None):
+            raise errors.InvalidArgument.field(
+                part or "part", "is out of place; the first message is the header, the others are chunks"
+            )
+        if opened is None:
+            opened = request.header
+            continue
+        chunk = request.chunk.explanations
+        check_texts([one.text for one in chunk], limits, "explanations")
+        found += [Explanation(one.text, tuple(one.premise_ids)) for one in chunk]
+    if opened is None:
+        raise errors.InvalidArgument.field("header", "is missing; the first message carries it")
+    return opened.corpus, opened.replace, found
 
 
 async def to_premise_chunks(

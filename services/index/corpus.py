@@ -1,4 +1,4 @@
-"""A generation as it is searched: the kit's generation, its flat index, and which premises a filter allows.
+"""A generation as it is searched: its premises, its indexes by vector and by word, and which premises a filter allows.
 
 Immutable, so it is shared by all callers without a lock. Which generation serves a corpus is the catalogue's matter.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.index.lexical import LexicalIndex
 from services.index.search import FlatIndex
 from services.kit.generation import Generation, PremiseRecord
 
@@ -36,6 +37,7 @@ class ServedGeneration:
 
     generation: Generation
     index: FlatIndex
+    lexical: LexicalIndex | None
     split_masks: dict[str, NDArray[np.bool_]] = field(repr=False)
     unsplit: NDArray[np.bool_] = field(repr=False)
 
@@ -51,7 +53,8 @@ class ServedGeneration:
                     masks[split] = np.zeros(len(generation.premises), dtype=bool)
                 masks[split][ordinal] = True
         _ = generation.ordinal_by_id, generation.ordinal_by_text  # computed here, not in the event loop
-        return cls(generation, FlatIndex(generation.vectors), masks, unsplit)
+        lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
+        return cls(generation, FlatIndex(generation.vectors), lexical, masks, unsplit)
 
     @property
     def id(self) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import faiss
@@ -57,10 +58,14 @@ class _Job:
 
 
 class SearchEngine:
-    """Searches generations for many callers. At most `max_queued` queries wait; beyond, calls are refused."""
+    """Searches generations for many callers. At most `max_queued` queries wait; beyond, calls are refused.
 
-    def __init__(self, max_queued: int = 4096) -> None:
+    `on_batch` is told the number of queries of each batch and the processor time that it took, in seconds.
+    """
+
+    def __init__(self, max_queued: int = 4096, on_batch: Callable[[int, float], None] = lambda *_: None) -> None:
         self.max_queued = max_queued
+        self._on_batch = on_batch
         self.batches = 0
         self._jobs: deque[_Job] = deque()
         self._queued = 0
@@ -153,7 +158,7 @@ class SearchEngine:
         return False
 
     def _compute(self, batch: list[tuple[_Job, int]]) -> None:
-        started = time.perf_counter()
+        started, core_s = time.perf_counter(), time.thread_time()
         first = batch[0][0]
         parts = [job.queries[len(job.found) : len(job.found) + count] for job, count in batch]
         try:
@@ -166,6 +171,7 @@ class SearchEngine:
                     self._queued -= len(job.queries) - len(job.found) - count
             return
         self.batches += 1
+        self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
         elapsed_s = time.perf_counter() - started
         for job, count in batch:
             mine, found = found[:count], found[count:]

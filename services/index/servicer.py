@@ -10,6 +10,7 @@ from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.building import Builder
 from services.index.catalogue import Catalogue
+from services.index.explanations import Explanations
 from services.index.listing import Listing
 from services.index.retrieval import Retrieval
 from services.kit.checks import Limits, check_count
@@ -71,9 +72,11 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     """Building and switching."""
 
-    def __init__(self, catalogue: Catalogue, builder: Builder, limits: Limits) -> None:
+    def __init__(self, catalogue: Catalogue, builder: Builder, explanations: Explanations, limits: Limits) -> None:
         self._catalogue = catalogue
         self._builder = builder
+        self._explanations = explanations
+        self._limits = limits
         self._listing = Listing(catalogue, limits)
 
     async def BuildGeneration(
@@ -109,3 +112,11 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     ) -> index_pb2.DeleteGenerationResponse:
         await self._catalogue.delete(request.corpus, request.generation)
         return index_pb2.DeleteGenerationResponse(generation=request.generation)
+
+    async def PutExplanations(
+        self, requests: AsyncIterator[index_pb2.PutExplanationsRequest], _context: Any
+    ) -> index_pb2.PutExplanationsResponse:
+        corpus, replace, explanations = await convert.to_explanations(requests, self._limits)
+        self._catalogue.check_known(corpus)
+        total = await self._explanations.put(corpus, explanations, replace=replace)
+        return index_pb2.PutExplanationsResponse(total_size=total)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 
 from aeenc import errors
-from aeenc.index import Hit, IndexClient
+from aeenc.found import Hit
+from aeenc.index import IndexClient
 from services.kit.logs import get
 from services.sampler.acs import Candidate
 from services.sampler.runs import Run, RunConfig

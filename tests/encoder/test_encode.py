@@ -58,7 +58,7 @@ async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_ove
         request = encoder_pb2.EncodeRequest(texts=["sun"], role=encoder_pb2.ROLE_QUERY)
         setattr(request, field, 99)
         stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 99 is unknown to this encoder") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 99 is unknown to this service") as caught:
             await stub.Encode(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -134,23 +134,6 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     assert (await search()).ids[0]
 
 
-@pytest.mark.parametrize(
-    ("field", "word"),
-    [
-        ({"mode": index_pb2.RETRIEVE_MODE_LEXICAL}, "LEXICAL"),
-        ({"mode": index_pb2.RETRIEVE_MODE_HYBRID}, "HYBRID"),
-        ({"rerank": 5}, "rerank"),
-        ({"prior": 0.1}, "prior"),
-        ({"accepted": [index_pb2.AcceptedPremises(premise_ids=["f1"])]}, "exclude_ids"),
-    ],
-)
-async def test_what_this_build_does_not_have_says_what_to_use(index, field, word):
-    await index.client.build("science", facts())
-    request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **field)
-    stub = index.client._stub
-    await raises(errors.Unimplemented, index.client.channel.unary(stub.Retrieve, request), word)
-
-
 async def test_an_answer_over_the_size_of_a_call_is_refused(serve):
     async with serve() as index:
         await index.client.build("science", [premise(f"p{n}", f"fact {n} {'x' * 900}") for n in range(60)])

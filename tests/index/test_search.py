@@ -1,6 +1,7 @@
 """Exact search: ids, order and scores equal a float64 brute force, to the bit."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from services.kit.generation import PremiseRecord
 
 class _Generation:
     def __init__(self, vectors: NDArray[np.float32], splits: list[tuple[str, ...]]) -> None:
+        self.artifact = SimpleNamespace(files={})
         self.vectors = vectors
         self.premises = [PremiseRecord(f"p{n}", f"text {n}", (), splits[n]) for n in range(len(vectors))]
         self.ordinal_by_id = {premise.id: n for n, premise in enumerate(self.premises)}

@@ -12,7 +12,8 @@ from aeenc.client import AsyncClient, Client, connect, connect_async
 from aeenc.encoded import Encoded, Scored
 from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
-from aeenc.index import Hit, IndexClient, Retrieved, SearchResult
+from aeenc.found import Fusion, Hit, Retrieved, SearchResult
+from aeenc.index import IndexClient
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
@@ -28,6 +29,7 @@ __all__ = [
     "Client",
     "Encoded",
     "EncoderClient",
+    "Fusion",
     "Hit",
     "IndexClient",
     "Oracle",

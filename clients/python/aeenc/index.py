@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,51 +10,12 @@ from numpy.typing import NDArray
 from aeenc import vectors
 from aeenc.channel import Channel
 from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
+from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
 CHUNK_PREMISES = 512
 CHUNK_BYTES = 512 * 1024
 BUILD_TIMEOUT_S = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One premise found: its id, its text and its score (a cosine)."""
-
-    id: str
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32)."""
-
-    ids: list[list[str]]
-    scores: list[NDArray[np.float32]]
-    generation: str
-    space_id: str
-    exact: bool
-
-
-@dataclass(frozen=True)
-class Retrieved:
-    """The premises found for each text, best first, and the encoder version and generation they came from."""
-
-    results: list[list[Hit]]
-    model_version: str
-    space_id: str
-    generation: str
-    timings: types_pb2.Timings
-
-    def __iter__(self) -> Iterator[list[Hit]]:
-        return iter(self.results)
-
-    def __getitem__(self, position: int) -> list[Hit]:
-        return self.results[position]
-
-    def __len__(self) -> int:
-        return len(self.results)
 
 
 class IndexClient:
@@ -106,6 +66,11 @@ class IndexClient:
         k: int = 10,
         label: str | None = None,
         version: str | None = None,
+        mode: Mode = "dense",
+        fusion: Fusion | None = None,
+        accepted: Sequence[Sequence[str]] = (),
+        prior: float = 0.0,
+        rerank: int = 0,
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -117,6 +82,10 @@ class IndexClient:
     ) -> Retrieved:
         """Finds the k premises that best explain each text. `splits` restricts to premises of these splits.
 
+        `mode` says how texts are matched: by the encoder, by words, or by both, put together as `fusion` says. With
+        `accepted` (ids by text), premises are sought for what those accepted before leave unexplained;
+        `prior` is the share, from 0 to 1, of what explained similar hypotheses (`put_explanations`); a cross-encoder
+        orders the first `rerank` premises anew, at least k of them.
         `precision` says how exactly to encode the texts (default: what the encoder is set to); while label `canary` has
         a share, calls with one `routing_key` go the same way.
         """
@@ -125,6 +94,11 @@ class IndexClient:
             corpus=corpus,
             texts=texts,
             k=k,
+            mode=MODES[mode],
+            fusion=fusion.to_proto() if fusion else None,
+            accepted=[index_pb2.AcceptedPremises(premise_ids=ids) for ids in accepted],
+            prior=prior,
+            rerank=rerank,
             model=selector(label, version),
             exclude_ids=exclude,
             filter=_filter(splits),
@@ -141,6 +115,7 @@ class IndexClient:
             space_id=response.space_id,
             generation=response.generation,
             timings=response.timings,
+            rerank_version=response.rerank_version,
         )
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
@@ -221,6 +196,18 @@ class IndexClient:
         request = index_pb2.DeleteGenerationRequest(corpus=corpus, generation=generation)
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 
+    async def put_explanations(
+        self, corpus: str, explanations: Iterable[tuple[str, Sequence[str]]], *, replace: bool = False
+    ) -> int:
+        """Tells which premises (ids) explained which hypotheses (texts), for `prior`; returns how many are known now.
+
+        Premises of a hypothesis put before are joined; with `replace`, these are all there are.
+        """
+        header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
+        requests = _explanation_requests(header, explanations)
+        response = await self._admin_channel.send_stream(self._admin.PutExplanations, requests, timeout_s=600.0)
+        return int(response.total_size)
+
     async def info(self) -> index_pb2.IndexServiceGetInfoResponse:
         """What the index says about itself: corpora, active generations, limits, state."""
         return await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
@@ -243,3 +230,18 @@ async def _build_requests(
             chunk, chunk_bytes = index_pb2.PremiseChunk(), 0
     if chunk.premises:
         yield index_pb2.BuildGenerationRequest(chunk=chunk)
+
+
+async def _explanation_requests(
+    header: index_pb2.ExplanationsHeader, explanations: Iterable[tuple[str, Sequence[str]]]
+) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
+    yield index_pb2.PutExplanationsRequest(header=header)
+    chunk, chunk_bytes = index_pb2.ExplanationChunk(), 0
+    for text, premise_ids in explanations:
+        one = chunk.explanations.add(text=text, premise_ids=premise_ids)
+        chunk_bytes += one.ByteSize()
+        if len(chunk.explanations) >= CHUNK_PREMISES or chunk_bytes >= CHUNK_BYTES:
+            yield index_pb2.PutExplanationsRequest(chunk=chunk)
+            chunk, chunk_bytes = index_pb2.ExplanationChunk(), 0
+    if chunk.explanations:
+        yield index_pb2.PutExplanationsRequest(chunk=chunk)

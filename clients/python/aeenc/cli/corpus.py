@@ -1,4 +1,4 @@
-"""`aeenc corpus build`: a new generation of a corpus from trees or from a file of facts."""
+"""`aeenc corpus`: a new generation from trees or a file of facts, and explanations for the prior."""
 
 from __future__ import annotations
 
@@ -94,8 +94,25 @@ def build(
     out.result(asdict(built))
 
 
+def explain(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    runs: Annotated[list[str], typer.Option("--run", help="A sampling run; may be repeated.")],
+    replace: Annotated[bool, typer.Option(help="Forget what was put before.")] = False,
+) -> None:
+    """Tells the index what runs found to explain what, for `aeenc retrieve --prior`."""
+    with client(context) as connected:
+        found: dict[str, list[str]] = {}
+        for run in runs:
+            for pair in connected.sampler.pairs(run, sign=types_pb2.PAIR_SIGN_POSITIVE):
+                found.setdefault(pair.query, []).append(pair.premise_id)
+        total = connected.index.put_explanations(name, found.items(), replace=replace)
+    output_of(context).result({"corpus": name, "put": len(found), "known": total})
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     corpus = typer.Typer(help="Corpora: the premises that are searched.", no_args_is_help=True)
     corpus.command("build")(build)
+    corpus.command("explain")(explain)
     app.add_typer(corpus, name="corpus")

@@ -29,6 +29,12 @@ def retrieve(
     splits: Annotated[
         list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
     ] = None,
+    mode: Annotated[
+        Literal["dense", "lexical", "hybrid", "iterative_lexical"],
+        typer.Option(help="By encoder, by words, or by both."),
+    ] = "dense",
+    prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
+    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
     precision: Annotated[
         Literal["float32", "float16", "int8"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
@@ -44,6 +50,9 @@ def retrieve(
             k=k,
             label=label,
             version=version,
+            mode=mode,
+            prior=prior,
+            rerank=rerank,
             splits=splits or (),
             precision=precision,
             routing_key=routing_key,
@@ -56,7 +65,8 @@ def retrieve(
         for text, hits in zip(texts, found, strict=True)
     ]
     origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
-    source = f"encoder {found.model_version}, generation {found.generation}"
+    encoder = f"encoder {found.model_version}, " if found.model_version else ""
+    source = f"{encoder}generation {found.generation}"
     output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)
 
 

@@ -15,6 +15,13 @@ class RetrieveMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RETRIEVE_MODE_DENSE: _ClassVar[RetrieveMode]
     RETRIEVE_MODE_LEXICAL: _ClassVar[RetrieveMode]
     RETRIEVE_MODE_HYBRID: _ClassVar[RetrieveMode]
+    RETRIEVE_MODE_ITERATIVE_LEXICAL: _ClassVar[RetrieveMode]
+
+class FusionMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FUSION_METHOD_UNSPECIFIED: _ClassVar[FusionMethod]
+    FUSION_METHOD_MIN_MAX: _ClassVar[FusionMethod]
+    FUSION_METHOD_RECIPROCAL_RANK: _ClassVar[FusionMethod]
 
 class AckLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -26,6 +33,10 @@ RETRIEVE_MODE_UNSPECIFIED: RetrieveMode
 RETRIEVE_MODE_DENSE: RetrieveMode
 RETRIEVE_MODE_LEXICAL: RetrieveMode
 RETRIEVE_MODE_HYBRID: RetrieveMode
+RETRIEVE_MODE_ITERATIVE_LEXICAL: RetrieveMode
+FUSION_METHOD_UNSPECIFIED: FusionMethod
+FUSION_METHOD_MIN_MAX: FusionMethod
+FUSION_METHOD_RECIPROCAL_RANK: FusionMethod
 ACK_LEVEL_UNSPECIFIED: AckLevel
 ACK_LEVEL_RECEIVED: AckLevel
 ACK_LEVEL_DURABLE: AckLevel
@@ -90,7 +101,7 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key")
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +117,7 @@ class RetrieveRequest(_message.Message):
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
+    FUSION_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
@@ -121,7 +133,16 @@ class RetrieveRequest(_message.Message):
     truncate: _types_pb2.Truncate
     precision: _types_pb2.Precision
     routing_key: str
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ...) -> None: ...
+    fusion: Fusion
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ...) -> None: ...
+
+class Fusion(_message.Message):
+    __slots__ = ("method", "lexical_weight")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    LEXICAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    method: FusionMethod
+    lexical_weight: float
+    def __init__(self, method: _Optional[_Union[FusionMethod, str]] = ..., lexical_weight: _Optional[float] = ...) -> None: ...
 
 class AcceptedPremises(_message.Message):
     __slots__ = ("premise_ids",)
@@ -130,20 +151,22 @@ class AcceptedPremises(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
-    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings")
+    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[RetrievedPremises]
     model_version: str
     space_id: str
     generation: str
     exact: bool
     timings: _types_pb2.Timings
-    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+    rerank_version: str
+    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ...) -> None: ...
 
 class RetrievedPremises(_message.Message):
     __slots__ = ("premises",)
@@ -246,6 +269,42 @@ class BuildHeader(_message.Message):
     expected_premises: int
     activate: bool
     def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ...) -> None: ...
+
+class PutExplanationsRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: ExplanationsHeader
+    chunk: ExplanationChunk
+    def __init__(self, header: _Optional[_Union[ExplanationsHeader, _Mapping]] = ..., chunk: _Optional[_Union[ExplanationChunk, _Mapping]] = ...) -> None: ...
+
+class ExplanationsHeader(_message.Message):
+    __slots__ = ("corpus", "replace")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    replace: bool
+    def __init__(self, corpus: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class ExplanationChunk(_message.Message):
+    __slots__ = ("explanations",)
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("text", "premise_ids")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PutExplanationsResponse(_message.Message):
+    __slots__ = ("total_size",)
+    TOTAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    total_size: int
+    def __init__(self, total_size: _Optional[int] = ...) -> None: ...
 
 class PremiseChunk(_message.Message):
     __slots__ = ("premises",)

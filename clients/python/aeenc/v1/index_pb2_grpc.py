@@ -81,8 +81,8 @@ class IndexServiceServicer(object):
         """Finds premises for texts in one call: encodes them with the labelled query encoder of the corpus's space, searches,
         and gives back the premises' texts.
 
-        Fails as Search and EncoderService.Encode do; UNAVAILABLE when no encoder answers; UNIMPLEMENTED for a mode that this
-        build does not have.
+        Fails as Search and EncoderService.Encode do; UNAVAILABLE when no encoder answers; FAILED_PRECONDITION for a mode that
+        needs words in a generation that was built without; UNIMPLEMENTED for what this build does not have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -321,6 +321,11 @@ class IndexAdminServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.FromString,
                 _registered_method=True)
+        self.PutExplanations = channel.stream_unary(
+                '/aeenc.v1.IndexAdminService/PutExplanations',
+                request_serializer=aeenc_dot_v1_dot_index__pb2.PutExplanationsRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_index__pb2.PutExplanationsResponse.FromString,
+                _registered_method=True)
 
 
 class IndexAdminServiceServicer(object):
@@ -366,6 +371,17 @@ class IndexAdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutExplanations(self, request_iterator, context):
+        """Tells which premises explained which hypotheses, for the prior of Retrieve: the header first, then explanations.
+        Hypotheses are told apart by their texts; what is put twice is joined. Durable once answered; nothing is retrained.
+
+        Fails with NOT_FOUND for an unknown corpus, INVALID_ARGUMENT for an empty or over-long text. A stream that breaks off
+        leaves the explanations as they were.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -388,6 +404,11 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteGeneration,
                     request_deserializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.SerializeToString,
+            ),
+            'PutExplanations': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutExplanations,
+                    request_deserializer=aeenc_dot_v1_dot_index__pb2.PutExplanationsRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_index__pb2.PutExplanationsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -499,6 +520,33 @@ class IndexAdminService(object):
             '/aeenc.v1.IndexAdminService/DeleteGeneration',
             aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.SerializeToString,
             aeenc_dot_v1_dot_index__pb2.DeleteGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutExplanations(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/aeenc.v1.IndexAdminService/PutExplanations',
+            aeenc_dot_v1_dot_index__pb2.PutExplanationsRequest.SerializeToString,
+            aeenc_dot_v1_dot_index__pb2.PutExplanationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

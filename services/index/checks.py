@@ -1,0 +1,78 @@
+"""What is refused about vectors and text queries before they are searched for."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.index.corpus import ServedGeneration
+from services.index.queries import TextQuery
+from services.index.search import norms_of
+from services.kit.checks import Limits
+
+UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
+
+
+def check_finite(vectors: NDArray[np.float32]) -> None:
+    """Refuses NaN and infinity, naming the first row."""
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise errors.InvalidArgument.field(f"vectors[{bad[0]}]", "holds NaN or infinity; send finite numbers")
+
+
+def check_unit(vectors: NDArray[np.float32]) -> None:
+    """Refuses vectors that are not of unit length: their inner products would be no cosines."""
+    norms = norms_of(vectors)
+    bad = np.flatnonzero(np.abs(norms - 1.0) > UNIT_TOLERANCE)
+    if len(bad):
+        raise errors.InvalidArgument.field(
+            f"vectors[{bad[0]}]", f"has length {norms[bad[0]]:.4g}; scale it to 1, as Encode answers it"
+        )
+
+
+def check_dimension(served: ServedGeneration, dim: int) -> None:
+    """Refuses vectors of another length than the corpus's."""
+    own = served.generation
+    if dim != own.dim:
+        raise errors.InvalidArgument.field(
+            "vectors.dim",
+            f"vector has {dim} dimensions, corpus {own.corpus!r} has {own.dim}; encode in its space",
+        )
+
+
+def check_space(served: ServedGeneration, space_id: str) -> None:
+    """Refuses vectors of another space than the generation's."""
+    own = served.generation
+    if not space_id:
+        raise errors.InvalidArgument.field("space_id", "is empty; send the space_id that Encode answered")
+    if space_id != own.space_id:
+        raise errors.SpaceMismatch(
+            f"vectors are of space {space_id}, generation {own.id} of corpus {own.corpus!r} is of {own.space_id}; "
+            "encode in that space, or activate a generation of yours",
+            metadata={"vectors": space_id, "corpus": own.space_id},
+        )
+
+
+def check_text_query(query: TextQuery, limits: Limits) -> None:
+    """Refuses shares beyond 0 to 1, a re-ranking of too few or too many, and accepted premises that do not fit."""
+    if not 0.0 <= query.lexical_weight <= 1.0:
+        raise errors.InvalidArgument.field(
+            "fusion.lexical_weight", f"{query.lexical_weight:g} is not within 0 and 1; give the share of BM25"
+        )
+    if not 0.0 <= query.prior <= 1.0:
+        raise errors.InvalidArgument.field("prior", f"{query.prior:g} is not within 0 and 1; give its share")
+    if query.prior and query.mode == "ITERATIVE_LEXICAL":
+        raise errors.InvalidArgument.field(
+            "prior", "cannot be weighed against scores of different rounds; use mode LEXICAL, or set it to 0"
+        )
+    if query.rerank and not query.scope.k <= query.rerank <= limits.k:
+        raise errors.InvalidArgument.field(
+            "rerank", f"is {query.rerank}; give k ({query.scope.k}) to {limits.k:,}, or 0 for none"
+        )
+    if query.accepted and len(query.accepted) != len(query.texts):
+        raise errors.InvalidArgument.field(
+            "accepted", f"has {len(query.accepted)} lists for {len(query.texts)} texts; give one each, or none at all"
+        )
+    if any(len(ids) > limits.items for ids in query.accepted):
+        raise errors.InvalidArgument.field("accepted", f"has over {limits.items:,} ids for a text; give fewer")
