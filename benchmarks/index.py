@@ -26,7 +26,7 @@ from harness.baselines import Echo, run
 from harness.checkpoints import STORE, base_checkpoint
 from harness.encoder_fleet import Fleet, running_encoder
 from harness.index_fleet import IndexProcess, running_index
-from harness.index_quality import Queries
+from harness.index_quality import Queries, ask_for_the_others
 from harness.int8 import entailmentbank
 from harness.load import closed_loop
 from harness.rows import Rows
