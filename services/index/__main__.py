@@ -32,7 +32,9 @@ def build(settings: IndexSettings) -> GrpcServer:
         encode_timeout_s=settings.encode_timeout_s,
         on_encoder=condition.source("encoder"),
     )
-    options = BuildOptions(settings.build_batch, settings.build_window, settings.build_encode_timeout_s)
+    options = BuildOptions(
+        settings.build_batch, settings.build_window, settings.build_encode_timeout_s, settings.engines
+    )
     builder = Builder(store, catalogue, channel, limits, options)
 
     async def load() -> None:

@@ -14,13 +14,14 @@ from aeenc.v1 import index_pb2, types_pb2
 from services.index.building import BuildSpec, Progress
 from services.index.corpus import ServedGeneration
 from services.index.retrieval import Answer, Scope, TextQuery
+from services.index.search import Effort
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
 from services.kit.generation import PremiseRecord
 from services.kit.wire import to_duration
 
 T = TypeVar("T")
-HITS_ON_LOOP = 2000  # about a millisecond's worth of messages
+HITS_ON_LOOP = 400  # about a millisecond's worth, premises read from the disk included
 
 
 def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
@@ -32,6 +33,11 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
         splits=tuple(request.filter.any_split),
         generation=request.generation,
     )
+
+
+def to_effort(params: index_pb2.SearchParams) -> Effort:
+    """How hard an approximate engine is to try."""
+    return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
@@ -65,7 +71,7 @@ def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
         ],
         generation=answer.served.id,
         space_id=answer.served.generation.space_id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 
@@ -84,7 +90,7 @@ def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
         model_version=answer.version,
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 

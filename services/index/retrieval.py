@@ -6,6 +6,7 @@ corpus of another space needs no other call. Search asks nobody else; only texts
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from aeenc import errors
 from aeenc.encoded import Encoded, Precision
 from aeenc.encoder import EncoderClient
 from services.index.catalogue import Catalogue
-from services.index.corpus import ServedGeneration
+from services.index.corpus import Selection, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.search import Found, norms_of
+from services.index.search import USUAL, Effort, Found, norms_of
 from services.kit.checks import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
+IDS_ON_LOOP = 64  # about a millisecond's worth of looking up
 ANSWER_SHARE = 0.9  # of the caller's time that the encoder may take, so that its failure still arrives
 
 
@@ -71,6 +73,11 @@ class Answer:
     encode_s: float = 0.0
     version: str = ""
 
+    @property
+    def exact(self) -> bool:
+        """Whether no premise was overlooked for any query."""
+        return all(one.exact for one in self.found)
+
 
 class Retrieval:
     """Answers Search and Retrieve. `on_encoder` is told what is wrong with the encoder ("" when it answers)."""
@@ -93,7 +100,13 @@ class Retrieval:
         self._on_encoder = on_encoder
 
     async def search(
-        self, scope: Scope, vectors: NDArray[np.float32], space_id: str, *, deadline_s: float | None = None
+        self,
+        scope: Scope,
+        vectors: NDArray[np.float32],
+        space_id: str,
+        *,
+        effort: Effort = USUAL,
+        deadline_s: float | None = None,
     ) -> Answer:
         """The nearest premises of each vector (n, dim), which belong to `space_id`.
 
@@ -107,8 +120,8 @@ class Retrieval:
         check_space(served, space_id)
         check_dimension(served, vectors.shape[1])
         check_unit(vectors)
-        selection = served.select(scope.splits, scope.exclude_ids)
-        outcome = await self._engine.search(served, vectors, scope.k, selection, deadline_s=deadline_s)
+        selection = await select(served, scope)
+        outcome = await self._engine.search(served, vectors, scope.k, selection, effort=effort, deadline_s=deadline_s)
         total_s = time.perf_counter() - started
         return Answer(outcome.found, served, total_s, outcome.queue_s, outcome.compute_s)
 
@@ -127,7 +140,7 @@ class Retrieval:
         encode_s = time.perf_counter() - started
         check_space(served, encoded.space_id)
         check_dimension(served, encoded.vectors.shape[1])
-        selection = served.select(query.scope.splits, query.scope.exclude_ids)
+        selection = await select(served, query.scope)
         k = query.scope.k + int(query.drop_self)  # texts are distinct, so at most one premise is the query's own
         left_s = None if deadline_s is None else deadline_s - encode_s
         outcome = await self._engine.search(served, encoded.vectors, k, selection, deadline_s=left_s)
@@ -169,6 +182,13 @@ class Retrieval:
             ) from None
         self._on_encoder("")
         return encoded
+
+
+async def select(served: ServedGeneration, scope: Scope) -> Selection:
+    """The selection of a scope; long lists of ids are looked up off the event loop."""
+    if len(scope.exclude_ids) <= IDS_ON_LOOP:
+        return served.select(scope.splits, scope.exclude_ids)
+    return await asyncio.to_thread(served.select, scope.splits, scope.exclude_ids)
 
 
 def check_implemented(query: TextQuery) -> None:
@@ -225,4 +245,4 @@ def check_space(served: ServedGeneration, space_id: str) -> None:
 
 def _without(found: Found, ordinal: int | None, k: int) -> Found:
     keep = found.ordinals != (-1 if ordinal is None else ordinal)
-    return Found(found.ordinals[keep][:k], found.scores[keep][:k])
+    return Found(found.ordinals[keep][:k], found.scores[keep][:k], found.exact)
