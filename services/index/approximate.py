@@ -19,7 +19,6 @@ from services.index.search import ALWAYS_SCAN, FAISS, USUAL, Effort, FlatIndex, 
 from services.kit.artifacts import sha256_of
 from services.kit.generation import Generation
 
-SLACK = 32  # candidates beyond k x refine
 SCAN_ROWS = 20_000  # allowed rows up to which scanning them is as fast as any index
 WIDEST_SEARCH = 4096  # most breadth of HNSW; beyond, a scan is as fast
 
@@ -62,7 +61,7 @@ class ApproximateIndex:
         selector: Any,
         allowed: NDArray[np.bool_] | None,
     ) -> Found:
-        width = min(k * self.plan.refine + SLACK, self.rows)
+        width = min(2 * k + self.plan.candidates, self.rows)
         while True:
             _, (proposed,) = self._proposer.search(query[None], width, params=self._parameters(breadth, selector))
             ordinals = proposed[(proposed >= 0) & (proposed < self.rows)]

@@ -26,12 +26,11 @@ from services.index.search import FAISS, FlatIndex, Found
 SEED = 20_221  # any; fixed, so that equal vectors give equal files
 K = 10
 QUERIES = 500
-MIXED = 0.5  # how much of a second premise a query has
-NOISE = 0.5  # length of the noise of a query, beside premises of length 1
+NOISE = 1.0  # length of the noise of a query, beside two premises of length 1
 ROWS_A_LIST = 128  # at the least; beyond, lists follow FAISS's guidance: some times the root of the number of rows
-SAMPLE_A_LIST = 64
+SAMPLE_A_LIST = 40  # vectors; FAISS's guidance is 39 at the least
 ROUNDS = 10  # of k-means
-REFINES = (10, 40)
+CANDIDATES = (400, 1600)
 BLOCK_ROWS = 65_536
 LINKS, EF_CONSTRUCTION = 32, 100
 NICENESS = 10
@@ -41,7 +40,7 @@ def index_vectors(path: Path, engine: Engine, recall: float, largest_norm: float
     """Indexes `path`/vectors.npy into `path`/index.faiss and finds the least effort that reaches `recall`."""
     vectors = np.load(path / "vectors.npy", mmap_mode="r", allow_pickle=False)
     flat = FlatIndex(vectors, largest_norm=largest_norm)
-    plan = Plan(engine, 0, 1, 0.0, recall, 0)
+    plan = Plan(engine, 0, 0, 0.0, recall, 0)
     if engine == "ivf":
         plan = replace(plan, lists=lists_for(flat.rows))
         FAISS.write_index(train_ivf(flat.vectors, plan.lists), str(path / INDEX_FILE))
@@ -90,12 +89,12 @@ def link_hnsw(vectors: NDArray[Any]) -> Any:
 
 
 def queries_like(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    """Queries near premises but not on them: two premises mixed, plus noise, as a hypothesis lies among its facts."""
+    """Queries between premises: the sum of two and as much noise, which are as hard as real ones (experiments.md)."""
     rng = np.random.default_rng(SEED + 1)
     first, second = (np.asarray(vectors[rng.integers(0, len(vectors), QUERIES)], np.float64) for _ in range(2))
     noise = rng.normal(size=first.shape)
     noise *= NOISE / np.linalg.norm(noise, axis=1, keepdims=True)
-    mixed = first + MIXED * second + noise
+    mixed = first + second + noise
     queries: NDArray[np.float32] = (mixed / np.linalg.norm(mixed, axis=1, keepdims=True)).astype(np.float32)
     return queries
 
@@ -103,9 +102,9 @@ def queries_like(vectors: NDArray[Any]) -> NDArray[np.float32]:
 def tuned(flat: FlatIndex, proposer: Any, plan: Plan, queries: NDArray[np.float32], truth: Sequence[Found]) -> Plan:
     """The plan with the least breadth that reaches the recall wanted; the best one found where none does."""
     best = plan
-    for refine in REFINES if plan.lists else (1,):
+    for candidates in CANDIDATES if plan.lists else (32,):
         for breadth in breadths(plan.lists):
-            tried = replace(plan, breadth=breadth, refine=refine, queries=len(queries))
+            tried = replace(plan, breadth=breadth, candidates=candidates, queries=len(queries))
             found = ApproximateIndex(flat, proposer, tried).nearest(queries, K)
             tried = replace(tried, recall_at_10=recall_of(found, truth))
             if tried.recall_at_10 >= plan.recall_wanted:

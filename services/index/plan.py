@@ -41,12 +41,12 @@ class Plan:
     """An approximate engine as it was built and measured.
 
     `lists` are IVF's, `links` HNSW's (0 for the other). `breadth` is the number of lists visited or HNSW's search
-    breadth that reached the `recall_at_10` over `queries` queries; for k premises k x `refine` candidates are scored.
+    breadth that reached the `recall_at_10` over `queries` queries; for k premises 2k + `candidates` are scored.
     """
 
     engine: Engine
     breadth: int
-    refine: int
+    candidates: int
     recall_at_10: float
     recall_wanted: float
     queries: int

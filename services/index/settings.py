@@ -52,7 +52,7 @@ class IndexSettings(ServiceSettings):
     )
     storage: Literal["float32", "float16"] = Field(
         "float32",
-        description="how new generations keep vectors; float16 halves memory and rounds cosines by about 1e-4",
+        description="how new generations keep vectors; float16 halves them and rounds cosines by less than 1e-4",
     )
     build_threads: int = Field(
         os.cpu_count() or 1, ge=1, description="threads that build ivf and hnsw, in a process of its own"
