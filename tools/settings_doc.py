@@ -15,7 +15,7 @@ from services.trainer.settings import TrainerSettings
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 SERVICES: tuple[type[ServiceSettings], ...] = (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
-OF_THIS_MACHINE = {"workers", "threads"}  # their default is the number of CPU cores
+OF_THIS_MACHINE = {"workers", "threads", "build_threads"}  # their default is the number of CPU cores
 
 HEAD = """# Settings
 

@@ -44,7 +44,7 @@ def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
         trial = Trial(
             queries,
             [encoding.ids for encoding in tokenizer.encode_batch([query.text for query in queries])],
-            _embedded(base, tokenizer, texts),
+            embedded(base, tokenizer, texts),
             {text: ordinal for ordinal, text in enumerate(texts)},
         )
         probes = json.loads(base.file("probes.json").read_bytes())["texts"]
@@ -55,7 +55,7 @@ def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
     return artifact
 
 
-def _embedded(
+def embedded(
     base: Artifact, tokenizer: Tokenizer, texts: list[str]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Unit vectors (n, dim) of texts in single precision, by a bare session in sorted batches."""

@@ -41,7 +41,9 @@ def build(settings: IndexSettings) -> GrpcServer:
     reranker = Reranker(client, timeout_s=settings.encode_timeout_s)
     ranker = Ranker(engine, words, encoder, reranker, pool=settings.k_max)
     retrieval = Retrieval(catalogue, engine, ranker, explanations, limits)
-    options = BuildOptions(settings.build_batch, settings.build_window, settings.build_encode_timeout_s)
+    options = BuildOptions(
+        settings.build_batch, settings.build_window, settings.build_encode_timeout_s, settings.engines
+    )
     builder = Builder(store, catalogue, channel, limits, options)
 
     async def load() -> None:

@@ -10,8 +10,8 @@ import asyncio
 import errno
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,7 +21,9 @@ from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Draft, Folding
+from services.index.indexer import index_vectors
 from services.index.lexical import write_lexical
+from services.index.plan import EngineOptions
 from services.index.vectors import BatchEncoder, VectorFile, finish_in_thread
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore, ArtifactWriter
@@ -31,6 +33,7 @@ from services.kit.generation import (
     VECTORS,
     Generation,
     PremiseRecord,
+    Storage,
     check_corpus_name,
     folder_of,
     generation_meta,
@@ -69,11 +72,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build uses the encoders: texts a batch, batches at once at each, seconds without any answer."""
+    """How a build uses the encoders: texts a batch, batches at once at each, seconds without answer; and engines."""
 
     batch: int = 128
     window: int = 4
     patience_s: float = 120.0
+    engines: EngineOptions = field(default_factory=EngineOptions)
 
 
 class Builder:
@@ -143,7 +147,7 @@ class Builder:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         folder = folder_of(spec.corpus)
         with self._store.writer(KIND, folder) as writer:
-            work = _Work(writer, self._batches(base), base)
+            work = _Work(writer, self._batches(base), base, self._options.engines.storage)
             try:
                 async for chunk in chunks:
                     await asyncio.to_thread(folding.add, chunk)
@@ -177,14 +181,15 @@ class Builder:
     async def _commit(self, spec: BuildSpec, work: _Work, folding: Folding) -> Artifact:
         if work.file is None:
             raise errors.InvalidArgument.field("premises", "there are none; a corpus has at least one premise")
-        artifact = await finish_in_thread(self._write, spec, work, folding.drafts)
+        await finish_in_thread(work.file.finish)
+        engine = await index_vectors(work.writer.path, self._options.engines, work.file)
+        artifact = await finish_in_thread(self._write, spec, work, folding.drafts, engine)
         self._catalogue.added(spec.corpus)
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
         return artifact
 
-    def _write(self, spec: BuildSpec, work: _Work, drafts: Sequence[Draft]) -> Artifact:
+    def _write(self, spec: BuildSpec, work: _Work, drafts: Sequence[Draft], engine: dict[str, Any]) -> Artifact:
         assert work.file is not None
-        work.file.finish()
         write_premises(work.writer.path, (draft.record() for draft in drafts))
         write_lexical(work.writer.path, [draft.text for draft in drafts])
         meta = generation_meta(
@@ -193,6 +198,9 @@ class Builder:
             premise_version=work.batches.version,
             dim=work.file.dim,
             premises=work.file.rows,
+            largest_norm=work.file.largest_norm,
+            storage=work.storage,
+            **engine,
         )
         artifact = work.writer.commit(meta, id_prefix="g")
         self._finished.put(spec.corpus, spec.request_id, FinishedBuild(artifact.id, activated=False))
@@ -214,11 +222,14 @@ class Builder:
 class _Work:
     """The vectors of one build: which drafts have been sent, and the file that receives their rows in order."""
 
-    def __init__(self, writer: ArtifactWriter, batches: BatchEncoder, base: Generation | None) -> None:
+    def __init__(
+        self, writer: ArtifactWriter, batches: BatchEncoder, base: Generation | None, storage: Storage
+    ) -> None:
         self.writer = writer
+        self.storage: Storage = storage
         self.batches = batches
         self.file: VectorFile | None = None
-        self._base = None if base is None else np.asarray(base.vectors)
+        self._base = None if base is None else base.vectors
         self._sent = 0
 
     @property
@@ -261,7 +272,7 @@ class _Work:
 
     def _append(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
         if self.file is None:
-            self.file = VectorFile(self.writer.path / VECTORS, rows.shape[1])
+            self.file = VectorFile(self.writer.path / VECTORS, rows.shape[1], self.storage)
         self.file.append(rows)
 
 

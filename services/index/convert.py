@@ -17,6 +17,7 @@ from services.index.explanations import Explanation
 from services.index.fusion import LEXICAL_WEIGHT, Method
 from services.index.queries import Mode, Scope, TextQuery
 from services.index.retrieval import Answer
+from services.index.search import Effort
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import PremiseRecord
@@ -33,7 +34,7 @@ _FUSIONS: dict[int, Method] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
-HITS_ON_LOOP = 2000  # about a millisecond's worth of messages
+HITS_ON_LOOP = 400  # about a millisecond's worth, premises read from the disk included
 
 
 def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
@@ -45,6 +46,11 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
         splits=tuple(request.filter.any_split),
         generation=request.generation,
     )
+
+
+def to_effort(params: index_pb2.SearchParams) -> Effort:
+    """How hard an approximate engine is to try."""
+    return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
@@ -79,7 +85,7 @@ def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
         ],
         generation=answer.served.id,
         space_id=answer.served.generation.space_id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 
@@ -99,7 +105,7 @@ def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
         rerank_version=answer.reranked_by,
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 

@@ -6,14 +6,14 @@ Immutable, so it is shared by all callers without a lock. Which generation serve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.index.approximate import SearchIndex, open_index
 from services.index.lexical import LexicalIndex
-from services.index.search import FlatIndex
 from services.kit.generation import Generation, PremiseRecord
 
 
@@ -33,28 +33,16 @@ ALL = Selection()
 
 @dataclass(frozen=True, eq=False)
 class ServedGeneration:
-    """A generation opened for searching. Opening reads all of it once; do so in a thread."""
+    """A generation opened for searching. Opening reads tables, and of old ones all; do so in a thread."""
 
     generation: Generation
-    index: FlatIndex
-    lexical: LexicalIndex | None
-    split_masks: dict[str, NDArray[np.bool_]] = field(repr=False)
-    unsplit: NDArray[np.bool_] = field(repr=False)
+    index: SearchIndex
+    lexical: LexicalIndex | None = None
 
     @classmethod
     def of(cls, generation: Generation) -> ServedGeneration:
-        """Prepares a generation: norms, split masks, lookup by id and by text."""
-        masks: dict[str, NDArray[np.bool_]] = {}
-        unsplit = np.zeros(len(generation.premises), dtype=bool)
-        for ordinal, premise in enumerate(generation.premises):
-            unsplit[ordinal] = not premise.splits
-            for split in premise.splits:
-                if split not in masks:
-                    masks[split] = np.zeros(len(generation.premises), dtype=bool)
-                masks[split][ordinal] = True
-        _ = generation.ordinal_by_id, generation.ordinal_by_text  # computed here, not in the event loop
-        lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
-        return cls(generation, FlatIndex(generation.vectors), lexical, masks, unsplit)
+        """Opens the indexes of a generation. Raises DataLoss naming the file that is damaged."""
+        return cls(generation, open_index(generation), LexicalIndex.open(generation.artifact, len(generation.premises)))
 
     @property
     def id(self) -> str:
@@ -64,28 +52,28 @@ class ServedGeneration:
     def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
         """The selection of a request. An excluded alias excludes its premise; unknown ids exclude nothing."""
         ordinals = self.generation.ordinal_by_id
-        excluded = frozenset(ordinals[premise_id] for premise_id in exclude_ids if premise_id in ordinals)
-        return Selection(frozenset(splits), excluded)
+        excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
+        return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
 
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
         """The selection as a mask over ordinals (premises,); None allows all."""
         if selection == ALL:
             return None
-        mask = self.unsplit.copy() if selection.splits else np.ones(len(self.unsplit), dtype=bool)
-        for split in selection.splits & self.split_masks.keys():
-            mask |= self.split_masks[split]
-        mask[list(selection.excluded)] = False
+        mask = self.generation.premises.with_any(selection.splits) if selection.splits else None
+        if selection.excluded:
+            mask = np.ones(self.index.rows, dtype=bool) if mask is None else mask.copy()
+            mask[list(selection.excluded)] = False
         return mask
 
     def premises(self, ids: Iterable[str]) -> list[PremiseRecord]:
         """The premises of ids or aliases, in that order. Raises NotFound naming the first unknown ones."""
         ordinals = self.generation.ordinal_by_id
-        wanted = list(ids)
-        unknown = [premise_id for premise_id in wanted if premise_id not in ordinals]
+        wanted = [(premise_id, ordinals.get(premise_id)) for premise_id in ids]
+        unknown = [premise_id for premise_id, ordinal in wanted if ordinal is None]
         if unknown:
             more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
             raise errors.NotFound(
                 f"generation {self.id} of corpus {self.generation.corpus!r} has no premise "
                 f"{', '.join(map(repr, unknown[:5]))}{more}; ListPremises shows what there is"
             )
-        return [self.generation.premises[ordinals[premise_id]] for premise_id in wanted]
+        return [self.generation.premises[ordinal] for _, ordinal in wanted if ordinal is not None]

@@ -1,7 +1,7 @@
 """The one thread that searches. Queries of concurrent callers that may share a scan are computed together.
 
 There is no delay timer: while the thread computes, callers queue up, and what has queued up is the next batch. The
-thread owns FAISS's process-wide threshold and its OpenMP setting, so nothing else in this process may call FAISS.
+thread owns FAISS's process-wide threshold and its OpenMP setting, so nothing else in this process may search by FAISS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.corpus import Selection, ServedGeneration
-from services.index.search import Found
+from services.index.search import USUAL, Effort, Found
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold the small ones back
 RETRY_AFTER_S = 0.05
@@ -40,6 +40,7 @@ class _Job:
     queries: NDArray[np.float32]
     k: int
     selection: Selection
+    effort: Effort
     deadline: float | None
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Outcome]
@@ -49,11 +50,15 @@ class _Job:
     found: list[Found] = field(default_factory=list)
 
     def shares_scan_with(self, other: _Job) -> bool:
-        """Whether both can be computed in one go: same rows, same selection, k of the same magnitude."""
+        """Whether both can be computed in one go: same rows, selection and effort, k of the same magnitude.
+
+        What an approximate engine overlooks depends on k, and must not depend on who else asks: there k is the same.
+        """
         return (
             self.served is other.served
             and self.selection == other.selection
-            and self.k.bit_length() == other.k.bit_length()
+            and self.effort == other.effort
+            and (self.k == other.k or (self.served.index.exact and self.k.bit_length() == other.k.bit_length()))
         )
 
 
@@ -95,6 +100,7 @@ class SearchEngine:
         k: int,
         selection: Selection,
         *,
+        effort: Effort = USUAL,
         deadline_s: float | None = None,
     ) -> Outcome:
         """The k nearest premises of each query (n, dim).
@@ -104,7 +110,7 @@ class SearchEngine:
         """
         loop = asyncio.get_running_loop()
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        job = _Job(served, queries, k, selection, deadline, loop, loop.create_future())
+        job = _Job(served, queries, k, selection, effort, deadline, loop, loop.create_future())
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
@@ -163,7 +169,8 @@ class SearchEngine:
         parts = [job.queries[len(job.found) : len(job.found) + count] for job, count in batch]
         try:
             allowed = first.served.allowed(first.selection)
-            found = first.served.index.nearest(np.concatenate(parts), max(job.k for job, _ in batch), allowed)
+            k = max(job.k for job, _ in batch)
+            found = first.served.index.nearest(np.concatenate(parts), k, allowed, first.effort)
         except Exception as error:  # noqa: BLE001 -- the callers get it; the thread must live on
             for job, count in batch:
                 _deliver(job, error)
@@ -175,7 +182,7 @@ class SearchEngine:
         elapsed_s = time.perf_counter() - started
         for job, count in batch:
             mine, found = found[:count], found[count:]
-            job.found += [Found(one.ordinals[: job.k], one.scores[: job.k]) for one in mine]
+            job.found += [Found(one.ordinals[: job.k], one.scores[: job.k], one.exact) for one in mine]
             job.started_at = job.started_at or started
             job.compute_s += elapsed_s
             if len(job.found) == len(job.queries):

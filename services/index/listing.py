@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from dataclasses import dataclass
 from typing import NoReturn
@@ -11,7 +12,7 @@ from services.index.catalogue import Catalogue
 from services.index.corpus import ServedGeneration
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
-from services.kit.generation import PremiseRecord
+from services.kit.generation import PremiseRecord, Premises
 
 DEFAULT_PAGE = 100
 
@@ -43,7 +44,7 @@ class Listing:
         records = served.generation.premises
         if start > len(records):
             _refuse()
-        page = self._cut(records[start : start + self._page_size(page_size)])
+        page = await asyncio.to_thread(self._cut, records, start, self._page_size(page_size))
         end = start + len(page)
         return PremisePage(page, _token(served.id, end) if end < len(records) else "", served)
 
@@ -62,13 +63,14 @@ class Listing:
     def _page_size(self, asked: int) -> int:
         return min(asked or DEFAULT_PAGE, self._limits.items)
 
-    def _cut(self, records: list[PremiseRecord]) -> list[PremiseRecord]:
-        """As many as surely fit into one message, but one at least."""
+    def _cut(self, premises: Premises, start: int, count: int) -> list[PremiseRecord]:
+        """Up to `count` premises from `start` on: as many as surely fit into one message, but one at least."""
+        records = premises[start : start + count]
         room = self._limits.message_bytes // 2
-        for count, record in enumerate(records):
+        for position, record in enumerate(records):
             room -= sum(len(part.encode()) + 8 for part in (record.id, record.text, *record.aliases, *record.splits))
-            if room < 0 and count:
-                return records[:count]
+            if room < 0 and position:
+                return records[:position]
         return records
 
 

@@ -55,9 +55,14 @@ class RankCall:
 
     @classmethod
     def of(
-        cls, query: TextQuery, served: ServedGeneration, deadline_s: float | None, prior: Prior | None = None
+        cls,
+        query: TextQuery,
+        served: ServedGeneration,
+        selection: Selection,
+        deadline_s: float | None,
+        prior: Prior | None = None,
     ) -> RankCall:
-        """Resolves filters, own premises and accepted ones in the generation.
+        """Looks the texts' own premises and those accepted up in the generation.
 
         Premises accepted before are not returned again. Raises InvalidArgument for one that the generation lacks.
         """
@@ -66,7 +71,7 @@ class RankCall:
         return cls(
             query=query,
             served=served,
-            selection=served.select(query.scope.splits, query.scope.exclude_ids),
+            selection=selection,
             accepted=accepted,
             left_out=[
                 ordinals if mine is None else [mine, *ordinals] for mine, ordinals in zip(own, accepted, strict=True)
@@ -159,7 +164,7 @@ class Ranker:
             cosines = np.concatenate([near.scores, cosines])
             fused = fuse(cosines, scores[ordinals], query.lexical_weight, query.fusion)
             order = np.lexsort((ordinals, -fused))[:k]
-            return Found(ordinals[order], fused[order])
+            return Found(ordinals[order], fused[order], near.exact)
 
         started = time.perf_counter()
         found, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
@@ -174,7 +179,7 @@ class Ranker:
             found = ranked.found[row]
             scores = (1 - share) * scaled(found.scores) + share * prior.bonus(call.query.texts[row])[found.ordinals]
             order = np.lexsort((found.ordinals, -scores))[:k]
-            return Found(found.ordinals[order], scores[order].astype(np.float32))
+            return Found(found.ordinals[order], scores[order].astype(np.float32), found.exact)
 
         started = time.perf_counter()
         found, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
@@ -187,7 +192,7 @@ class Ranker:
         started = time.perf_counter()
         found, version = await self._reranker.rerank(call.query.texts, ranked.found, texts, left_s=call.left_s)
         k, encode_s = call.query.scope.k, ranked.encode_s + time.perf_counter() - started
-        found = [Found(one.ordinals[:k], one.scores[:k]) for one in found]
+        found = [Found(one.ordinals[:k], one.scores[:k], one.exact) for one in found]
         return replace(ranked, found=found, encode_s=encode_s, reranked_by=version)
 
 
@@ -225,7 +230,7 @@ def _ordinals(served: ServedGeneration, text: int, ids: tuple[str, ...]) -> list
 
 def _without(found: Found, left_out: list[int], k: int) -> Found:
     keep = ~np.isin(found.ordinals, left_out)
-    return Found(found.ordinals[keep][:k], found.scores[keep][:k])
+    return Found(found.ordinals[keep][:k], found.scores[keep][:k], found.exact)
 
 
 def _but(allowed: NDArray[np.bool_] | None, left_out: list[int], rows: int) -> NDArray[np.bool_] | None:

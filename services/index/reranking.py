@@ -62,7 +62,7 @@ def _ordered(found: Found, parts: Sequence[Scored]) -> Found:
         return found
     scores = np.concatenate([part.scores for part in parts])
     order = np.lexsort((found.ordinals, -scores))
-    return Found(found.ordinals[order], scores[order])
+    return Found(found.ordinals[order], scores[order], found.exact)
 
 
 def _named(failed: BaseExceptionGroup[BaseException], target: str) -> errors.AeencError:

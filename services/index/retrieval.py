@@ -5,21 +5,27 @@ Search asks nobody else; only ranking texts by vectors needs the encoder (rankin
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.index.catalogue import Catalogue
 from services.index.checks import check_dimension, check_finite, check_space, check_text_query, check_unit
-from services.index.corpus import ServedGeneration
+from services.index.corpus import Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.explanations import Explanations
 from services.index.queries import Scope, TextQuery
 from services.index.ranking import RankCall, Ranker
-from services.index.search import Found
+from services.index.search import USUAL, Effort, Found
 from services.kit.checks import Limits, check_count, check_k, check_texts
+
+T = TypeVar("T")
+ON_LOOP = 64  # ids or texts: about a millisecond's worth of looking up
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class Answer:
     version: str = ""
     reranked_by: str = ""
 
+    @property
+    def exact(self) -> bool:
+        """Whether no premise was overlooked for any query."""
+        return all(one.exact for one in self.found)
+
 
 class Retrieval:
     """Answers Search and Retrieve."""
@@ -46,7 +57,13 @@ class Retrieval:
         self._ranker, self._explanations, self._limits = ranker, explanations, limits
 
     async def search(
-        self, scope: Scope, vectors: NDArray[np.float32], space_id: str, *, deadline_s: float | None = None
+        self,
+        scope: Scope,
+        vectors: NDArray[np.float32],
+        space_id: str,
+        *,
+        effort: Effort = USUAL,
+        deadline_s: float | None = None,
     ) -> Answer:
         """The nearest premises of each vector (n, dim), which belong to `space_id`.
 
@@ -60,8 +77,8 @@ class Retrieval:
         check_space(served, space_id)
         check_dimension(served, vectors.shape[1])
         check_unit(vectors)
-        selection = served.select(scope.splits, scope.exclude_ids)
-        outcome = await self._engine.search(served, vectors, scope.k, selection, deadline_s=deadline_s)
+        selection = await select(served, scope)
+        outcome = await self._engine.search(served, vectors, scope.k, selection, effort=effort, deadline_s=deadline_s)
         total_s = time.perf_counter() - started
         return Answer(outcome.found, served, total_s, outcome.queue_s, outcome.compute_s)
 
@@ -77,7 +94,9 @@ class Retrieval:
         check_text_query(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         prior = await self._explanations.prior(served.generation) if query.prior else None
-        ranked = await self._ranker.rank(RankCall.of(query, served, deadline_s, prior))
+        selection = await select(served, query.scope)
+        call = await _off_loop(len(query.texts), lambda: RankCall.of(query, served, selection, deadline_s, prior))
+        ranked = await self._ranker.rank(call)
         return Answer(
             ranked.found,
             served,
@@ -93,3 +112,12 @@ class Retrieval:
         check_k(scope.k, self._limits)
         if scope.exclude_ids:
             check_count(len(scope.exclude_ids), self._limits, "exclude_ids")
+
+
+async def select(served: ServedGeneration, scope: Scope) -> Selection:
+    """The selection of a scope; long lists of ids are looked up off the event loop."""
+    return await _off_loop(len(scope.exclude_ids), lambda: served.select(scope.splits, scope.exclude_ids))
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= ON_LOOP else await asyncio.to_thread(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,7 +32,9 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
         scope, queries = convert.to_scope(request), vectors.from_proto(request.vectors)
-        answer = await self._retrieval.search(scope, queries, request.space_id, deadline_s=deadline_s(context))
+        answer = await self._retrieval.search(
+            scope, queries, request.space_id, effort=convert.to_effort(request.params), deadline_s=deadline_s(context)
+        )
         return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
@@ -44,7 +47,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> index_pb2.GetPremisesResponse:
         check_count(len(request.ids), self._limits, "ids")
         served = await self._catalogue.resolve(request.corpus, request.generation)
-        found = served.premises(request.ids)
+        found = await asyncio.to_thread(served.premises, request.ids)
         return await convert.answer_within(self._limits, len(found), convert.to_premises_response, found, served.id)
 
     async def ListPremises(

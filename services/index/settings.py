@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from aeenc.addresses import split
 from aeenc.errors import InvalidArgument
+from services.index.plan import EngineOptions
 from services.kit.checks import Limits
 from services.kit.settings import ServiceSettings
 
@@ -38,6 +40,23 @@ class IndexSettings(ServiceSettings):
     )
     build_batch: int = Field(128, ge=1, le=240, description="texts in one batch of a build")
     build_window: int = Field(4, ge=1, le=64, description="batches that a build has at each encoder at once")
+    engine: Literal["auto", "flat", "ivf", "hnsw"] = Field(
+        "auto", description="search engine of new generations; auto: flat up to FLAT_PREMISES, ivf beyond"
+    )
+    flat_premises: int = Field(250_000, ge=1, description="premises up to which auto searches exactly")
+    recall: float = Field(
+        0.99,
+        ge=0.5,
+        le=1.0,
+        description="share of the true ten nearest that ivf and hnsw must find when they are built",
+    )
+    storage: Literal["float32", "float16"] = Field(
+        "float32",
+        description="how new generations keep vectors; float16 halves them and rounds cosines by less than 1e-4",
+    )
+    build_threads: int = Field(
+        os.cpu_count() or 1, ge=1, description="threads that build ivf and hnsw, in a process of its own"
+    )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
     @field_validator("encoder_target", mode="after")
@@ -48,6 +67,11 @@ class IndexSettings(ServiceSettings):
         except InvalidArgument as error:
             raise ValueError(error.message) from None
         return value
+
+    @property
+    def engines(self) -> EngineOptions:
+        """The engines of new generations."""
+        return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads)
 
     @property
     def limits(self) -> Limits:

@@ -21,29 +21,35 @@ from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions
 from services.index.folding import Draft
 from services.index.search import norms_of
+from services.kit.generation import Storage
 
 NORM_TOLERANCE = 1e-3
+Vectors = NDArray[np.float32] | NDArray[np.float16]
 T = TypeVar("T")
 
 
 class VectorFile:
-    """A float32 .npy matrix that grows by rows. Blocks on the disk: call it in a thread."""
+    """A .npy matrix of float32 or float16 that grows by rows. Blocks on the disk: call it in a thread."""
 
-    def __init__(self, path: Path, dim: int) -> None:
+    def __init__(self, path: Path, dim: int, storage: Storage = "float32") -> None:
         self.rows = 0
         self.dim = dim
+        self.largest_norm = 0.0
+        self._dtype = np.dtype({"float32": "<f4", "float16": "<f2"}[storage])
         self._file = path.open("wb")
-        self._file.write(_header(0, dim))
+        self._file.write(self._header())
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Adds rows (n, dim)."""
-        self._file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+        stored = np.ascontiguousarray(rows, dtype=self._dtype)
+        self._file.write(stored.tobytes())
         self.rows += len(rows)
+        self.largest_norm = max(self.largest_norm, float(norms_of(stored).max(initial=0.0)))
 
     def finish(self) -> None:
-        """Puts the row count into the header and closes the file."""
+        """Puts the row count into the header and closes the file, which then has all its bytes."""
         self._file.seek(0)
-        self._file.write(_header(self.rows, self.dim))
+        self._file.write(self._header())
         self._file.close()
 
     def abandon(self) -> None:
@@ -52,6 +58,13 @@ class VectorFile:
             self._file.close()
         except OSError:
             return
+
+    def _header(self) -> bytes:
+        """The file's header, which numpy pads so that it is of one size whatever the number of rows."""
+        buffer = io.BytesIO()
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.rows, self.dim)}
+        np.lib.format.write_array_header_1_0(buffer, header)
+        return buffer.getvalue()
 
 
 class BatchEncoder:
@@ -87,7 +100,7 @@ class BatchEncoder:
         texts = [draft.text for draft in drafts if draft.base_ordinal is None]
         self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
 
-    async def take(self, base: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    async def take(self, base: Vectors | None) -> NDArray[np.float32]:
         """The vectors (n, dim) of the oldest batch, new ones encoded and the others copied from `base`.
 
         Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
@@ -137,7 +150,7 @@ async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _assemble(
-    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: NDArray[np.float32] | None
+    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: Vectors | None
 ) -> NDArray[np.float32]:
     if encoded is not None:
         _check_unit(encoded)
@@ -169,10 +182,3 @@ def _named(error: errors.InvalidArgument, drafts: Sequence[Draft]) -> errors.Inv
         violations.append(named)
     message = f"{violations[0].field}: {violations[0].description}" if violations else error.message
     return type(error)(message, reason=error.reason, violations=violations)
-
-
-def _header(rows: int, dim: int) -> bytes:
-    """A .npy header; numpy pads it so that it is of one size whatever the number of rows."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
-    return buffer.getvalue()

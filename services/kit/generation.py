@@ -1,16 +1,15 @@
 """One corpus generation on disk: premises and their vectors. The index writes it, the trainer reads it.
 
-Files: `premises.jsonl` (one premise a line, in the order of insertion) and `vectors.npy` (float32, one row a premise).
+Files: `premises.jsonl` with its tables (premises.py) and `vectors.npy` (one row a premise, float32 or, as the manifest
+says, float16). What else a search engine needs is the index's matter.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,37 +17,42 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.kit.artifacts import Artifact, ArtifactStore, atomic_write
+from services.kit.premises import PREMISES, PremiseRecord, Premises, write_premises
 
+__all__ = [
+    "ACTIVE",
+    "KIND",
+    "PREMISES",
+    "VECTORS",
+    "Generation",
+    "PremiseRecord",
+    "Premises",
+    "Storage",
+    "check_corpus_name",
+    "folder_of",
+    "generation_meta",
+    "is_corpus_name",
+    "open_generation",
+    "read_active",
+    "write_active",
+    "write_premises",
+]
+
+Storage = Literal["float32", "float16"]
 KIND = "generation"
-PREMISES = "premises.jsonl"
 VECTORS = "vectors.npy"
 ACTIVE = ".active.json"
 FORMAT_VERSION = 1
 _CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True)
-class PremiseRecord:
-    """One premise: its id, its text, the other ids of the same text, and the splits in which the text stands."""
-
-    id: str
-    text: str
-    aliases: tuple[str, ...] = ()
-    splits: tuple[str, ...] = ()
-
-    def to_line(self) -> str:
-        """The premise as one line of `premises.jsonl`."""
-        record = {"id": self.id, "text": self.text, "aliases": self.aliases, "splits": self.splits}
-        return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
-    """A generation in memory: premises in the order of insertion (the ordinal) and memory-mapped vectors (n, dim)."""
+    """An open generation: premises in the order of insertion (the ordinal) and memory-mapped vectors (n, dim)."""
 
     artifact: Artifact
-    premises: list[PremiseRecord]
-    vectors: NDArray[np.float32]
+    premises: Premises
+    vectors: NDArray[np.float32] | NDArray[np.float16]
     corpus: str
     space_id: str
     premise_version: str
@@ -59,17 +63,19 @@ class Generation:
         """The generation's id."""
         return self.artifact.id
 
-    @cached_property
-    def ordinal_by_id(self) -> dict[str, int]:
+    @property
+    def ordinal_by_id(self) -> Mapping[str, int]:
         """Ordinal of each id and alias."""
-        ordinals = {alias: n for n, premise in enumerate(self.premises) for alias in premise.aliases}
-        ordinals.update((premise.id, n) for n, premise in enumerate(self.premises))
-        return ordinals
+        return self.premises.ordinal_by_id
 
-    @cached_property
-    def ordinal_by_text(self) -> dict[str, int]:
+    @property
+    def ordinal_by_text(self) -> Mapping[str, int]:
         """Ordinal of each text; texts are distinct."""
-        return {premise.text: n for n, premise in enumerate(self.premises)}
+        return self.premises.ordinal_by_text
+
+    def float32(self) -> NDArray[np.float32]:
+        """The vectors in float32 (n, dim): the memory map itself, or a copy where they are stored in float16."""
+        return np.asarray(self.vectors, dtype=np.float32)
 
 
 def is_corpus_name(name: str) -> bool:
@@ -91,21 +97,27 @@ def folder_of(corpus: str) -> str:
     return f"generations/{corpus}"
 
 
-def write_premises(path: Path, premises: Iterable[PremiseRecord]) -> None:
-    """Writes `premises.jsonl` into the directory `path`."""
-    with (path / PREMISES).open("w", encoding="utf-8") as file:
-        file.writelines(premise.to_line() for premise in premises)
-
-
-def generation_meta(*, corpus: str, space_id: str, premise_version: str, dim: int, premises: int) -> dict[str, Any]:
-    """The manifest's meta of a generation with a flat engine."""
+def generation_meta(
+    *,
+    corpus: str,
+    space_id: str,
+    premise_version: str,
+    dim: int,
+    premises: int,
+    storage: Storage = "float32",
+    engine: str = "flat",
+    **details: Any,
+) -> dict[str, Any]:
+    """The manifest's meta of a generation; `details` are what its engine wants to find again."""
     return {
         "corpus": corpus,
         "space_id": space_id,
         "premise_version": premise_version,
         "dim": dim,
         "premises": premises,
-        "engine": "flat",
+        "storage": storage,
+        "engine": engine,
+        **details,
     }
 
 
@@ -116,14 +128,14 @@ def open_generation(
     artifact = store.open(folder_of(corpus), generation_id, verify=verify)
     meta = artifact.meta
     try:
-        with artifact.file(PREMISES).open(encoding="utf-8") as file:
-            premises = [_record(line) for line in file]
+        premises = Premises.open(artifact)
         vectors = np.load(artifact.file(VECTORS), mmap_mode="r", allow_pickle=False)
         expected = (meta["premises"], meta["dim"])
+        stored = np.dtype({"float32": np.float32, "float16": np.float16}[meta.get("storage", "float32")])
         stamp = (meta["space_id"], meta["premise_version"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error
-    if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != np.float32:
+    if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != stored:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
         raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")
     return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1])
@@ -144,8 +156,3 @@ def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
     """Moves the pointer, durably and as a whole."""
     record = {"format_version": FORMAT_VERSION, "generation": generation_id}
     atomic_write(store.root / folder_of(corpus) / ACTIVE, json.dumps(record).encode())
-
-
-def _record(line: str) -> PremiseRecord:
-    record = json.loads(line)
-    return PremiseRecord(record["id"], record["text"], tuple(record["aliases"]), tuple(record["splits"]))

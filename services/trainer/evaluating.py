@@ -71,7 +71,7 @@ class Evaluating:
                 version = encoded.model_version  # all chunks by the version that answered the first
                 rows.append(encoded.vectors)
             vectors = np.concatenate(rows)
-            report = await asyncio.to_thread(evaluate, merged, vectors, opened.vectors, opened.ordinal_by_text)
+            report = await asyncio.to_thread(evaluate, merged, vectors, opened.float32(), opened.ordinal_by_text)
         return Evaluation(report, version or "", opened.id)
 
     def _check_version(self, version: str) -> None:

@@ -11,16 +11,7 @@ from aeenc import errors
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.search import FlatIndex, exact_products
-from services.kit.generation import PremiseRecord
-
-
-class _Generation:
-    def __init__(self, vectors: NDArray[np.float32], splits: list[tuple[str, ...]]) -> None:
-        self.artifact = SimpleNamespace(files={})
-        self.vectors = vectors
-        self.premises = [PremiseRecord(f"p{n}", f"text {n}", (), splits[n]) for n in range(len(vectors))]
-        self.ordinal_by_id = {premise.id: n for n, premise in enumerate(self.premises)}
-        self.ordinal_by_text = {premise.text: n for n, premise in enumerate(self.premises)}
+from services.kit.premises import PremiseRecord, Premises
 
 
 def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -49,7 +40,9 @@ def brute_force(
 
 
 def served_of(matrix: NDArray[np.float32], splits: list[tuple[str, ...]] | None = None) -> ServedGeneration:
-    return ServedGeneration.of(_Generation(matrix, splits or [()] * len(matrix)))  # type: ignore[arg-type]
+    names = splits or [()] * len(matrix)
+    premises = Premises.of(PremiseRecord(f"p{n}", f"text {n}", (), names[n]) for n in range(len(matrix)))
+    return ServedGeneration(SimpleNamespace(premises=premises), FlatIndex(matrix))  # type: ignore[arg-type]
 
 
 def assert_same(found: object, expected: tuple[NDArray[np.int64], NDArray[np.float32]]) -> None:
@@ -91,6 +84,19 @@ async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(e
     for (picked, k, _), outcome in zip(calls, outcomes, strict=True):
         for row, found in zip(picked, outcome.found, strict=True):
             assert_same(found, brute_force(matrix, queries[row], k))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_float16_vectors_are_searched_where_they_lie_and_exactly(rows: int):
+    matrix = crowded().astype(np.float16)
+    index = FlatIndex(matrix)
+    assert index.vectors is matrix
+    allowed = np.arange(len(matrix)) % 3 > 0
+    queries = crowded()[:rows]
+    for k in (1, 10, 150):
+        for mask in (None, allowed):
+            for query, found in zip(queries, index.nearest(queries, k, mask), strict=True):
+                assert_same(found, brute_force(matrix, query, k, mask))
 
 
 def test_a_tie_across_the_edge_of_the_candidates_is_found_by_widening():

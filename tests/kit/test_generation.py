@@ -43,7 +43,7 @@ def matrix(rows: int = 3, dim: int = 4) -> NDArray[np.float32]:
 def test_a_generation_is_read_as_it_was_written(artifact_store: ArtifactStore) -> None:
     written = write(artifact_store, matrix())
     generation = open_generation(artifact_store, "science", written.id, verify="full")
-    assert generation.premises == RECORDS
+    assert list(generation.premises) == RECORDS
     assert np.array_equal(generation.vectors, matrix())
     assert not generation.vectors.flags.writeable
     assert (generation.id, generation.corpus, generation.dim) == (written.id, "science", 4)

@@ -37,9 +37,15 @@ class IndexClient:
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
         generation: str = "",
+        exact: bool = False,
+        nprobe: int = 0,
+        ef_search: int = 0,
         timeout_s: float | None = None,
     ) -> SearchResult:
-        """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`."""
+        """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
+
+        `exact` searches exactly whatever the engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
+        """
         request = index_pb2.SearchRequest(
             corpus=corpus,
             vectors=vectors.to_proto(queries),
@@ -48,6 +54,7 @@ class IndexClient:
             exclude_ids=exclude,
             filter=_filter(splits),
             generation=generation,
+            params=index_pb2.SearchParams(exact=exact, nprobe=nprobe, ef_search=ef_search),
         )
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s)
         return SearchResult(

@@ -93,7 +93,7 @@ def _load(plan: TrainingPlan, store: ArtifactStore, files: JobFiles) -> Material
 
 def _objective(materials: Materials, store: ArtifactStore) -> Objective:
     plan, training_set, spec = materials.plan, materials.training_set, materials.spec
-    vectors = [np.asarray(materials.generation.vectors)]
+    vectors = [materials.generation.float32()]
     pretrained = None
     if training_set.outside or plan.config.regularization:
         artifact = store.open(FOLDER, materials.generation.premise_version)
@@ -123,7 +123,7 @@ def _evaluate(materials: Materials, encoder: QueryEncoder) -> Report | None:
     texts = [query.text for query in materials.validation]
     vectors = encode(encoder, materials.batches, texts, materials.spec.query_prefix)
     generation = materials.generation
-    return evaluate(materials.validation, vectors, generation.vectors, generation.ordinal_by_text)
+    return evaluate(materials.validation, vectors, generation.float32(), generation.ordinal_by_text)
 
 
 def _trial(materials: Materials) -> Trial | None:
@@ -132,7 +132,7 @@ def _trial(materials: Materials) -> Trial | None:
         return None
     ids = materials.batches.ids([query.text for query in materials.validation], materials.spec.query_prefix)
     generation = materials.generation
-    return Trial(materials.validation, ids, generation.vectors, generation.ordinal_by_text)
+    return Trial(materials.validation, ids, generation.float32(), generation.ordinal_by_text)
 
 
 def _map_of(materials: Materials, encoder: QueryEncoder) -> float:

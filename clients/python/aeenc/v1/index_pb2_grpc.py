@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class IndexServiceStub(object):
-    """Searches the active generation of a corpus. Answers are exact and the same to the bit whatever the batching.
+    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
+    where the generation's engine is, and says so.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class IndexServiceStub(object):
 
 
 class IndexServiceServicer(object):
-    """Searches the active generation of a corpus. Answers are exact and the same to the bit whatever the batching.
+    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
+    where the generation's engine is, and says so.
     """
 
     def Search(self, request, context):
@@ -152,7 +154,8 @@ def add_IndexServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
-    """Searches the active generation of a corpus. Answers are exact and the same to the bit whatever the batching.
+    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
+    where the generation's engine is, and says so.
     """
 
     @staticmethod
