@@ -32,13 +32,20 @@ def build(settings: IndexSettings) -> GrpcServer:
         encode_timeout_s=settings.encode_timeout_s,
         on_encoder=condition.source("encoder"),
     )
-    options = BuildOptions(settings.build_batch, settings.build_window, settings.build_encode_timeout_s)
+    options = BuildOptions(
+        settings.build_batch,
+        settings.build_window,
+        settings.build_encode_timeout_s,
+        settings.build_sync_s,
+        settings.build_keep_s,
+    )
     builder = Builder(store, catalogue, channel, limits, options)
 
     async def load() -> None:
         server.readiness.starting("opening the active generations")
         engine.start()
         await catalogue.load()
+        await builder.sweep()
         condition.open()
 
     async def close() -> None:

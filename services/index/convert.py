@@ -13,6 +13,7 @@ from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.index.building import BuildSpec, Progress
 from services.index.corpus import ServedGeneration
+from services.index.folding import Sameness
 from services.index.retrieval import Answer, Scope, TextQuery
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
@@ -141,6 +142,7 @@ def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2
         encoded=progress.encoded,
         ack_level=f"ACK_LEVEL_{progress.ack_level}",
         activated=progress.activated,
+        durable=progress.durable,
     )
     if progress.is_last and progress.generation is not None:
         active = progress.generation.id == active_id
@@ -159,6 +161,8 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 base_generation=header.base_generation,
                 delete_ids=tuple(header.delete_ids),
                 activate=header.activate,
+                resume_from=header.resume_from,
+                sameness=_sameness(header.folding),
             )
         break
     raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")
@@ -172,6 +176,14 @@ async def to_premise_chunks(
         if request.WhichOneof("part") != "chunk":
             raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
         yield [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits)) for p in request.chunk.premises]
+
+
+def _sameness(number: int) -> Sameness:
+    if number == index_pb2.FOLDING_NORMALIZED:
+        return "NORMALIZED"
+    if number not in index_pb2.Folding.values():
+        raise errors.InvalidArgument.field("header.folding", f"{number} is unknown; use FOLDING_EXACT or _NORMALIZED")
+    return "EXACT"
 
 
 def _timings(answer: Answer) -> types_pb2.Timings:

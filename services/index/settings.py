@@ -38,6 +38,12 @@ class IndexSettings(ServiceSettings):
     )
     build_batch: int = Field(128, ge=1, le=240, description="texts in one batch of a build")
     build_window: int = Field(4, ge=1, le=64, description="batches that a build has at each encoder at once")
+    build_sync_s: float = Field(
+        1.0, gt=0, description="seconds after which a build with a request_id puts what is new on the disk"
+    )
+    build_keep_s: float = Field(
+        24 * 3600.0, gt=0, description="seconds for which an unfinished build waits for its caller to come again"
+    )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
     @field_validator("encoder_target", mode="after")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +25,46 @@ from services.index.folding import Draft
 from services.index.search import norms_of
 
 NORM_TOLERANCE = 1e-3
+_FLOAT_BYTES = 4
+_BLOCK_BYTES = 1024 * 1024
 T = TypeVar("T")
 
 
 class VectorFile:
-    """A float32 .npy matrix that grows by rows. Blocks on the disk: call it in a thread."""
+    """A float32 .npy matrix that grows by rows. Blocks on the disk: call it in a thread.
 
-    def __init__(self, path: Path, dim: int) -> None:
-        self.rows = 0
+    With `rows` it goes on with a file that an earlier one left, behind so many rows whose CRC-32 is `crc32`; what
+    follows them is cut off. Raises DataLoss when they are not what they were.
+    """
+
+    def __init__(self, path: Path, dim: int, *, rows: int = 0, crc32: int = 0) -> None:
+        self.rows = rows
         self.dim = dim
-        self._file = path.open("wb")
-        self._file.write(_header(0, dim))
+        self.crc32 = crc32
+        header = _header(0, dim)
+        self._file = path.open("r+b" if rows else "wb")
+        if rows:
+            size_bytes = rows * dim * _FLOAT_BYTES
+            self._file.seek(len(header))
+            if crc32_of(self._file, size_bytes) != crc32:
+                self._file.close()
+                raise errors.DataLoss(f"{path} does not hold the {rows:,} vectors that it held; build again")
+            self._file.truncate(len(header) + size_bytes)
+            self._file.seek(0)
+        self._file.write(header)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Adds rows (n, dim)."""
-        self._file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+        data = np.ascontiguousarray(rows, dtype="<f4").tobytes()
+        self._file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
         self.rows += len(rows)
+
+    def sync(self) -> None:
+        """Puts all rows on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def finish(self) -> None:
         """Puts the row count into the header and closes the file."""
@@ -134,6 +160,15 @@ async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
         if not task.cancelled():
             task.exception()  # seen; the cancellation is what counts
         raise
+
+
+def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
+    """The CRC-32 of the next bytes of a file; None when it has not so many."""
+    crc32, left = 0, size_bytes
+    while left and (block := file.read(min(left, _BLOCK_BYTES))):
+        crc32 = zlib.crc32(block, crc32)
+        left -= len(block)
+    return None if left else crc32
 
 
 def _assemble(

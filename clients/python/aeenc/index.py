@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import vectors
+from aeenc import errors, vectors
 from aeenc.channel import Channel
 from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
@@ -16,6 +19,8 @@ from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 CHUNK_PREMISES = 512
 CHUNK_BYTES = 512 * 1024
 BUILD_TIMEOUT_S = 24 * 3600.0
+RESUME_S = 60.0
+RESUME_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,18 @@ class IndexClient:
         base_generation: str = "",
         delete_ids: Sequence[str] = (),
         expected_premises: int = 0,
+        fold_similar: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
+        resume_s: float = RESUME_S,
     ) -> index_pb2.Generation:
-        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often."""
+        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+
+        `fold_similar` takes texts for one that differ in case, white space, punctuation or Unicode form alone; the
+        first one stays. With a `request_id` the index keeps what it has acknowledged as durable, and a call with the
+        same one and the same premises goes on there. This call does so itself when the index is away for up to
+        `resume_s`, unless `premises` is an iterator, which cannot begin again.
+        """
         header = index_pb2.BuildHeader(
             corpus=corpus,
             request_id=request_id,
@@ -183,17 +196,29 @@ class IndexClient:
             delete_ids=delete_ids,
             expected_premises=expected_premises,
             activate=activate,
+            folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
-        responses = self._admin_channel.stream(
-            self._admin.BuildGeneration, _build_requests(header, premises), timeout_s=timeout_s
-        )
-        async for progress in responses:
-            if on_progress is not None:
-                on_progress(progress.received, progress.encoded)
-            if progress.HasField("generation"):
-                generation = progress.generation
-        return generation
+        can_resume = bool(request_id) and not isinstance(premises, Iterator)
+        deadline, heard_at = time.monotonic() + timeout_s, time.monotonic()
+        while True:
+            requests = _build_requests(header, islice(premises, header.resume_from, None))
+            left_s = max(deadline - time.monotonic(), 0.001)
+            try:
+                async for progress in self._admin_channel.stream(
+                    self._admin.BuildGeneration, requests, timeout_s=left_s
+                ):
+                    heard_at = time.monotonic()
+                    header.resume_from = max(header.resume_from, progress.durable)
+                    if on_progress is not None:
+                        on_progress(progress.received, progress.encoded)
+                    if progress.HasField("generation"):
+                        generation = progress.generation
+                return generation
+            except errors.Unavailable:
+                if not can_resume or time.monotonic() - heard_at > resume_s:
+                    raise
+            await asyncio.sleep(RESUME_EVERY_S)
 
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None
