@@ -91,9 +91,8 @@ class Journal:
         self._position = resume_from
         self._count, self._bytes = self.kept.premises, self.kept.premises_bytes
         self._crc32 = self.kept.premises_crc32
-        self._log = (self._directory / PREMISES).open("r+b" if self._bytes else "wb")
+        self._log = (self._directory / PREMISES).open("ab")
         self._log.truncate(self._bytes)
-        self._log.seek(self._bytes)
         self.generation.mkdir(exist_ok=True)
         for left in self.generation.iterdir():
             if left.name != VECTORS or not self.kept.rows:

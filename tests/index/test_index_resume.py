@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from hashed_encoder import files_of, premise, raises, until
+from hashed_encoder import VERSION, files_of, premise, raises, until
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index import journal
 
 PREMISES = [premise(f"p{n}", f"fact {n}") for n in range(60)]
-SYNC = {"build_sync_s": 0.01}
+SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
 
 
 async def broken_build(index, premises=PREMISES, *, durable=40, rows=16, request_id="r", **fields):
@@ -101,16 +101,18 @@ async def test_a_caller_who_waits_is_told_what_is_durable(serve):
         await stream.aclose()
 
 
-async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_is_lost(serve):
+async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_is_lost(serve, encoder):
     async with serve(**SYNC) as index:
-        await broken_build(index)
+        report = await broken_build(index)
         changed = [*PREMISES[:7], premise("p7", "something else"), *PREMISES[8:]]
         await raises(errors.AlreadyExists, build(index, changed), "premises[7]", "p7", "'r'")
         await raises(errors.AlreadyExists, build(index, PREMISES[:30]), "ended after 30")
         other = index.client.build("science", PREMISES, request_id="other")
         base = (await other).id
         await raises(errors.AlreadyExists, build(index, base_generation=base), "another build")
+        encoder.servicer.encoded_premises.clear()
         assert (await build(index)).premises == 60
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
 
 
 async def test_skipping_what_is_not_kept_is_refused(serve):
@@ -134,14 +136,17 @@ async def test_skipping_what_is_not_kept_is_refused(serve):
 
 
 @pytest.mark.parametrize("name", ["premises.jsonl", "generation/vectors.npy"])
-async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, name):
+async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, encoder, name):
     async with serve(**SYNC) as index:
-        await broken_build(index)
-        path = work_of(index.store) / name
-        with path.open("ab") as file:
+        await broken_build(index, PREMISES[:40])
+        with (work_of(index.store) / name).open("ab") as file:
             file.write(b'{"id": "torn')
     async with serve(**SYNC) as index:
+        report = await broken_build(index, durable=60, rows=50)  # goes on behind what was cut off, and is broken again
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**SYNC) as index:
         generation = await build(index)
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
         assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         index.store.open("generations/science", generation.id, verify="full")
 
@@ -152,7 +157,8 @@ async def test_damaged_work_is_done_again_and_not_taken_over(serve, encoder, nam
         await broken_build(index)
         path = work_of(index.store) / name
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0x10
+        place = data.index(VERSION.encode()) if name == "progress.json" else len(data) // 2
+        data[place] ^= 0x10
         path.write_bytes(data)
     encoder.servicer.encoded_premises.clear()
     async with serve(**SYNC) as index:

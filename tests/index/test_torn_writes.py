@@ -61,7 +61,7 @@ async def build(index, disk: TornDisk, request_id: str) -> str:
 async def scenario(serve, disk: TornDisk) -> None:
     """Two builds, two activations, one deletion."""
     with disk:
-        async with serve(build_sync_s=0.01, build_batch=2) as index:
+        async with serve(build_sync_s=0.01, build_batch=2, build_encode_timeout_s=10.0) as index:
             first = await build(index, disk, "first")
             disk.promise(("activating", first))
             await index.client.activate(CORPUS, first, expected="")
