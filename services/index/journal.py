@@ -67,6 +67,7 @@ class Journal:
         self._directory = store.root / folder_of(corpus) / f"{PREFIX}{name}"
         self.generation = self._directory / "generation"
         self._position = 0  # of the next streamed premise
+        self._streamed = 0  # in earlier calls
         self._count = self._bytes = self._crc32 = 0
         self._log: BinaryIO | None = None
         self._lock: BinaryIO | None = None
@@ -88,7 +89,7 @@ class Journal:
                 f"header.resume_from is {resume_from:,}, but {self.kept.premises:,} premises of request_id "
                 f"{self._name} are kept; stream them from the first"
             )
-        self._position = resume_from
+        self._position, self._streamed = resume_from, self.kept.premises
         self._count, self._bytes = self.kept.premises, self.kept.premises_bytes
         self._crc32 = self.kept.premises_crc32
         self._log = (self._directory / PREMISES).open("ab")
@@ -119,14 +120,16 @@ class Journal:
                     f"{self._name} streamed there before; use another request_id for other premises"
                 )
         self._position += len(known)
+        if self._position >= self._streamed:
+            self.premises = []  # compared; the folding has its own
         return chunk[len(known) :]
 
     def check_all_seen(self) -> None:
         """Raises AlreadyExists when the stream ended before what it streamed an earlier time."""
-        if self._position < len(self.premises):
+        if self._position < self._streamed:
             raise errors.AlreadyExists(
                 f"the stream ended after {self._position:,} premises, request_id {self._name} streamed "
-                f"{len(self.premises):,} before; use another request_id for other premises"
+                f"{self._streamed:,} before; use another request_id for other premises"
             )
 
     def append(self, premises: Iterable[PremiseRecord]) -> None:
