@@ -37,6 +37,7 @@ from services.kit.generation import (
     open_generation,
     write_premises,
 )
+from services.kit.requests import with_pauses
 
 log = logs.get(__name__)
 
@@ -194,7 +195,7 @@ class Builder:
         if work.durable:
             yield told
         try:
-            async with aclosing(_with_pauses(chunks, self._options.sync_s)) as received:
+            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
                 async for chunk in received:
                     await work.receive(chunk)
                     async for _ in work.advance(batch):
@@ -202,6 +203,8 @@ class Builder:
                     await work.sync_if_due()
                     if told != (told := _progress(work)):
                         yield told
+            # What a caller who has gone had sent looks like all of it: only telling him something shows that he has.
+            yield _progress(work)
             async for _ in work.drain(batch):
                 yield _progress(work)
         except errors.FailedPrecondition:  # the encoder's; the premises are as good as before
@@ -279,20 +282,3 @@ def disk_full_is_unavailable() -> Iterator[None]:
 def _progress(work: Work) -> Progress:
     level: AckLevel = "DURABLE" if work.is_all_durable else "RECEIVED"
     return Progress(work.folding.received, work.written, level, work.durable)
-
-
-async def _with_pauses(
-    chunks: AsyncIterator[Sequence[PremiseRecord]], pause_s: float
-) -> AsyncGenerator[Sequence[PremiseRecord], None]:
-    """The chunks, and an empty one whenever none has come for `pause_s`."""
-    while True:
-        read = asyncio.ensure_future(anext(chunks, None))
-        try:
-            while not (await asyncio.wait([read], timeout=pause_s))[0]:
-                yield ()
-        finally:
-            read.cancel()  # does nothing to one that has ended
-        chunk = read.result()
-        if chunk is None:
-            return
-        yield chunk

@@ -11,6 +11,8 @@ from hashed_encoder import VERSION, files_of, premise, raises, until
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index import journal
+from services.index.building import BuildSpec
+from services.kit.generation import PremiseRecord
 
 PREMISES = [premise(f"p{n}", f"fact {n}") for n in range(60)]
 SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
@@ -65,6 +67,31 @@ async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(serve, 
         assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
         assert not works(index.store)
+
+
+async def test_what_a_caller_who_goes_away_has_sent_never_passes_for_the_whole_corpus(serve):
+    # grpc.aio ends the stream of a caller who has gone as if he had sent everything, until something is sent to him
+    async with serve(**SYNC) as index:
+        (builder,) = (one._builder for _, one in index.server._servicers if hasattr(one, "_builder"))
+        records = [PremiseRecord(one.id, one.text) for one in PREMISES[:16]]
+        all_written, ended = asyncio.Event(), False
+
+        async def chunks():
+            nonlocal ended
+            yield records
+            await all_written.wait()
+            ended = True
+
+        steps = builder.build(BuildSpec("science", "r", activate=True), chunks())
+        async for progress in steps:
+            if progress.encoded == 16:
+                all_written.set()
+            if ended:  # what is told now does not arrive
+                break
+        assert not progress.generation
+        await steps.aclose()
+        assert not index.store.list("generations/science")
+        assert (await build(index)).premises == 60
 
 
 async def test_acknowledged_premises_need_not_be_streamed_again(serve):
