@@ -27,6 +27,8 @@ async def main(options: argparse.Namespace) -> None:
     for phase in ("build", "activate", "delete"):
         least = round(LEAST_HITS * kills)
         rows.at_least(f"kills in the middle of {phase}", report.broken[phase], "kills", least, report.kills[phase])
+    commits = report.broken["commit"]
+    rows.at_least("kills in the middle of a commit", commits, "kills", round(0.01 * kills), report.kills["commit"])
     lost = report.lost_premises
     rows.at_most("acknowledged premises lost", lost, "premises", 0, report.acknowledged_premises)
     rows.at_most("acknowledged vectors encoded again", report.encoded_again, "vectors", 0, report.acknowledged_rows)
@@ -35,6 +37,7 @@ async def main(options: argparse.Namespace) -> None:
     rows.at_most("acknowledged deletions undone", report.undone_deletions, "", 0, report.broken["delete"])
     rows.at_most("corrupt or half-built generations served", report.corrupt, "", 0, f"{report.checked} checked")
     rows.add("wrong answers", len(report.wrong), "", "0", not report.wrong, report.wrong[:3] or report.searches)
+    rows.note("generations finished and not acknowledged", report.unacknowledged, "")
     rows.note("premises that a resumed build did not stream again", report.resumed, "premises")
     rows.note("start to answering, median", statistics.median(report.starts_s), "s")
     rows.note("in all", time.monotonic() - begun, "s")

@@ -17,16 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aeenc import errors
-from harness.crash_actor import PHASES, Actor
+from harness.crash_actor import Actor
 from harness.crash_model import CorpusModel, Premise
 from harness.index_process import IndexProcess
 from harness.quick_encoder import QuickEncoder
+from services.index.journal import PREFIX
 from services.kit.artifacts import ArtifactStore
-from services.kit.generation import folder_of
+from services.kit.generation import PREMISES, folder_of
 
 SETTINGS = {"build_sync_s": 0.02, "build_batch": 8}
 ENCODER_PAUSE_S = 0.003
 FIRST_GUESS_S = 0.05  # of an operation's duration
+# What is aimed at: the operation, and the part of its usual duration in which the kill comes.
+AIMS = {
+    "build": ("build", 0.0, 1.0),
+    "activate": ("activate", 0.0, 1.0),
+    "delete": ("delete", 0.0, 1.0),
+    "commit": ("build", 0.85, 1.05),
+}
 START_SHARE = 0.1  # of the kills come while the index starts
 
 
@@ -35,7 +43,8 @@ class Report:
     """What was done and what was found wrong."""
 
     kills: Counter[str] = field(default_factory=Counter)  # by what was aimed at
-    broken: Counter[str] = field(default_factory=Counter)  # operations that a kill broke into
+    broken: Counter[str] = field(default_factory=Counter)  # operations that a kill broke into; commits are builds, too
+    unacknowledged: int = 0  # generations that were finished, but their callers never knew
     starts_s: list[float] = field(default_factory=list)
     acknowledged_premises: int = 0  # as durable, in builds that a kill broke into
     lost_premises: int = 0
@@ -72,7 +81,7 @@ class Crashes:
             if self._rng.random() < START_SHARE and number:
                 await self._kill_start()
             else:
-                await self._kill_work(PHASES[number % len(PHASES)])
+                await self._kill_work(list(AIMS)[number % len(AIMS)])
         await self._start()
         await asyncio.gather(*(actor.build(self._index.client) for actor in self._actors if actor.model.build))
         await asyncio.gather(*(self._check(actor) for actor in self._actors))
@@ -97,7 +106,8 @@ class Crashes:
         await asyncio.to_thread(self._index.kill)
         self.report.kills["start"] += 1
 
-    async def _kill_work(self, phase: str) -> None:
+    async def _kill_work(self, aim: str) -> None:
+        phase, earliest, latest = AIMS[aim]
         await self._start()
         running = [asyncio.ensure_future(actor.run(self._index.client)) for actor in self._actors]
         while not self._begun.empty():
@@ -109,15 +119,18 @@ class Crashes:
         except TimeoutError:
             self.report.wrong.append(f"nobody came to {phase} within 10 s")
         seconds = [one for actor in self._actors for one in actor.seconds[phase][-20:]]
-        await asyncio.sleep(self._rng.uniform(0.0, statistics.median(seconds) if seconds else FIRST_GUESS_S))
+        usual_s = statistics.median(seconds) if seconds else FIRST_GUESS_S
+        await asyncio.sleep(self._rng.uniform(earliest, latest) * usual_s)
         await asyncio.to_thread(self._index.kill)
-        self.report.kills[phase] += 1
+        self.report.kills[aim] += 1
         for outcome in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(outcome, str):
                 self.report.broken[outcome] += 1
             else:
                 self.report.wrong.append(f"a caller was told {type(outcome).__name__}: {outcome}")
         await self._index.disconnect()
+        committing = self._store.root.glob(f"*/*/{PREFIX}*/*/{PREMISES}")  # written when all else is
+        self.report.broken["commit"] += len(list(committing))
         self._look_at_builds()
 
     def _look_at_builds(self) -> None:
@@ -147,6 +160,8 @@ class Crashes:
             elif model.build is None or not await self._holds(model, unknown, model.build.content):
                 report.corrupt += 1
                 report.wrong.append(f"{model.name} shows generation {unknown}, which nobody has built")
+            else:
+                report.unacknowledged += 1
         lost = set(model.generations) - listed
         report.lost_generations += len(lost)
         self._check_active(model, shown.get(model.name) or None, listed)

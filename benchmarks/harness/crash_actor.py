@@ -16,7 +16,6 @@ from harness.quick_encoder import SPACE, vector_of
 
 CHUNK = 12
 K = 5
-PHASES = ("build", "activate", "delete")
 DEAD = (errors.Unavailable, errors.Cancelled, errors.DeadlineExceeded)
 
 
@@ -30,7 +29,7 @@ class Actor:
         self.model = model
         self.wrong: list[str] = []
         self.searches = 0
-        self.seconds: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "search")}
+        self.seconds: dict[str, list[float]] = {phase: [] for phase in ("build", "activate", "delete", "search")}
         self.resumed_premises = 0  # taken over from earlier calls and not streamed again
         self.lost_premises = 0
         self._rng = rng
