@@ -42,7 +42,12 @@ def build(settings: IndexSettings) -> GrpcServer:
     ranker = Ranker(engine, words, encoder, reranker, pool=settings.k_max)
     retrieval = Retrieval(catalogue, engine, ranker, explanations, limits)
     options = BuildOptions(
-        settings.build_batch, settings.build_window, settings.build_encode_timeout_s, settings.engines
+        settings.build_batch,
+        settings.build_window,
+        settings.build_encode_timeout_s,
+        settings.build_sync_s,
+        settings.build_keep_s,
+        settings.engines,
     )
     builder = Builder(store, catalogue, channel, limits, options)
 
@@ -50,6 +55,7 @@ def build(settings: IndexSettings) -> GrpcServer:
         server.readiness.starting("opening the active generations")
         engine.start()
         await catalogue.load()
+        await builder.sweep()
         condition.open()
 
     async def close() -> None:

@@ -1,45 +1,46 @@
 """Builds a generation from streamed premises: check and fold, encode, write, commit, activate.
 
-Everything is written into a hidden directory; until its commit nothing of a build can be seen, and what fails or is
-cancelled before is removed. Activation is the catalogue's.
+Everything is written into a hidden directory; until its commit nothing of a build can be seen. What fails or is
+cancelled before is removed, unless the build has a request id: then a call with the same one goes on with it.
+Activation is the catalogue's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from aeenc import errors
 from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
-from services.index.folding import Draft, Folding
+from services.index.folding import Draft, Folding, Sameness
 from services.index.indexer import index_vectors
+from services.index.journal import Journal, sweep_abandoned
 from services.index.lexical import write_lexical
 from services.index.plan import EngineOptions
-from services.index.vectors import BatchEncoder, VectorFile, finish_in_thread
+from services.index.vectors import BatchEncoder, finish_in_thread
+from services.index.work import Work
 from services.kit import logs
-from services.kit.artifacts import Artifact, ArtifactStore, ArtifactWriter
+from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.checks import Limits
 from services.kit.generation import (
-    KIND,
-    VECTORS,
     Generation,
     PremiseRecord,
-    Storage,
     check_corpus_name,
     folder_of,
     generation_meta,
     open_generation,
     write_premises,
 )
+from services.kit.requests import with_pauses
 
 log = logs.get(__name__)
 
@@ -56,15 +57,30 @@ class BuildSpec:
     base_generation: str = ""
     delete_ids: tuple[str, ...] = ()
     activate: bool = False
+    resume_from: int = 0
+    sameness: Sameness = "EXACT"
+
+    def asked(self) -> dict[str, str]:
+        """What is asked for besides the premises, in short; activation may be asked for at any time."""
+        deleted = json.dumps(sorted(self.delete_ids)).encode()
+        return {
+            "base_generation": self.base_generation,
+            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
+            "sameness": self.sameness,
+        }
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is. `ack_level` is promised for what `encoded` counts; the last one names the generation."""
+    """How far a build is. `ack_level` is promised for what `encoded` counts; the last one names the generation.
+
+    `durable` counts the streamed premises that need not be streamed again.
+    """
 
     received: int
     encoded: int
     ack_level: AckLevel = "RECEIVED"
+    durable: int = 0
     generation: Artifact | None = None
     activated: bool = False
     is_last: bool = False
@@ -72,11 +88,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build uses the encoders: texts a batch, batches at once at each, seconds without answer; and engines."""
+    """How a build uses the encoders: texts a batch, batches at once at each, seconds without any answer.
+
+    With a request id, how many seconds pass until what is new is put on the disk, and until an unfinished build is
+    removed. `engines` search what is built.
+    """
 
     batch: int = 128
     window: int = 4
     patience_s: float = 120.0
+    sync_s: float = 1.0
+    keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
 
 
@@ -99,15 +121,22 @@ class Builder:
         self._finished = FinishedBuilds(store)
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
+    async def sweep(self) -> None:
+        """Removes unfinished builds that nobody has gone on with for long."""
+        await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
+
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[Progress, None]:
         """Builds, reporting progress; the last one names the generation.
 
         Raises InvalidArgument for a bad premise or none, NotFound for an unknown base, SpaceMismatch when the encoder
-        has another space than the base, Unavailable when it does not answer or the disk is full.
+        has another space than the base, Unavailable when it does not answer or the disk is full; AlreadyExists when the
+        request id stands for other premises, FailedPrecondition when `resume_from` skips some that are not kept.
         """
         check_corpus_name(spec.corpus, "header.corpus")
+        if spec.resume_from and not spec.request_id:
+            raise errors.InvalidArgument.field("header.resume_from", "needs the request_id of the build to go on with")
         if spec.delete_ids and not spec.base_generation:
             raise errors.InvalidArgument.field(
                 "header.delete_ids", "needs base_generation; name the generation to change"
@@ -136,30 +165,56 @@ class Builder:
             return None
         artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation, verify="size")
         count = int(artifact.meta["premises"])
-        return Progress(count, count, "DURABLE", artifact, finished.activated)
+        return Progress(count, count, "DURABLE", count, artifact, finished.activated)
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[Progress, None]:
+        await self.sweep()
         base = await self._open_base(spec)
-        folding = Folding(self._limits)
+        folding = Folding(self._limits, spec.sameness)
         if base is not None:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
-        folder = folder_of(spec.corpus)
-        with self._store.writer(KIND, folder) as writer:
-            work = _Work(writer, self._batches(base), base, self._options.engines.storage)
-            try:
-                async for chunk in chunks:
-                    await asyncio.to_thread(folding.add, chunk)
-                    async for encoded in work.advance(folding.drafts, self._options.batch):
-                        yield Progress(folding.received, encoded)
-                    yield Progress(folding.received, work.written)
-                async for encoded in work.drain(folding.drafts, self._options.batch):
-                    yield Progress(folding.received, encoded)
-                artifact = await self._commit(spec, work, folding)
-            finally:
-                await work.close()
-        yield Progress(folding.received, len(folding.drafts), "DURABLE", artifact)
+        journal = Journal(self._store, spec.corpus, spec.request_id, spec.asked()) if spec.request_id else None
+        options = self._options
+        work = Work(folding, self._batches, base, journal, options.sync_s, options.engines.storage)
+        try:
+            await work.open(self._store, folder_of(spec.corpus), spec.resume_from)
+            async with aclosing(self._steps(work, chunks)) as steps:
+                async for progress in steps:
+                    yield progress
+            artifact = await self._commit(spec, work, folding)
+            work.keep = False
+        except errors.InvalidArgument:
+            work.keep = False
+            raise
+        finally:
+            await work.close()
+        yield Progress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
+
+    async def _steps(
+        self, work: Work, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[Progress, None]:
+        """Receives, encodes and writes all premises."""
+        batch, told = self._options.batch, _progress(work)
+        if work.durable:
+            yield told
+        try:
+            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
+                async for chunk in received:
+                    await work.receive(chunk)
+                    async for _ in work.advance(batch):
+                        yield _progress(work)
+                    await work.sync_if_due()
+                    if told != (told := _progress(work)):
+                        yield told
+            # What a caller who has gone had sent looks like all of it: only telling him something shows that he has.
+            yield _progress(work)
+            async for _ in work.drain(batch):
+                yield _progress(work)
+        except errors.FailedPrecondition:  # the encoder's; the premises are as good as before
+            await work.forget_vectors()
+            raise
 
     async def _open_base(self, spec: BuildSpec) -> Generation | None:
         if not spec.base_generation:
@@ -168,17 +223,14 @@ class Builder:
         # by hash: a damaged vector must not be copied into a new generation
         return await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
 
-    def _batches(self, base: Generation | None) -> BatchEncoder:
+    def _batches(self, space_id: str, version: str) -> BatchEncoder:
         batches = BatchEncoder(
-            self._encoders,
-            space_id=base.space_id if base else "",
-            window=self._options.window,
-            patience_s=self._options.patience_s,
+            self._encoders, space_id=space_id, window=self._options.window, patience_s=self._options.patience_s
         )
-        batches.version = base.premise_version if base else ""
+        batches.version = version
         return batches
 
-    async def _commit(self, spec: BuildSpec, work: _Work, folding: Folding) -> Artifact:
+    async def _commit(self, spec: BuildSpec, work: Work, folding: Folding) -> Artifact:
         if work.file is None:
             raise errors.InvalidArgument.field("premises", "there are none; a corpus has at least one premise")
         await finish_in_thread(work.file.finish)
@@ -188,10 +240,10 @@ class Builder:
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
         return artifact
 
-    def _write(self, spec: BuildSpec, work: _Work, drafts: Sequence[Draft], engine: dict[str, Any]) -> Artifact:
+    def _write(self, spec: BuildSpec, work: Work, drafts: Sequence[Draft], engine: dict[str, Any]) -> Artifact:
         assert work.file is not None
-        write_premises(work.writer.path, (draft.record() for draft in drafts))
         write_lexical(work.writer.path, [draft.text for draft in drafts])
+        write_premises(work.writer.path, (draft.record() for draft in drafts))
         meta = generation_meta(
             corpus=spec.corpus,
             space_id=work.batches.space_id,
@@ -199,12 +251,16 @@ class Builder:
             dim=work.file.dim,
             premises=work.file.rows,
             largest_norm=work.file.largest_norm,
-            storage=work.storage,
+            storage=work.file.storage,
             **engine,
         )
-        artifact = work.writer.commit(meta, id_prefix="g")
-        self._finished.put(spec.corpus, spec.request_id, FinishedBuild(artifact.id, activated=False))
-        return artifact
+
+        def announce(
+            generation_id: str,
+        ) -> None:  # before it is seen: no kill leaves one that its request does not know
+            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False))
+
+        return work.writer.commit(meta, id_prefix="g", announce=announce)
 
     async def _activated(self, spec: BuildSpec, last: Progress) -> Progress:
         """The last answer of a build. A retry of a build that was activated once does not move the pointer again."""
@@ -219,63 +275,6 @@ class Builder:
         return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
 
 
-class _Work:
-    """The vectors of one build: which drafts have been sent, and the file that receives their rows in order."""
-
-    def __init__(
-        self, writer: ArtifactWriter, batches: BatchEncoder, base: Generation | None, storage: Storage
-    ) -> None:
-        self.writer = writer
-        self.storage: Storage = storage
-        self.batches = batches
-        self.file: VectorFile | None = None
-        self._base = None if base is None else base.vectors
-        self._sent = 0
-
-    @property
-    def written(self) -> int:
-        """Rows written so far."""
-        return self.file.rows if self.file else 0
-
-    async def advance(self, drafts: Sequence[Draft], batch: int) -> AsyncIterator[int]:
-        """Sends all full batches; yields the number of rows written whenever it grows."""
-        while len(drafts) - self._sent >= batch:
-            async for written in self._send(drafts[self._sent : self._sent + batch]):
-                yield written
-
-    async def drain(self, drafts: Sequence[Draft], batch: int) -> AsyncIterator[int]:
-        """Sends what is left and waits for all."""
-        async for written in self.advance(drafts, batch):
-            yield written
-        if self._sent < len(drafts):
-            async for written in self._send(drafts[self._sent :]):
-                yield written
-        while not self.batches.is_empty:
-            yield await self._receive()
-
-    async def close(self) -> None:
-        """Gives up what is still under way and closes the file."""
-        await self.batches.close()
-        if self.file is not None:
-            self.file.abandon()
-
-    async def _send(self, drafts: Sequence[Draft]) -> AsyncIterator[int]:
-        while self.batches.is_full or self.batches.is_ready:
-            yield await self._receive()
-        self.batches.put(drafts)
-        self._sent += len(drafts)
-
-    async def _receive(self) -> int:
-        rows = await self.batches.take(self._base)
-        await finish_in_thread(self._append, rows)
-        return self.written
-
-    def _append(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
-        if self.file is None:
-            self.file = VectorFile(self.writer.path / VECTORS, rows.shape[1], self.storage)
-        self.file.append(rows)
-
-
 @contextmanager
 def disk_full_is_unavailable() -> Iterator[None]:
     """Turns a full disk into Unavailable, with what to do about it."""
@@ -285,6 +284,11 @@ def disk_full_is_unavailable() -> Iterator[None]:
         if error.errno not in _DISK_FULL:
             raise
         raise errors.Unavailable(
-            f"the disk is full or a file-size limit is reached ({error.strerror}); nothing of this build is left: "
-            "free space and build again"
+            f"the disk is full or a file-size limit is reached ({error.strerror}); free space and build again: with "
+            "the same request_id it goes on behind what was durable, without one nothing of it is left"
         ) from None
+
+
+def _progress(work: Work) -> Progress:
+    level: AckLevel = "DURABLE" if work.is_all_durable else "RECEIVED"
+    return Progress(work.folding.received, work.written, level, work.durable)

@@ -14,6 +14,7 @@ from aeenc.v1 import index_pb2, types_pb2
 from services.index.building import BuildSpec, Progress
 from services.index.corpus import ServedGeneration
 from services.index.explanations import Explanation
+from services.index.folding import Sameness
 from services.index.fusion import LEXICAL_WEIGHT, Method
 from services.index.queries import Mode, Scope, TextQuery
 from services.index.retrieval import Answer
@@ -34,6 +35,7 @@ _FUSIONS: dict[int, Method] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
+_SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
 HITS_ON_LOOP = 400  # about a millisecond's worth, premises read from the disk included
 
 
@@ -162,6 +164,7 @@ def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2
         encoded=progress.encoded,
         ack_level=f"ACK_LEVEL_{progress.ack_level}",
         activated=progress.activated,
+        durable=progress.durable,
     )
     if progress.is_last and progress.generation is not None:
         active = progress.generation.id == active_id
@@ -180,6 +183,8 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 base_generation=header.base_generation,
                 delete_ids=tuple(header.delete_ids),
                 activate=header.activate,
+                resume_from=header.resume_from,
+                sameness=known(_SAMENESS, header.folding, "header.folding", "EXACT"),
             )
         break
     raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")

@@ -1,13 +1,16 @@
-"""From streamed premises to distinct ones: checks each, and folds those of exactly the same text into one.
+"""From streamed premises to distinct ones: checks each, and folds those of one text into one.
 
+Texts are one when they are the same, or, where the build asks for it, when they are the same once normalised.
 Knows neither vectors nor disk. Order of insertion is the order in which a text was first seen; it is the ordinal by
 which ties are broken, so nothing here sorts.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aeenc import errors
 from services.kit.checks import Limits
@@ -15,6 +18,8 @@ from services.kit.generation import PremiseRecord
 
 ID_BYTES = 256
 SPLIT_BYTES = 64
+MEANINGFUL = frozenset("%‰&@#/*")  # punctuation by its category, but not by what it says
+Sameness = Literal["EXACT", "NORMALIZED"]
 
 
 @dataclass
@@ -33,12 +38,16 @@ class Draft:
 
 
 class Folding:
-    """Collects the premises of one build."""
+    """Collects the premises of one build. A text that is the same as an earlier one becomes an alias of that.
 
-    def __init__(self, limits: Limits) -> None:
+    Premises of a base generation stay as they are, whatever `sameness` says about them.
+    """
+
+    def __init__(self, limits: Limits, sameness: Sameness = "EXACT") -> None:
         self.drafts: list[Draft] = []
         self.received = 0
         self._limits = limits
+        self._is_normalized = sameness == "NORMALIZED"
         self._by_text: dict[str, Draft] = {}
         self._ids: set[str] = set()
         self._base_texts: dict[str, int] = {}
@@ -68,7 +77,7 @@ class Folding:
             self._check(premise)
             self.received += 1
             self._ids.update((premise.id, *premise.aliases))
-            draft = self._by_text.get(premise.text)
+            draft = self._by_text.get(self._key(premise.text))
             if draft is None:
                 known = self._base_texts.get(premise.text)
                 self._keep(Draft(premise.id, premise.text, list(premise.aliases), list(premise.splits), known))
@@ -78,7 +87,10 @@ class Folding:
 
     def _keep(self, draft: Draft) -> None:
         self.drafts.append(draft)
-        self._by_text[draft.text] = draft
+        self._by_text.setdefault(self._key(draft.text), draft)
+
+    def _key(self, text: str) -> str:
+        return normalized(text) if self._is_normalized else text
 
     def _check(self, premise: PremiseRecord) -> None:
         where = f"premises[{self.received}]"
@@ -103,3 +115,19 @@ class Folding:
             raise errors.TooLarge(f"{where}.text: {problem}; shorten it", violations=[violation])
         if any(not split or len(split.encode()) > SPLIT_BYTES for split in premise.splits):
             raise errors.InvalidArgument.field(f"{where}.splits", f"a split has 1 to {SPLIT_BYTES} bytes; name it so")
+
+
+def normalized(text: str) -> str:
+    """A text without what makes no difference: Unicode form (NFKC), case, white space, and punctuation.
+
+    Punctuation before a digit stays, so that 3.5 is not 35 and -5 is not 5; symbols stay. A text of punctuation alone
+    is left as it is.
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    kept = [" " if _is_noise(char, folded[at : at + 1]) else char for at, char in enumerate(folded, start=1)]
+    return " ".join("".join(kept).split()) or text
+
+
+def _is_noise(char: str, following: str) -> bool:
+    category = unicodedata.category(char)[0]
+    return category in "ZC" or (category == "P" and char not in MEANINGFUL and not following.isdigit())

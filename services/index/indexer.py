@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ async def index_vectors(path: Path, options: EngineOptions, vectors: VectorFile)
 def _start(threads: int) -> subprocess.Popen[bytes]:
     own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the core to others
     pipe = subprocess.PIPE  # by vfork, as the trainer starts its children (docs/experiments.md)
-    return subprocess.Popen(
-        [sys.executable, "-m", MODULE], stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own}
-    )
+    command = [sys.executable, "-m", MODULE]
+    # unbuffered: what a process that died could not be sent would be sent again when its pipe is closed
+    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own})
 
 
 def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> Plan:
@@ -67,11 +68,8 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> Plan:
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdin, process.stdout, process.stderr:
-        try:
+        with suppress(BrokenPipeError):  # it died early; its status says so
             process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died early; its status says so
         said = process.stderr.read().decode(errors="replace").strip()
         answer = process.stdout.read()
         status = process.wait()
@@ -82,5 +80,6 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> Plan:
     died = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
     log.warning("indexing failed", status=status, said=said)
     raise errors.Unavailable(
-        f"the process that indexes {died}; nothing of this build is left: build again, or with the engine flat"
+        f"the process that indexes {died}; build again, or with the engine flat: with the same request_id it goes on "
+        "behind what was durable, without one nothing of it is left"
     )

@@ -57,6 +57,12 @@ class IndexSettings(ServiceSettings):
     build_threads: int = Field(
         os.cpu_count() or 1, ge=1, description="threads that build ivf and hnsw, in a process of its own"
     )
+    build_sync_s: float = Field(
+        1.0, gt=0, description="seconds after which a build with a request_id puts what is new on the disk"
+    )
+    build_keep_s: float = Field(
+        24 * 3600.0, gt=0, description="seconds for which an unfinished build waits for its caller to come again"
+    )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
     @field_validator("encoder_target", mode="after")

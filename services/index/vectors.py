@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,32 +26,65 @@ from services.index.search import norms_of
 from services.kit.generation import Storage
 
 NORM_TOLERANCE = 1e-3
+_BLOCK_BYTES = 1024 * 1024
 Vectors = NDArray[np.float32] | NDArray[np.float16]
 T = TypeVar("T")
 
 
 class VectorFile:
-    """A .npy matrix of float32 or float16 that grows by rows. Blocks on the disk: call it in a thread."""
+    """A .npy matrix of float32 or float16 that grows by rows. Blocks on the disk: call it in a thread.
 
-    def __init__(self, path: Path, dim: int, storage: Storage = "float32") -> None:
-        self.rows = 0
+    With `rows` it goes on with a file that an earlier one left, behind so many rows whose CRC-32 is `crc32` and whose
+    greatest length is `largest_norm`; what follows them is cut off. Raises DataLoss when they are not what they were.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dim: int,
+        storage: Storage = "float32",
+        *,
+        rows: int = 0,
+        crc32: int = 0,
+        largest_norm: float = 0.0,
+    ) -> None:
+        self.rows = rows
         self.dim = dim
-        self.largest_norm = 0.0
+        self.storage: Storage = storage
+        self.crc32 = crc32
+        self.largest_norm = largest_norm
         self._dtype = np.dtype({"float32": "<f4", "float16": "<f2"}[storage])
-        self._file = path.open("wb")
-        self._file.write(self._header())
+        header = self._header(0)
+        self._file = path.open("r+b" if rows else "wb")
+        if rows:
+            size_bytes = rows * dim * self._dtype.itemsize
+            self._file.seek(len(header))
+            if crc32_of(self._file, size_bytes) != crc32:
+                self._file.close()
+                raise errors.DataLoss(f"{path} does not hold the {rows:,} vectors that it held; build again")
+            self._file.truncate(len(header) + size_bytes)
+            self._file.seek(0)
+        self._file.write(header)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Adds rows (n, dim)."""
         stored = np.ascontiguousarray(rows, dtype=self._dtype)
-        self._file.write(stored.tobytes())
+        data = stored.tobytes()
+        self._file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
         self.rows += len(rows)
         self.largest_norm = max(self.largest_norm, float(norms_of(stored).max(initial=0.0)))
+
+    def sync(self) -> None:
+        """Puts all rows on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def finish(self) -> None:
         """Puts the row count into the header and closes the file, which then has all its bytes."""
         self._file.seek(0)
-        self._file.write(self._header())
+        self._file.write(self._header(self.rows))
         self._file.close()
 
     def abandon(self) -> None:
@@ -59,10 +94,10 @@ class VectorFile:
         except OSError:
             return
 
-    def _header(self) -> bytes:
+    def _header(self, rows: int) -> bytes:
         """The file's header, which numpy pads so that it is of one size whatever the number of rows."""
         buffer = io.BytesIO()
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.rows, self.dim)}
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (rows, self.dim)}
         np.lib.format.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
 
@@ -147,6 +182,15 @@ async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
         if not task.cancelled():
             task.exception()  # seen; the cancellation is what counts
         raise
+
+
+def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
+    """The CRC-32 of the next bytes of a file; None when it has not so many."""
+    crc32, left = 0, size_bytes
+    while left and (block := file.read(min(left, _BLOCK_BYTES))):
+        crc32 = zlib.crc32(block, crc32)
+        left -= len(block)
+    return None if left else crc32
 
 
 def _assemble(

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,19 +65,26 @@ class Artifact:
 class ArtifactWriter:
     """A directory in the making. Write files into `path`, then `commit`."""
 
-    def __init__(self, store: ArtifactStore, kind: str, folder: str) -> None:
+    def __init__(self, store: ArtifactStore, kind: str, folder: str, path: Path) -> None:
         self._store, self._kind, self._folder = store, kind, folder
-        self.path = store.root / folder / f".tmp-{uuid.uuid4().hex}"
-        self.path.mkdir()
+        self.path = path
 
-    def commit(self, meta: Mapping[str, Any], *, id_prefix: str = "") -> Artifact:
-        """Hashes and syncs the files, writes the manifest and makes the directory visible under its content's id."""
+    def commit(
+        self, meta: Mapping[str, Any], *, id_prefix: str = "", announce: Callable[[str], None] | None = None
+    ) -> Artifact:
+        """Hashes and syncs the files, writes the manifest and makes the directory visible under its content's id.
+
+        `announce` is called with the id before anybody can see the artifact.
+        """
         files = {entry.name: _hash_and_sync(entry) for entry in sorted(self.path.iterdir())}
         content = {"kind": self._kind, "meta": meta, "files": {name: entry.sha256 for name, entry in files.items()}}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         artifact_id = f"{id_prefix}{digest[:16]}"
         target = self._store.root / self._folder / artifact_id
+        if announce is not None:
+            announce(artifact_id)
         if target.exists():
+            sync_directory(target.parent)  # whoever wrote it may not have come so far
             return self._store.open(self._folder, artifact_id, verify="size")
         manifest = {
             "format_version": FORMAT_VERSION,
@@ -111,16 +118,23 @@ class ArtifactStore:
         return self.root / folder / artifact_id
 
     @contextmanager
-    def writer(self, kind: str, folder: str) -> Iterator[ArtifactWriter]:
-        """Opens a directory in the making; whatever was not committed is removed at the end."""
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
+    def writer(self, kind: str, folder: str, *, directory: Path | None = None) -> Iterator[ArtifactWriter]:
+        """Opens a directory in the making; whatever was not committed is removed at the end.
+
+        A `directory` of the caller's own, on the same file system, stays when it is not committed.
+        """
+        make_directory(self.root / folder)
         with (self.root / folder / LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # keeps the sweepers of all processes away
-            writer = ArtifactWriter(self, kind, folder)
+            if directory is not None:
+                yield ArtifactWriter(self, kind, folder, directory)
+                return
+            path = self.root / folder / f".tmp-{uuid.uuid4().hex}"
+            path.mkdir()
             try:
-                yield writer
+                yield ArtifactWriter(self, kind, folder, path)
             finally:
-                shutil.rmtree(writer.path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
 
     def open(
         self,
@@ -159,14 +173,10 @@ class ArtifactStore:
 
     def delete(self, folder: str, artifact_id: str) -> None:
         """Hides an artifact, then removes it. Raises NotFound when there is none."""
-        directory = self.path(folder, artifact_id)
-        tombstone = directory.parent / f".deleted-{uuid.uuid4().hex}"
         try:
-            directory.rename(tombstone)
+            remove_directory(self.path(folder, artifact_id))
         except FileNotFoundError:
             raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
-        sync_directory(directory.parent)
-        shutil.rmtree(tombstone, ignore_errors=True)
 
     def sweep(self, folder: str) -> bool:
         """Removes what killed writers and deletions left behind; False, and nothing done, while somebody writes."""
@@ -185,7 +195,7 @@ class ArtifactStore:
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Replaces a file as a whole, durably: a reader sees the old content or the new, a crash leaves one of the two."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         _write_and_sync(temporary, data)
@@ -193,6 +203,22 @@ def atomic_write(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, durably; what is there already stays."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Hides a directory in one step, durably, then removes it. Raises FileNotFoundError when there is none."""
+    tombstone = path.parent / f".deleted-{uuid.uuid4().hex}"
+    path.rename(tombstone)
+    sync_directory(path.parent)
+    shutil.rmtree(tombstone, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -215,3 +215,17 @@ async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
 async def test_half_a_key_pair_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(errors.InvalidArgument, match="cert and key belong together"):
         Channel("127.0.0.1:1", ca="ca.pem", cert="cert.pem")
+
+
+async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_internal_error() -> None:
+    # what grpcio says when a call ends while its stream is being written to: grpc/grpc#36066
+    lost = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+    )
+    channel = Channel("127.0.0.1:1")
+    error = channel._translate(lost, None)
+    assert type(error) is errors.Unavailable
+    assert "127.0.0.1:1 ended the call while a message was being sent" in error.message
+    own = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a bug")
+    assert type(channel._translate(own, None)) is errors.AeencError
+    await channel.close()

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from broken_builds import indexing_processes
 from hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, raises, until, vector_of
 
 from aeenc import AsyncClient, errors
+from services.index import indexer
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.kit.artifacts import ArtifactStore
@@ -151,12 +153,6 @@ async def test_building_again_gives_the_same_generation(serve, science):
     assert again.id == science
 
 
-def indexing_processes() -> list[int]:
-    """The ids of our children that index."""
-    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return [int(pid) for pid in children if b"services.index.indexing" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 async def test_a_build_whose_indexing_dies_is_unavailable_and_leaves_nothing(serve):
     async with serve(engine="ivf", **QUICK) as index:
         call = asyncio.ensure_future(index.client.build("science", PREMISES))
@@ -213,3 +209,11 @@ def test_indexing_ends_with_the_process_that_asked_for_it(tmp_path):
         command, input=f"{json.dumps(request)}\n", capture_output=True, text=True, timeout=20, check=False
     )
     assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable():
+    process = indexer._start(threads=1)
+    process.kill()
+    process.wait()
+    with pytest.raises(errors.Unavailable, match="signal 9"):
+        indexer._ask(process, {"path": "anywhere"})

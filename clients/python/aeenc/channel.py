@@ -25,6 +25,7 @@ T = TypeVar("T")
 MESSAGE_BYTES = 64 * 1024 * 1024  # what we accept; what a service accepts stands in its GetInfo
 MAX_BACKOFF_S = 2.0
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
+_FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; it hides why: grpc/grpc#36066
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -188,6 +189,8 @@ class Channel:
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
         if isinstance(error, errors.Cancelled):  # not by us: grpc's core sheds what a server does not take on in time
             return errors.Unavailable(f"{self.target} has dropped the call, as a server with too many does; try later")
+        if rpc_error.code() is grpc.StatusCode.INTERNAL and error.message == _FAILED_WRITE:
+            return errors.Unavailable(f"{self.target} ended the call while a message was being sent to it; try again")
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error

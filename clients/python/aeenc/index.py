@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import vectors
+from aeenc import errors, vectors
 from aeenc.channel import Channel
 from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
 from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
@@ -16,6 +19,8 @@ from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 CHUNK_PREMISES = 512
 CHUNK_BYTES = 512 * 1024
 BUILD_TIMEOUT_S = 24 * 3600.0
+RESUME_S = 60.0
+RESUME_EVERY_S = 0.5
 
 
 class IndexClient:
@@ -154,10 +159,18 @@ class IndexClient:
         base_generation: str = "",
         delete_ids: Sequence[str] = (),
         expected_premises: int = 0,
+        fold_similar: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
+        resume_s: float = RESUME_S,
     ) -> index_pb2.Generation:
-        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often."""
+        """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+
+        `fold_similar` takes texts for one that differ in case, white space, punctuation or Unicode form alone; the
+        first one stays. With a `request_id` the index keeps what it has acknowledged as durable, and a call with the
+        same one and the same premises goes on there. This call does so itself while the index is away, or comes no
+        further, for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
+        """
         header = index_pb2.BuildHeader(
             corpus=corpus,
             request_id=request_id,
@@ -165,17 +178,33 @@ class IndexClient:
             delete_ids=delete_ids,
             expected_premises=expected_premises,
             activate=activate,
+            folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
-        responses = self._admin_channel.stream(
-            self._admin.BuildGeneration, _build_requests(header, premises), timeout_s=timeout_s
-        )
-        async for progress in responses:
-            if on_progress is not None:
-                on_progress(progress.received, progress.encoded)
-            if progress.HasField("generation"):
-                generation = progress.generation
-        return generation
+        can_resume = bool(request_id) and not isinstance(premises, Iterator)
+        deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
+        while True:
+            before = reached
+            requests = _build_requests(header, islice(premises, header.resume_from, None))
+            left_s = max(deadline - time.monotonic(), 0.001)
+            try:
+                async for progress in self._admin_channel.stream(
+                    self._admin.BuildGeneration, requests, timeout_s=left_s
+                ):
+                    reached = max(reached, progress.durable + progress.encoded)
+                    header.resume_from = max(header.resume_from, progress.durable)
+                    if on_progress is not None:
+                        on_progress(progress.received, progress.encoded)
+                    if progress.HasField("generation"):
+                        generation = progress.generation
+                return generation
+            except errors.Unavailable:
+                now = time.monotonic()
+                if reached > before or not stuck_since:
+                    stuck_since = now
+                if not can_resume or now - stuck_since >= resume_s:
+                    raise
+            await asyncio.sleep(RESUME_EVERY_S)
 
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None

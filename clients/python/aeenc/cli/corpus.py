@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +57,12 @@ def build_corpus(
 
     started = time.monotonic()
     generation = client.index.build(
-        name, premises, activate=activate, expected_premises=len(premises), on_progress=progressed
+        name,
+        premises,
+        activate=activate,
+        expected_premises=len(premises),
+        on_progress=progressed,
+        request_id=uuid.uuid4().hex,  # so that it outlives a restart of the index
     )
     seconds = time.monotonic() - started
     progressed(len(premises), len(premises))

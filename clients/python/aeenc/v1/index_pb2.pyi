@@ -23,6 +23,12 @@ class FusionMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FUSION_METHOD_MIN_MAX: _ClassVar[FusionMethod]
     FUSION_METHOD_RECIPROCAL_RANK: _ClassVar[FusionMethod]
 
+class Folding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FOLDING_UNSPECIFIED: _ClassVar[Folding]
+    FOLDING_EXACT: _ClassVar[Folding]
+    FOLDING_NORMALIZED: _ClassVar[Folding]
+
 class AckLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACK_LEVEL_UNSPECIFIED: _ClassVar[AckLevel]
@@ -37,6 +43,9 @@ RETRIEVE_MODE_ITERATIVE_LEXICAL: RetrieveMode
 FUSION_METHOD_UNSPECIFIED: FusionMethod
 FUSION_METHOD_MIN_MAX: FusionMethod
 FUSION_METHOD_RECIPROCAL_RANK: FusionMethod
+FOLDING_UNSPECIFIED: Folding
+FOLDING_EXACT: Folding
+FOLDING_NORMALIZED: Folding
 ACK_LEVEL_UNSPECIFIED: AckLevel
 ACK_LEVEL_RECEIVED: AckLevel
 ACK_LEVEL_DURABLE: AckLevel
@@ -255,20 +264,24 @@ class BuildGenerationRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., chunk: _Optional[_Union[PremiseChunk, _Mapping]] = ...) -> None: ...
 
 class BuildHeader(_message.Message):
-    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate")
+    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate", "resume_from", "folding")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     DELETE_IDS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_PREMISES_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
+    FOLDING_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     request_id: str
     base_generation: str
     delete_ids: _containers.RepeatedScalarFieldContainer[str]
     expected_premises: int
     activate: bool
-    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ...) -> None: ...
+    resume_from: int
+    folding: Folding
+    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ...) -> None: ...
 
 class PutExplanationsRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -313,18 +326,20 @@ class PremiseChunk(_message.Message):
     def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationResponse(_message.Message):
-    __slots__ = ("received", "encoded", "ack_level", "generation", "activated")
+    __slots__ = ("received", "encoded", "ack_level", "generation", "activated", "durable")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
     ACK_LEVEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ACTIVATED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     received: int
     encoded: int
     ack_level: AckLevel
     generation: Generation
     activated: bool
-    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ...) -> None: ...
+    durable: int
+    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes")

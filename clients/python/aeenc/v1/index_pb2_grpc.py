@@ -339,8 +339,14 @@ class IndexAdminServiceServicer(object):
         """Builds a new generation beside the active one from streamed premises. The first message carries the header; the
         answers report progress, and the last one names the finished generation.
 
-        Fails with INVALID_ARGUMENT for a bad or duplicate premise, no premises or a malformed header; UNAVAILABLE when no
-        encoder answers or the disk is full. A failed build leaves nothing behind that can be activated.
+        With a `request_id`, what was acknowledged as durable outlives the process and the call: another call with the same
+        id, header and premises goes on behind it, and a finished build is returned again. What is not gone on with is removed
+        after some time.
+
+        Fails with INVALID_ARGUMENT for a bad or duplicate premise, no premises or a malformed header; ALREADY_EXISTS when the
+        `request_id` stands for another build or for other premises; FAILED_PRECONDITION when `resume_from` leaves out premises
+        that are not kept, or when the encoder has changed; UNAVAILABLE when no encoder answers, the disk is full or another
+        process builds the same. A failed build leaves nothing behind that can be activated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,49 @@
+"""SIGKILL in the middle of builds, activations and deletions. `make bench NAME=index-soak` kills hundreds of times."""
+
+import asyncio
+
+import pytest
+from hashed_encoder import until
+
+from aeenc import Channel, IndexClient
+from aeenc.v1 import types_pb2
+from harness.crash import crash
+from harness.index_process import IndexProcess
+from harness.quick_encoder import QuickEncoder
+
+
+@pytest.mark.slow
+async def test_nothing_acknowledged_is_lost_by_kills_and_nothing_half_built_is_served():
+    report = await crash(10, seed=3, corpora=2)
+    assert not report.wrong
+    lost = (report.lost_premises, report.lost_generations, report.lost_activations, report.undone_deletions)
+    assert (lost, report.corrupt, report.encoded_again) == ((0, 0, 0, 0), 0, 0)
+    assert sum(report.kills.values()) == 10
+    assert report.acknowledged_premises > 0
+    assert report.broken["build"] > 0
+    assert report.searches > 0
+
+
+@pytest.mark.slow
+async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed(tmp_path):
+    premises = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}") for n in range(400)]
+    reported: list[tuple[int, int]] = []
+    settings = {"build_sync_s": 0.02, "build_batch": 8}
+    async with QuickEncoder(0.005) as encoder, IndexProcess(tmp_path, encoder.target, **settings) as index:
+        await index.start()
+        client = IndexClient(Channel(index.client.channel.target))
+        build = asyncio.ensure_future(
+            client.build("science", premises, request_id="r", on_progress=lambda *seen: reported.append(seen))
+        )
+        await until(lambda: any(encoded > 100 for _, encoded in reported), timeout_s=10)
+        index.kill()
+        assert not build.done(), "the index was killed too late to show anything"
+        await index.disconnect()
+        await index.start()
+        generation = await build
+        assert (generation.premises, generation.active) == (400, True)
+        listed = [(one.id, one.text) async for one in index.client.list_premises("science")]
+        assert listed == [(one.id, one.text) for one in premises]
+        assert sum(encoder.encoded.values()) < 400 + 100, "what was durable was encoded again"
+        await index.disconnect()
+        await client.channel.close()
