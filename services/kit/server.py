@@ -95,8 +95,15 @@ class GrpcServer:
 
     async def _open(self) -> None:
         """Makes a gRPC server, binds it and lets it answer; on the port of the one before if there was one."""
-        size = [("grpc.max_receive_message_length", self.settings.message_bytes), ("grpc.so_reuseport", 0)]
-        self._server = grpc.aio.server(interceptors=[self._interceptor], options=size)
+        ping_ms = round(self.settings.ping_s * 1000)
+        options = [
+            ("grpc.max_receive_message_length", self.settings.message_bytes),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", ping_ms),  # grpc's own choice is two hours
+            ("grpc.keepalive_timeout_ms", ping_ms),
+            ("grpc.http2.ping_timeout_ms", ping_ms),  # else a minute
+        ]
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=options)
         for register, servicer in self._servicers:
             register(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

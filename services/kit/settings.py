@@ -31,6 +31,11 @@ class ServiceSettings(BaseSettings):
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
     tls_key: Path | None = Field(None, description="private key (PEM) of this server")
     tls_client_ca: Path | None = Field(None, description="CA (PEM) that client certificates must be signed by")
+    ping_s: float = Field(
+        20.0,
+        ge=0.1,
+        description="seconds without a word after which a caller is pinged, and then without an answer given up",
+    )
     drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="for a terminal, or one JSON object a line")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")

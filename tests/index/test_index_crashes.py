@@ -1,6 +1,9 @@
 """SIGKILL in the middle of builds, activations and deletions. `make bench NAME=index-soak` kills hundreds of times."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import pytest
 from hashed_encoder import until
@@ -22,6 +25,38 @@ async def test_nothing_acknowledged_is_lost_by_kills_and_nothing_half_built_is_s
     assert report.acknowledged_premises > 0
     assert report.broken["build"] > 0
     assert report.searches > 0
+
+
+@pytest.mark.slow
+async def test_a_caller_whose_machine_is_gone_does_not_keep_his_build_from_him(tmp_path):
+    caller = """
+import sys, time
+import aeenc
+from aeenc.v1 import types_pb2
+
+def premises():
+    yield from (types_pb2.Premise(id=f"p{n}", text=f"fact {n}") for n in range(600))
+    print("sent", flush=True)
+    time.sleep(60)
+
+aeenc.connect(index=sys.argv[1]).index.build("science", premises(), request_id="r")
+"""
+    settings = {"build_sync_s": 0.02, "build_batch": 8, "ping_s": 0.5}
+    async with QuickEncoder() as encoder, IndexProcess(tmp_path, encoder.target, **settings) as index:
+        await index.start()
+        command = [sys.executable, "-c", caller, index.client.channel.target]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        await process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)  # its connection stays, and nobody is there
+        try:
+            premises = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}") for n in range(600)]
+            generation = await index.client.build("science", premises, request_id="r", timeout_s=15)
+        finally:
+            process.kill()
+            await process.wait()
+        assert generation.premises == 600
+        await index.disconnect()
 
 
 @pytest.mark.slow
