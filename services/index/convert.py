@@ -11,8 +11,8 @@ from google.protobuf import timestamp_pb2
 from aeenc import errors
 from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
+from services.index.backend import Searched
 from services.index.building import BuildSpec, Progress
-from services.index.corpus import ServedGeneration
 from services.index.retrieval import Answer, Scope, TextQuery
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
@@ -65,7 +65,7 @@ def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
         ],
         generation=answer.served.id,
         space_id=answer.served.generation.space_id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 
@@ -84,7 +84,7 @@ def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
         model_version=answer.version,
         space_id=answer.served.generation.space_id,
         generation=answer.served.id,
-        exact=True,
+        exact=answer.exact,
         timings=_timings(answer),
     )
 
@@ -183,7 +183,7 @@ def _timings(answer: Answer) -> types_pb2.Timings:
     )
 
 
-def to_corpus_info(corpus: str, served: ServedGeneration | None) -> index_pb2.CorpusInfo:
+def to_corpus_info(corpus: str, served: Searched | None) -> index_pb2.CorpusInfo:
     """A corpus and what serves it."""
     active = to_generation(served.generation.artifact, active=True) if served else None
     return index_pb2.CorpusInfo(corpus=corpus, active=active)

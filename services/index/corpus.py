@@ -5,13 +5,14 @@ Immutable, so it is shared by all callers without a lock. Which generation serve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.index.backend import Searched
 from services.index.search import FlatIndex
 from services.kit.generation import Generation, PremiseRecord
 
@@ -58,6 +59,15 @@ class ServedGeneration:
         """The generation's id."""
         return self.generation.id
 
+    @property
+    def rows(self) -> int:
+        """The number of premises."""
+        return len(self.generation.premises)
+
+    async def page(self, start: int, count: int) -> list[PremiseRecord]:
+        """At most `count` premises from the ordinal `start` on, in the order of insertion."""
+        return self.generation.premises[start : start + count]
+
     def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
         """The selection of a request. An excluded alias excludes its premise; unknown ids exclude nothing."""
         ordinals = self.generation.ordinal_by_id
@@ -74,15 +84,19 @@ class ServedGeneration:
         mask[list(selection.excluded)] = False
         return mask
 
-    def premises(self, ids: Iterable[str]) -> list[PremiseRecord]:
+    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
         """The premises of ids or aliases, in that order. Raises NotFound naming the first unknown ones."""
         ordinals = self.generation.ordinal_by_id
         wanted = list(ids)
-        unknown = [premise_id for premise_id in wanted if premise_id not in ordinals]
-        if unknown:
-            more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
-            raise errors.NotFound(
-                f"generation {self.id} of corpus {self.generation.corpus!r} has no premise "
-                f"{', '.join(map(repr, unknown[:5]))}{more}; ListPremises shows what there is"
-            )
+        check_found(self, [premise_id for premise_id in wanted if premise_id not in ordinals])
         return [self.generation.premises[ordinals[premise_id]] for premise_id in wanted]
+
+
+def check_found(served: Searched, unknown: Sequence[str]) -> None:
+    """Raises NotFound naming the first of the ids that a generation does not have."""
+    if unknown:
+        more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+        raise errors.NotFound(
+            f"generation {served.id} of corpus {served.generation.corpus!r} has no premise "
+            f"{', '.join(map(repr, unknown[:5]))}{more}; ListPremises shows what there is"
+        )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from aeenc import errors
-from services.index.catalogue import Catalogue
-from services.index.corpus import ServedGeneration
+from services.index.backend import Generations, Readable
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
 from services.kit.generation import PremiseRecord
@@ -22,13 +21,13 @@ class PremisePage:
 
     premises: list[PremiseRecord]
     next_token: str
-    served: ServedGeneration
+    served: Readable
 
 
 class Listing:
     """Lists premises and generations."""
 
-    def __init__(self, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(self, catalogue: Generations, limits: Limits) -> None:
         self._catalogue = catalogue
         self._limits = limits
 
@@ -40,12 +39,11 @@ class Listing:
                 "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
             )
         served = await self._catalogue.resolve(corpus, named or generation)
-        records = served.generation.premises
-        if start > len(records):
+        if start > served.rows:
             _refuse()
-        page = self._cut(records[start : start + self._page_size(page_size)])
+        page = self._cut(await served.page(start, self._page_size(page_size)))
         end = start + len(page)
-        return PremisePage(page, _token(served.id, end) if end < len(records) else "", served)
+        return PremisePage(page, _token(served.id, end) if end < served.rows else "", served)
 
     async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
         """A page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""

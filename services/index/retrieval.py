@@ -7,23 +7,21 @@ corpus of another space needs no other call. Search asks nobody else; only texts
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoded import Encoded, Precision
-from aeenc.encoder import EncoderClient
+from aeenc.encoded import Precision
+from services.index.backend import Searched
 from services.index.catalogue import Catalogue
-from services.index.corpus import ServedGeneration
 from services.index.engine import SearchEngine
+from services.index.query_encoder import QueryEncoder
 from services.index.search import Found, norms_of
 from services.kit.checks import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
-ANSWER_SHARE = 0.9  # of the caller's time that the encoder may take, so that its failure still arrives
 
 
 @dataclass(frozen=True)
@@ -64,33 +62,23 @@ class Answer:
     """What was found for each query, in the generation searched. Times in seconds; `version` encoded the texts."""
 
     found: list[Found]
-    served: ServedGeneration
+    served: Searched
     total_s: float
     queue_s: float
     compute_s: float
     encode_s: float = 0.0
     version: str = ""
+    exact: bool = True
 
 
 class Retrieval:
-    """Answers Search and Retrieve. `on_encoder` is told what is wrong with the encoder ("" when it answers)."""
+    """Answers Search and Retrieve."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        engine: SearchEngine,
-        encoder: EncoderClient,
-        limits: Limits,
-        *,
-        encode_timeout_s: float = 10.0,
-        on_encoder: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, engine: SearchEngine, encoder: QueryEncoder, limits: Limits) -> None:
         self._catalogue = catalogue
         self._engine = engine
         self._encoder = encoder
         self._limits = limits
-        self._encode_timeout_s = encode_timeout_s
-        self._on_encoder = on_encoder
 
     async def search(
         self, scope: Scope, vectors: NDArray[np.float32], space_id: str, *, deadline_s: float | None = None
@@ -101,7 +89,7 @@ class Retrieval:
         """
         started = time.perf_counter()
         check_count(len(vectors), self._limits, "vectors")
-        self._check_scope(scope)
+        check_scope(scope, self._limits)
         check_finite(vectors)
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
         check_space(served, space_id)
@@ -121,9 +109,9 @@ class Retrieval:
         started = time.perf_counter()
         check_implemented(query)
         check_texts(query.texts, self._limits)
-        self._check_scope(query.scope)
+        check_scope(query.scope, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
-        encoded = await self._encode(query, served, deadline_s)
+        encoded = await self._encoder.encode(query, served.generation.space_id, deadline_s=deadline_s)
         encode_s = time.perf_counter() - started
         check_space(served, encoded.space_id)
         check_dimension(served, encoded.vectors.shape[1])
@@ -138,37 +126,12 @@ class Retrieval:
         total_s = time.perf_counter() - started
         return Answer(found, served, total_s, outcome.queue_s, outcome.compute_s, encode_s, encoded.model_version)
 
-    def _check_scope(self, scope: Scope) -> None:
-        check_k(scope.k, self._limits)
-        if scope.exclude_ids:
-            check_count(len(scope.exclude_ids), self._limits, "exclude_ids")
 
-    async def _encode(self, query: TextQuery, served: ServedGeneration, deadline_s: float | None) -> Encoded:
-        timeout_s = self._encode_timeout_s
-        if deadline_s is not None:
-            timeout_s = min(timeout_s, deadline_s * ANSWER_SHARE)
-        try:
-            encoded = await self._encoder.encode(
-                query.texts,
-                role="query",
-                label=query.label,
-                version=query.version,
-                space_id=served.generation.space_id,
-                truncate=query.truncate,
-                precision=query.precision,
-                routing_key=query.routing_key,
-                request_id=query.request_id,
-                timeout_s=max(timeout_s, 0.001),
-            )
-        except errors.Unavailable as error:
-            target = self._encoder.channel.target
-            self._on_encoder(f"no encoder answers at {target}; Retrieve is away, Search works")
-            raise errors.Unavailable(
-                f"the encoder at {target} does not answer ({error.message}); start it, or call Search with vectors",
-                retry_after_s=error.retry_after_s,
-            ) from None
-        self._on_encoder("")
-        return encoded
+def check_scope(scope: Scope, limits: Limits) -> None:
+    """Refuses a k and an exclude list beyond the limits."""
+    check_k(scope.k, limits)
+    if scope.exclude_ids:
+        check_count(len(scope.exclude_ids), limits, "exclude_ids")
 
 
 def check_implemented(query: TextQuery) -> None:
@@ -200,7 +163,7 @@ def check_unit(vectors: NDArray[np.float32]) -> None:
         )
 
 
-def check_dimension(served: ServedGeneration, dim: int) -> None:
+def check_dimension(served: Searched, dim: int) -> None:
     """Refuses vectors of another length than the corpus's."""
     own = served.generation
     if dim != own.dim:
@@ -210,7 +173,7 @@ def check_dimension(served: ServedGeneration, dim: int) -> None:
         )
 
 
-def check_space(served: ServedGeneration, space_id: str) -> None:
+def check_space(served: Searched, space_id: str) -> None:
     """Refuses vectors of another space than the generation's."""
     own = served.generation
     if not space_id:
