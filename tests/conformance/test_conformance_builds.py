@@ -158,7 +158,8 @@ async def test_a_build_that_is_given_up_is_never_seen(subject):
     seen: list[tuple[int, int]] = []
     premises = [premise(f"p{n}", f"fact {n}") for n in range(1500)]
     call = asyncio.ensure_future(subject.index.build(corpus, premises, on_progress=lambda *one: seen.append(one)))
-    await until(lambda: any(encoded for _, encoded in seen), timeout_s=20)
+    await until(lambda: call.done() or any(encoded for _, encoded in seen), timeout_s=20)
+    assert not call.done(), call.exception()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await raises(errors.NotFound, subject.index.generations(corpus), corpus)

@@ -26,6 +26,7 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 RETRY_AFTER_S = 1.0
+KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, which is pymilvus's own choice
 # Codes of Milvus (pkg/util/merr) and of its client.
 _ABSENT = {100, 1600}  # collection, alias
 _BUSY = {4, 8, 9}  # too many requests, rate limit, quota
@@ -122,7 +123,14 @@ class MilvusLink:
     def _connect(self) -> MilvusClient:
         address = self.address
         token = address.token or ""
-        return MilvusClient(address.uri, token=token, db_name=address.database, timeout=self.timeout_s)
+        return MilvusClient(
+            address.uri,
+            token=token,
+            db_name=address.database,
+            timeout=self.timeout_s,
+            dedicated=True,  # a shared one stays open when it is closed, and pings
+            grpc_options={"grpc.keepalive_time_ms": KEEPALIVE_MS},
+        )
 
     def _foreseen(self, error: Exception, method: str) -> errors.AeencError | None:
         """An error of ours for what may happen to a sound call; None for anything else, which is a fault here."""

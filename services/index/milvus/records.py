@@ -68,7 +68,7 @@ class Records:
         self._name = f"{prefix}_records"
         self._writing = threading.Lock()  # milvus-lite bears one writer a collection
 
-    def open(self) -> None:
+    def _open(self) -> None:
         """Makes the collection where it does not exist, and has it loaded."""
         if not self._link.call("has_collection", collection_name=self._name):
             schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -118,7 +118,7 @@ class Records:
     def remove(self, collection: str) -> None:
         """Forgets a collection."""
         with self._writing:
-            self._link.call("delete", collection_name=self._name, ids=[collection])
+            self._call("delete", ids=[collection])
 
     def finished(self, corpus: str, request_id: str) -> FinishedBuild | None:
         """What a request built; None when it has not finished."""
@@ -137,24 +137,23 @@ class Records:
         text = json.dumps({"format_version": FORMAT_VERSION, **body}, sort_keys=True)
         row = {"key": key, "kind": kind, "body": text, "unused": [1.0, 0.0]}
         with self._writing:
-            self._link.call("upsert", collection_name=self._name, data=[row])
+            self._call("upsert", data=[row])
 
     def _by_key(self, key: str) -> list[Mapping[str, Any]]:
         return self._query(f'key in ["{key}"]')
 
     def _query(self, expression: str) -> list[Mapping[str, Any]]:
-        arguments: dict[str, Any] = {
-            "collection_name": self._name,
-            "filter": expression,
-            "output_fields": ["key", "kind", "body"],
-            "limit": K_MOST,
-            "consistency_level": "Strong",
-        }
+        fields = ["key", "kind", "body"]
+        return list(
+            self._call("query", filter=expression, output_fields=fields, limit=K_MOST, consistency_level="Strong")
+        )
+
+    def _call(self, method: str, /, **arguments: Any) -> Any:
         try:
-            return list(self._link.call("query", **arguments))
-        except (Absent, NotLoaded):  # a Milvus that was emptied or restarted
-            self.open()
-            return list(self._link.call("query", **arguments))
+            return self._link.call(method, collection_name=self._name, **arguments)
+        except (Absent, NotLoaded):  # the first call of all, or a Milvus that was emptied or restarted
+            self._open()
+            return self._link.call(method, collection_name=self._name, **arguments)
 
 
 def artifact_of(

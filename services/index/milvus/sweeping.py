@@ -32,7 +32,7 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Opens the records and starts. A Milvus that is away does not stop it: it is found once it is there."""
+        """Reads all once and starts. A Milvus that is away does not stop it: it is found once it is there."""
         await self._round()
         self._task = asyncio.ensure_future(self._keep())
 

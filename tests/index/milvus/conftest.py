@@ -64,7 +64,7 @@ def raw(milvus) -> Iterator[Any]:
     """The Milvus as somebody else's client sees it."""
     from pymilvus import MilvusClient
 
-    client = MilvusClient(milvus.uri)
+    client = MilvusClient(milvus.uri, dedicated=True)
     yield client
     client.close()
 

@@ -1,6 +1,7 @@
 """Builds in Milvus: what a dead one leaves is swept, a living one is not, and writing twice doubles nothing."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from services.index.folding import Draft
 
 need_milvus()
 
+from services.index.milvus.catalogue import MilvusCatalogue  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
 from services.index.milvus.records import Records  # noqa: E402
 from services.index.milvus.writing import GenerationWriter  # noqa: E402
@@ -24,9 +26,7 @@ TWO = vector_of("ice melts")[None, :]
 async def writer(milvus, prefix) -> AsyncIterator[GenerationWriter]:
     """A build of another process."""
     link = MilvusLink(MilvusAddress(milvus.uri))
-    records = Records(link, prefix)
-    records.open()
-    yield GenerationWriter(link, records, "science", "auto")
+    yield GenerationWriter(link, Records(link, prefix), "science", "auto")
     await link.close()
 
 
@@ -63,13 +63,40 @@ async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
     assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
 
 
-async def test_writing_a_batch_twice_doubles_nothing(start, writer):
+async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, monkeypatch):
+    link, records = writer._link, writer._records
+    catalogue, go_on, read = MilvusCatalogue(link, records), threading.Event(), MilvusCatalogue._read
+
+    def slow(self):
+        seen = read(self)
+        go_on.wait(10)
+        return seen
+
+    monkeypatch.setattr(MilvusCatalogue, "_read", slow)
+    early = asyncio.ensure_future(catalogue.refresh())
+    await asyncio.sleep(0.3)  # it has read by now
+    monkeypatch.setattr(MilvusCatalogue, "_read", read)
+    drafts = [Draft("a", "ice is cold")]
+    await asyncio.to_thread(writer.append, drafts, vector_of("ice is cold")[None, :])
+    stored, _ = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
+    await catalogue.activate("science", stored.artifact.id)
+    go_on.set()
+    await early
+    assert catalogue.active_id("science") == stored.artifact.id
+
+
+async def test_writing_a_batch_twice_doubles_nothing(start, writer, monkeypatch):
+    called, call = [], MilvusLink.call
+    monkeypatch.setattr(
+        MilvusLink, "call", lambda self, method, **more: called.append(method) or call(self, method, **more)
+    )
     drafts = [Draft(f"p{n}", text) for n, text in enumerate(FACTS)]
     vectors = np.stack([vector_of(text) for text in FACTS])
     writer.append(drafts, vectors)
     writer._upsert(0, drafts, vectors)  # the answer to the first was lost, say
     stored, is_new = writer.commit(drafts, SPACE, VERSION, 20.0)
     assert is_new
+    assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
     async with start() as index:
         await index.client.activate("science", stored.artifact.id)
         found = await index.client.search("science", TWO, space_id=SPACE, k=50)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 from hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
 from milvus_server import MilvusServer
 
@@ -11,6 +12,7 @@ from aeenc import errors
 TWO = vector_of("ice melts")[None, :]
 
 
+@pytest.mark.slow
 async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_nobody(start, tmp_path):
     server = MilvusServer(tmp_path / "own")
     server.start()
@@ -36,6 +38,7 @@ async def test_a_milvus_that_goes_and_comes_back_is_named_meanwhile_and_needs_no
         server.stop()
 
 
+@pytest.mark.slow
 async def test_an_index_starts_before_its_milvus_and_finds_it_later(start, tmp_path):
     server = MilvusServer(tmp_path / "own")
     try:
@@ -49,6 +52,7 @@ async def test_an_index_starts_before_its_milvus_and_finds_it_later(start, tmp_p
         server.stop()
 
 
+@pytest.mark.slow
 async def test_what_was_acknowledged_is_there_after_milvus_is_killed(start, tmp_path):
     server = MilvusServer(tmp_path / "own")
     server.start()
