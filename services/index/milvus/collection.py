@@ -132,7 +132,7 @@ class GenerationCollection:
                 anns_field=schema.VECTOR,
                 filter=expression,
                 limit=width,
-                output_fields=[*schema.RECORD_FIELDS, schema.VECTOR],
+                output_fields=schema.FOUND_FIELDS,
                 search_params={"metric_type": "IP", "params": self._search_params(width)},
                 consistency_level="Bounded",
                 timeout_s=timeout_s,
@@ -151,12 +151,12 @@ class GenerationCollection:
             log.info("filters will scan", collection=self.name, reason=error.message)
 
     def _candidates(self, hits: Iterable[Any]) -> Candidates:
-        rows = [{**hit["entity"], schema.ORDINAL: hit[schema.ORDINAL], "distance": hit["distance"]} for hit in hits]
-        vectors = np.array([row[schema.VECTOR] for row in rows], dtype=np.float32).reshape(len(rows), self.dim)
+        found = list(hits)
+        rows = [hit["entity"] for hit in found]
         return Candidates(
-            np.array([row[schema.ORDINAL] for row in rows], dtype=np.int64),
-            np.array([row["distance"] for row in rows], dtype=np.float32),
-            vectors,
+            np.array([hit[schema.ORDINAL] for hit in found], dtype=np.int64),
+            np.array([hit["distance"] for hit in found], dtype=np.float32),
+            np.array([row[schema.VECTOR] for row in rows], dtype=np.float32).reshape(len(rows), self.dim),
             [schema.to_record(row) for row in rows],
         )
 

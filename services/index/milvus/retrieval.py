@@ -120,11 +120,11 @@ class MilvusRetrieval:
         try:
             async with asyncio.timeout(deadline_s):
                 try:
-                    settled = await self._link.read(_settle, served, scope, vectors, k, deadline_s)
+                    settled = await self._link.read(settled_by, served, scope, vectors, k, deadline_s)
                 except Absent:  # deleted by another process since the catalogue was read
                     await self._catalogue.refresh()
                     served = await self._catalogue.resolve(scope.corpus, scope.generation)
-                    settled = await self._link.read(_settle, served, scope, vectors, k, deadline_s)
+                    settled = await self._link.read(settled_by, served, scope, vectors, k, deadline_s)
         except TimeoutError:
             raise errors.DeadlineExceeded("the call's time was over before Milvus answered; allow more time") from None
         finally:
@@ -148,7 +148,7 @@ def check_implemented(query: TextQuery) -> None:
         )
 
 
-def _settle(
+def settled_by(
     served: MilvusGeneration, scope: Scope, vectors: NDArray[np.float32], k: int, deadline_s: float | None
 ) -> Settled:
     """Blocks on Milvus and computes: run it in a thread."""

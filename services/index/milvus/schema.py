@@ -23,6 +23,7 @@ ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
 IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
 ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
 RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
+FOUND_FIELDS = [TEXT, IDS, VECTOR]  # what an answer needs; each field of each candidate costs the client time
 
 TEXT_BYTES = 65_535  # the longest string that Milvus stores
 NAMES_MOST = 4_096  # the most elements of an array in Milvus
@@ -64,9 +65,9 @@ def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32]) -> 
 
 
 def to_record(row: Mapping[str, Any]) -> PremiseRecord:
-    """A premise from the fields that Milvus gives back."""
+    """A premise from the fields that Milvus gives back; without splits where these were not asked for."""
     first, *aliases = row[IDS]
-    return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row[SPLITS]))
+    return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row.get(SPLITS, ())))
 
 
 def with_any_id(ids: Iterable[str]) -> str:

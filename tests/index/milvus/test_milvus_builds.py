@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, SPACE, VERSION, premise, until, vector_of
+from hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 from milvus_server import need_milvus
 
 from aeenc import errors
@@ -41,6 +41,24 @@ async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start
         await until(lambda: left not in collections(), timeout_s=20)
         assert (await slow).premises == 600
     assert len(collections()) == 1
+
+
+async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collection(start, collections):
+    async with start(milvus_lease_s=60.0) as index:
+        first = await index.client.build("science", facts())
+        assert (await index.client.build("science", facts())).id == first.id
+        assert len(collections()) == 1
+        many = [premise(f"p{n}", f"fact {n}") for n in range(600)]
+        await raises(errors.InvalidArgument, index.client.build("science", [*many, many[0]]), "'p0'")
+        assert len(collections()) == 1
+        seen: list[int] = []
+        call = asyncio.ensure_future(
+            index.client.build("science", many, on_progress=lambda _, encoded: seen.append(encoded))
+        )
+        await until(lambda: any(seen), timeout_s=20)
+        assert len(collections()) == 2
+        call.cancel()
+        await until(lambda: len(collections()) == 1, timeout_s=20)
 
 
 async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_brings_nothing_back(writer, collections):

@@ -66,14 +66,14 @@ def test_only_queries_that_need_it_are_asked_again_and_more_than_milvus_gives_is
     settle(unit(np.random.default_rng(1).normal(size=(3, 33))), 5, rough, widen=True)
     assert len(rough.widths) == 1
     settle(query[None, :], 5, rough, widen=True)
-    assert rough.widths[1:] == [37, 148, 592, 2368]
+    assert rough.widths[1:] == [13, 52, 208, 832, 3328]
     many = Rough(np.repeat(query[None, :], K_MOST + 1, axis=0))
     settled = settle(query[None, :], 5, many, widen=True)
     assert not settled.exact
     assert len(settled.found[0].ordinals) == 5
     once = Rough(matrix)
     assert not settle(query[None, :], 5, once, widen=False).exact
-    assert once.widths == [37]
+    assert once.widths == [13]
 
 
 def test_a_premise_comes_back_as_it_was_and_too_many_names_are_refused():
