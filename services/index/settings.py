@@ -54,7 +54,7 @@ class IndexSettings(ServiceSettings):
     )
     milvus_timeout_s: float = Field(10.0, gt=0, description="most seconds that one call of Milvus may take")
     milvus_patience_s: float = Field(3600.0, gt=0, description="most seconds that Milvus may index and load a build")
-    milvus_threads: int = Field(16, ge=1, le=256, description="calls of Milvus at once")
+    milvus_threads: int = Field(16, ge=1, le=256, description="searches and look-ups at Milvus at once")
     milvus_refresh_s: float = Field(
         2.0, gt=0, description="seconds after which an activation by another process is seen"
     )

@@ -124,7 +124,7 @@ class MilvusBuilder:
             await cancel_all([beating])
             await work.close()
             if not is_kept:
-                with suppress(errors.Unavailable):  # the sweeper will
+                with suppress(errors.Unavailable, errors.Overloaded):  # the sweeper will
                     await self._link.write(writer.abandon)
         yield Progress(folding.received, len(folding.drafts), "DURABLE", artifact)
 

@@ -74,6 +74,12 @@ class GenerationCollection:
         self._call("load_collection", timeout_s=patience_s)
         self._wait("load", self._is_loaded, end)
 
+    def settle(self, patience_s: float) -> None:
+        """Flushes what was written after sealing, and waits until it is indexed, too."""
+        end = time.monotonic() + patience_s
+        self._call("flush", timeout_s=patience_s)
+        self._wait("index", self._is_indexed, end)
+
     def load(self, patience_s: float) -> None:
         """Has it loaded again, after a restart of Milvus, say."""
         if not self._is_loaded():
@@ -106,9 +112,9 @@ class GenerationCollection:
         return {one: by_name[one] for one in ids if one in by_name}
 
     def whole(self, ordinals: Sequence[int]) -> list[tuple[PremiseRecord, NDArray[np.float32]]]:
-        """Premises with their vectors (dim,), in the order of their ordinals."""
+        """Premises with their vectors (dim,), in the order of their ordinals; all that was written is seen."""
         fields = [*schema.RECORD_FIELDS, schema.VECTOR]
-        rows = self._rows(schema.with_ordinals(ordinals), fields, len(ordinals))
+        rows = self._rows(schema.with_ordinals(ordinals), fields, len(ordinals), "Strong")
         if [row[schema.ORDINAL] for row in rows] != sorted(ordinals):
             raise errors.DataLoss(f"collection {self.name} lacks premises; build the generation again")
         return [(schema.to_record(row), np.asarray(row[schema.VECTOR], dtype=np.float32)) for row in rows]
@@ -163,11 +169,13 @@ class GenerationCollection:
     def _search_params(self, width: int) -> dict[str, int]:
         return {"ef": max(_EF, width)} if self.engine == HNSW else {}
 
-    def _rows(self, expression: str, fields: Sequence[str], most: int) -> list[dict[str, Any]]:
+    def _rows(
+        self, expression: str, fields: Sequence[str], most: int, consistency: str = "Bounded"
+    ) -> list[dict[str, Any]]:
         if most == 0:
             return []
         rows = self._read(
-            "query", filter=expression, output_fields=list(fields), limit=most, consistency_level="Bounded"
+            "query", filter=expression, output_fields=list(fields), limit=most, consistency_level=consistency
         )
         return sorted(rows, key=lambda row: int(row[schema.ORDINAL]))
 

@@ -26,12 +26,21 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 RETRY_AFTER_S = 1.0
+WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait behind it
 KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, which is pymilvus's own choice
 # Codes of Milvus (pkg/util/merr) and of its client.
 _ABSENT = {100, 1600}  # collection, alias
 _BUSY = {4, 8, 9}  # too many requests, rate limit, quota
-_AWAY = {2, 3, 7, 503, 901}  # no connection, memory, disk, channel, node
+_AWAY = {2, 3, 7, 11, 503, 901, 10000, 10001}  # no connection, memory, disk, clock, channel, node; cancelled, timed out
 _UNLOADED = {101, 103}  # not, or not fully
+_STATUSES = {  # of grpc, as codes of Milvus
+    "UNAVAILABLE": 2,
+    "DEADLINE_EXCEEDED": 2,
+    "CANCELLED": 2,
+    "UNAUTHENTICATED": 2,
+    "PERMISSION_DENIED": 2,
+    "RESOURCE_EXHAUSTED": 8,
+}
 
 
 class Absent(errors.NotFound):
@@ -65,7 +74,8 @@ class MilvusLink:
         self.address = address
         self.timeout_s = timeout_s
         self._on_state = on_state
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="milvus")
+        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="milvus-read")
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="milvus-write")
         self._connecting = threading.Lock()
         self._client: MilvusClient | None = None
         self._failed: tuple[float, Exception | None] = (0.0, None)
@@ -73,11 +83,11 @@ class MilvusLink:
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs blocking work that uses `call` and changes nothing, in a thread. Cancelled, it does not wait for it."""
-        return await self._told(asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments))
+        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
 
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs blocking work that uses `call`, in a thread. Cancelled, it first waits for the end of the work."""
-        return await self._told(finished(asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)))
+        return await self._told(finished(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments)))
 
     async def _told(self, work: Awaitable[T]) -> T:
         try:
@@ -102,7 +112,8 @@ class MilvusLink:
 
     async def close(self) -> None:
         """Ends the connection; calls under way end with it."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._readers, self._writers):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
 
@@ -134,8 +145,8 @@ class MilvusLink:
 
     def _foreseen(self, error: Exception, method: str) -> errors.AeencError | None:
         """An error of ours for what may happen to a sound call; None for anything else, which is a fault here."""
-        code, said = (error.code, error.message) if isinstance(error, MilvusException) else _transport_code(error)
-        short = " ".join(str(said).split())[:200]
+        code, said = _code_of(error)
+        short = " ".join(said.split())[:200]
         if code in _ABSENT:
             return Absent(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
         if code in _UNLOADED:
@@ -153,18 +164,23 @@ class MilvusLink:
         return None
 
 
-def _transport_code(error: Exception) -> tuple[int, str]:
-    """The code of what came not from Milvus but from the way to it; 0 for an unforeseen error.
+def _code_of(error: Exception) -> tuple[int, str]:
+    """The code of Milvus for an error, and its text; 0 for an unforeseen one.
 
-    pymilvus lets some errors of grpc through as they are; they are known by their shape, for the domain knows no grpc.
+    What comes from the way to Milvus bears a status of grpc, as the code of pymilvus's own error or in an error of grpc
+    that it lets through. Both are known by their shape, for the domain knows no grpc.
     """
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, MilvusException):
+        status, said = error.code, error.message
+    elif isinstance(error, ConnectionError | TimeoutError):
         return 2, str(error)
-    status = getattr(error, "code", None)
-    if callable(status) and type(error).__module__.partition(".")[0] == "grpc":
-        name = getattr(status(), "name", "")
-        if name in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNAUTHENTICATED", "PERMISSION_DENIED"}:
-            return 2, f"{name}: {error.details() if hasattr(error, 'details') else error}"
-        if name == "RESOURCE_EXHAUSTED":
-            return 8, name
-    return 0, str(error)
+    elif type(error).__module__.partition(".")[0] == "grpc" and callable(getattr(error, "code", None)):
+        status, said = error.code(), getattr(error, "details", lambda: "")()  # type: ignore[attr-defined]
+    else:
+        return 0, str(error)
+    if status == 1 and "not ready" in said:  # of a Milvus that starts; pymilvus and milvus-lite use 1 for anything
+        return 2, said
+    name = getattr(status, "name", "")
+    if name in _STATUSES:
+        return _STATUSES[name], f"{name}: {said}"
+    return (status if isinstance(status, int) else 0), str(said)

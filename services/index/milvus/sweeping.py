@@ -19,6 +19,8 @@ from services.kit.tasks import cancel_all
 
 log = logs.get(__name__)
 
+LOOKS = 4  # in the time after which what is silent is swept
+
 
 class Sweeper:
     """Reads the catalogue again every `refresh_s`, and sweeps what was unfinished and silent for `lease_s`."""
@@ -29,6 +31,7 @@ class Sweeper:
         self._link, self._records, self._catalogue = link, records, catalogue
         self._refresh_s, self._lease_s = refresh_s, lease_s
         self._seen: dict[str, tuple[int, float]] = {}  # of unfinished collections: the beat, and since when it is so
+        self._look_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -65,7 +68,9 @@ class Sweeper:
     async def _round(self) -> None:
         try:
             await self._catalogue.refresh()
-            await self._link.write(self.sweep)
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + self._lease_s / LOOKS
+                await self._link.write(self.sweep)
         except errors.AeencError as error:  # the link has told; the next round may find it well again
             log.warning("the catalogue in Milvus cannot be read", reason=error.message)
         except Exception:

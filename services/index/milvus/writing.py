@@ -65,12 +65,13 @@ class GenerationWriter:
     def commit(
         self, drafts: Sequence[Draft], space_id: str, version: str, patience_s: float
     ) -> tuple[StoredGeneration, bool]:
-        """Brings late aliases and splits in, seals, checks and commits. True: it is new, and not one that was there."""
+        """Seals, brings late aliases and splits in, checks and commits. True: it is new, and not one that was there."""
         collection = self._collection
         assert collection is not None
-        self._write_again(collection, drafts)
         collection.engine = self._chosen()
         collection.seal(patience_s)
+        if self._write_again(collection, drafts):
+            collection.settle(patience_s)
         stored = self._described(collection, drafts, space_id, version)
         same = [
             one
@@ -125,13 +126,17 @@ class GenerationWriter:
             return FLAT if self.rows <= FLAT_UP_TO else HNSW
         return FLAT if self._engine == "flat" else HNSW
 
-    def _write_again(self, collection: GenerationCollection, drafts: Sequence[Draft]) -> None:
-        """Writes the premises again that got an alias or a split after they were written; their vectors stay."""
+    def _write_again(self, collection: GenerationCollection, drafts: Sequence[Draft]) -> bool:
+        """Writes the premises again that got an alias or a split after they were written; their vectors stay.
+
+        Only what is sealed can be read, and so the vectors. True when there were such.
+        """
         late = [
             n for n, (draft, written) in enumerate(zip(drafts, self._written, strict=True)) if _size(draft) != written
         ]
         for part in _parts(late):
             self._upsert_rows(part, [drafts[ordinal] for ordinal in part], collection[part])
+        return bool(late)
 
     def _upsert(self, start: int, drafts: Sequence[Draft], vectors: NDArray[np.float32]) -> None:
         for part in _parts(range(len(drafts))):
