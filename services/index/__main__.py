@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aeenc import errors
 from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.v1 import index_pb2_grpc
@@ -63,8 +64,12 @@ def _on_files(settings: IndexSettings, condition: Condition, channel: Channel) -
 
 def _on_milvus(settings: IndexSettings, condition: Condition, channel: Channel) -> Backend:
     """Generations in a Milvus; its client is loaded only here."""
-    from services.index.milvus.opening import open_backend
-
+    try:
+        from services.index.milvus.opening import open_backend
+    except ModuleNotFoundError as error:
+        raise errors.InvalidArgument(
+            f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
+        ) from error
     encoder = _query_encoder(settings, condition, channel)
     return open_backend(settings, encoder, channel, _build_options(settings), on_state=condition.source("milvus"))
 

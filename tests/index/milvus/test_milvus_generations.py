@@ -1,12 +1,14 @@
 """What is Milvus's own in the index: changed collections, several processes, approximate indexes, what is not there."""
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
+from milvus_server import need_milvus
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
@@ -77,7 +79,16 @@ async def test_an_approximate_index_says_so_and_still_scores_exactly(start):
         assert found.scores[0].tobytes() == exact[[int(one[1:]) for one in found.ids[0]]].tobytes()
 
 
+async def test_a_missing_client_stops_the_start_and_is_named(tmp_path: Path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus" or "index.milvus" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(errors.InvalidArgument, match=r"pymilvus.*index-milvus"):
+        build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path))
+
+
 async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path):
+    need_milvus()
     with pytest.raises(ValueError, match="AEENC_INDEX_MILVUS_URI"):
         IndexSettings(backend="milvus", artifacts_dir=tmp_path)
     for changes, word in (({"text_bytes": 70_000}, "TEXT_BYTES"), ({"milvus_prefix": "a-b"}, "milvus_prefix")):
