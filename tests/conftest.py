@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: a private Redis, an empty registry and store, a tiny checkpoint."""
+"""Fixtures of the whole suite: a private Redis, a Milvus, an empty registry and store, a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from milvus_server import MilvusServer, need_milvus
 from tinymodel import TinyCheckpoint, write_tiny_checkpoint
 
 from services.kit.artifacts import ArtifactStore
@@ -22,6 +23,16 @@ def redis_url() -> Iterator[str]:
         server = start_private_redis(Path(directory))
         yield server.url
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    """One milvus-lite as a server; tests keep apart by prefix."""
+    need_milvus()
+    server = MilvusServer(tmp_path_factory.mktemp("milvus") / "data")
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ async def raises(expected: type[Exception], call: Awaitable[Any], *words: str) -
         await call
     assert type(caught.value) is expected
     for word in words:
-        assert word in str(caught.value)
+        assert word in str(caught.value), str(caught.value)
     return caught.value
 
 

@@ -6,12 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.index.corpus import ServedGeneration
-from services.index.queries import TextQuery
+from services.index.backend import Searched
+from services.index.queries import Scope, TextQuery
 from services.index.search import norms_of
-from services.kit.checks import Limits
+from services.kit.checks import Limits, check_count, check_k
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
+
+
+def check_scope(scope: Scope, limits: Limits) -> None:
+    """Refuses a k and an exclude list beyond the limits."""
+    check_k(scope.k, limits)
+    if scope.exclude_ids:
+        check_count(len(scope.exclude_ids), limits, "exclude_ids")
 
 
 def check_finite(vectors: NDArray[np.float32]) -> None:
@@ -31,7 +38,7 @@ def check_unit(vectors: NDArray[np.float32]) -> None:
         )
 
 
-def check_dimension(served: ServedGeneration, dim: int) -> None:
+def check_dimension(served: Searched, dim: int) -> None:
     """Refuses vectors of another length than the corpus's."""
     own = served.generation
     if dim != own.dim:
@@ -41,7 +48,7 @@ def check_dimension(served: ServedGeneration, dim: int) -> None:
         )
 
 
-def check_space(served: ServedGeneration, space_id: str) -> None:
+def check_space(served: Searched, space_id: str) -> None:
     """Refuses vectors of another space than the generation's."""
     own = served.generation
     if not space_id:

@@ -11,8 +11,8 @@ from google.protobuf import timestamp_pb2
 from aeenc import errors
 from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
+from services.index.backend import Searched
 from services.index.building import BuildSpec, Progress
-from services.index.corpus import ServedGeneration
 from services.index.explanations import Explanation
 from services.index.folding import Sameness
 from services.index.fusion import LEXICAL_WEIGHT, Method
@@ -232,7 +232,7 @@ def _timings(answer: Answer) -> types_pb2.Timings:
     )
 
 
-def to_corpus_info(corpus: str, served: ServedGeneration | None) -> index_pb2.CorpusInfo:
+def to_corpus_info(corpus: str, served: Searched | None) -> index_pb2.CorpusInfo:
     """A corpus and what serves it."""
     active = to_generation(served.generation.artifact, active=True) if served else None
     return index_pb2.CorpusInfo(corpus=corpus, active=active)

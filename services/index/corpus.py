@@ -5,7 +5,8 @@ Immutable, so it is shared by all callers without a lock. Which generation serve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.approximate import SearchIndex, open_index
+from services.index.backend import Searched
 from services.index.lexical import LexicalIndex
 from services.kit.generation import Generation, PremiseRecord
 
@@ -49,6 +51,15 @@ class ServedGeneration:
         """The generation's id."""
         return self.generation.id
 
+    @property
+    def rows(self) -> int:
+        """The number of premises."""
+        return len(self.generation.premises)
+
+    async def page(self, start: int, count: int) -> list[PremiseRecord]:
+        """At most `count` premises from the ordinal `start` on, in the order of insertion."""
+        return await asyncio.to_thread(self.generation.premises.__getitem__, slice(start, start + count))
+
     def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
         """The selection of a request. An excluded alias excludes its premise; unknown ids exclude nothing."""
         ordinals = self.generation.ordinal_by_id
@@ -65,15 +76,22 @@ class ServedGeneration:
             mask[list(selection.excluded)] = False
         return mask
 
-    def premises(self, ids: Iterable[str]) -> list[PremiseRecord]:
+    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
         """The premises of ids or aliases, in that order. Raises NotFound naming the first unknown ones."""
+        return await asyncio.to_thread(self._find, list(ids))
+
+    def _find(self, ids: Sequence[str]) -> list[PremiseRecord]:
         ordinals = self.generation.ordinal_by_id
         wanted = [(premise_id, ordinals.get(premise_id)) for premise_id in ids]
-        unknown = [premise_id for premise_id, ordinal in wanted if ordinal is None]
-        if unknown:
-            more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
-            raise errors.NotFound(
-                f"generation {self.id} of corpus {self.generation.corpus!r} has no premise "
-                f"{', '.join(map(repr, unknown[:5]))}{more}; ListPremises shows what there is"
-            )
+        check_found(self, [premise_id for premise_id, ordinal in wanted if ordinal is None])
         return [self.generation.premises[ordinal] for _, ordinal in wanted if ordinal is not None]
+
+
+def check_found(served: Searched, unknown: Sequence[str]) -> None:
+    """Raises NotFound naming the first of the ids that a generation does not have."""
+    if unknown:
+        more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+        raise errors.NotFound(
+            f"generation {served.id} of corpus {served.generation.corpus!r} has no premise "
+            f"{', '.join(map(repr, unknown[:5]))}{more}; ListPremises shows what there is"
+        )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from aeenc.encoded import Encoded, Precision
 from aeenc.encoder import EncoderClient
+from services.index.queries import TextQuery
 
 ANSWER_SHARE = 0.9  # of the caller's time that the encoder may take, so that its failure still arrives
 WINDOW = 2  # one call computed, one on its way
@@ -36,6 +37,11 @@ class EncodeKey:
     truncate: bool = False
     precision: Precision | None = None
     routing_key: str = ""
+
+    @classmethod
+    def of(cls, query: TextQuery, space_id: str) -> EncodeKey:
+        """What a query's texts ask of the encoder, for a generation in `space_id`."""
+        return cls(space_id, query.label, query.version, query.truncate, query.precision, query.routing_key)
 
 
 @dataclass(frozen=True)

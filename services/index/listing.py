@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from aeenc import errors
-from services.index.catalogue import Catalogue
-from services.index.corpus import ServedGeneration
+from services.index.backend import Generations, Readable
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
-from services.kit.generation import PremiseRecord, Premises
+from services.kit.generation import PremiseRecord
 
 DEFAULT_PAGE = 100
 
@@ -23,13 +22,13 @@ class PremisePage:
 
     premises: list[PremiseRecord]
     next_token: str
-    served: ServedGeneration
+    served: Readable
 
 
 class Listing:
     """Lists premises and generations."""
 
-    def __init__(self, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(self, catalogue: Generations, limits: Limits) -> None:
         self._catalogue = catalogue
         self._limits = limits
 
@@ -41,12 +40,12 @@ class Listing:
                 "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
             )
         served = await self._catalogue.resolve(corpus, named or generation)
-        records = served.generation.premises
-        if start > len(records):
+        if start > served.rows:
             _refuse()
-        page = await asyncio.to_thread(self._cut, records, start, self._page_size(page_size))
+        found = await served.page(start, self._page_size(page_size))
+        page = await asyncio.to_thread(self._cut, found)
         end = start + len(page)
-        return PremisePage(page, _token(served.id, end) if end < len(records) else "", served)
+        return PremisePage(page, _token(served.id, end) if end < served.rows else "", served)
 
     async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
         """A page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
@@ -63,9 +62,8 @@ class Listing:
     def _page_size(self, asked: int) -> int:
         return min(asked or DEFAULT_PAGE, self._limits.items)
 
-    def _cut(self, premises: Premises, start: int, count: int) -> list[PremiseRecord]:
-        """Up to `count` premises from `start` on: as many as surely fit into one message, but one at least."""
-        records = premises[start : start + count]
+    def _cut(self, records: list[PremiseRecord]) -> list[PremiseRecord]:
+        """The first of some premises: as many as surely fit into one message, but one at least."""
         room = self._limits.message_bytes // 2
         for position, record in enumerate(records):
             room -= sum(len(part.encode()) + 8 for part in (record.id, record.text, *record.aliases, *record.splits))

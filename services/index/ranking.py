@@ -8,7 +8,9 @@ the pool does not depend on k, so that a longer list begins with the shorter one
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,20 +119,15 @@ class Ranker:
     async def _dense(self, call: RankCall, k: int) -> tuple[Ranked, NDArray[np.float32]]:
         """The k nearest premises, and the vectors of the texts."""
         started, query = time.perf_counter(), call.query
-        key = EncodeKey(
-            call.served.generation.space_id,
-            query.label,
-            query.version,
-            query.truncate,
-            query.precision,
-            query.routing_key,
-        )
+        key = EncodeKey.of(query, call.served.generation.space_id)
         texts = [" ".join([text, *call.accepted_texts(row)]) for row, text in enumerate(query.texts)]
         encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=call.left_s)
         encode_s = time.perf_counter() - started
         check_space(call.served, encoded.space_id)
         check_dimension(call.served, encoded.vectors.shape[1])
-        vectors = _unexplained(encoded.vectors, call) if query.accepted else encoded.vectors
+        vectors = encoded.vectors
+        if query.accepted:
+            vectors = unexplained(vectors, [call.served.index.vectors[own] for own in call.accepted])
         wanted = k + max(map(len, call.left_out))
         outcome: Outcome = await self._engine.search(
             call.served, vectors, wanted, call.selection, deadline_s=call.left_s
@@ -206,12 +203,15 @@ def lexical_of(served: ServedGeneration) -> LexicalIndex:
     return served.lexical
 
 
-def _unexplained(vectors: NDArray[np.float32], call: RankCall) -> NDArray[np.float32]:
-    """Query vectors, each of a text with its premises accepted, less what those explain; of unit length again."""
+def unexplained(vectors: NDArray[np.float32], accepted: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """Query vectors, each of a text with its premises accepted, less what those explain; of unit length again.
+
+    `accepted` has the vectors (premises, dim) of those of each query.
+    """
     changed = vectors.copy()
-    for row, accepted in enumerate(call.accepted):
-        if accepted:
-            changed[row] -= EXPLAINED * call.served.index.vectors[accepted].mean(axis=0)
+    for row, own in enumerate(accepted):
+        if len(own):
+            changed[row] -= EXPLAINED * own.mean(axis=0)
             changed[row] /= np.linalg.norm(changed[row])
     return changed
 

@@ -14,15 +14,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from services.index.backend import Searched
 from services.index.catalogue import Catalogue
-from services.index.checks import check_dimension, check_finite, check_space, check_text_query, check_unit
+from services.index.checks import check_dimension, check_finite, check_scope, check_space, check_text_query, check_unit
 from services.index.corpus import Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.explanations import Explanations
 from services.index.queries import Scope, TextQuery
 from services.index.ranking import RankCall, Ranker
 from services.index.search import USUAL, Effort, Found
-from services.kit.checks import Limits, check_count, check_k, check_texts
+from services.kit.checks import Limits, check_count, check_texts
 
 T = TypeVar("T")
 ON_LOOP = 64  # ids or texts: about a millisecond's worth of looking up
@@ -33,7 +34,7 @@ class Answer:
     """What was found for each query, in the generation searched. Times in seconds; `version` encoded the texts."""
 
     found: list[Found]
-    served: ServedGeneration
+    served: Searched
     total_s: float
     queue_s: float
     compute_s: float
@@ -71,7 +72,7 @@ class Retrieval:
         """
         started = time.perf_counter()
         check_count(len(vectors), self._limits, "vectors")
-        self._check_scope(scope)
+        check_scope(scope, self._limits)
         check_finite(vectors)
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
         check_space(served, space_id)
@@ -90,7 +91,7 @@ class Retrieval:
         """
         started = time.perf_counter()
         check_texts(query.texts, self._limits)
-        self._check_scope(query.scope)
+        check_scope(query.scope, self._limits)
         check_text_query(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         prior = await self._explanations.prior(served.generation) if query.prior else None
@@ -107,11 +108,6 @@ class Retrieval:
             ranked.version,
             ranked.reranked_by,
         )
-
-    def _check_scope(self, scope: Scope) -> None:
-        check_k(scope.k, self._limits)
-        if scope.exclude_ids:
-            check_count(len(scope.exclude_ids), self._limits, "exclude_ids")
 
 
 async def select(served: ServedGeneration, scope: Scope) -> Selection:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc import vectors
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
-from services.index.building import Builder
-from services.index.catalogue import Catalogue
-from services.index.explanations import Explanations
+from services.index.backend import Answering, Building, Explaining, Generations
 from services.index.listing import Listing
-from services.index.retrieval import Retrieval
 from services.kit.checks import Limits, check_count
 from services.kit.context import deadline_s
 from services.kit.server import GrpcServer
@@ -23,7 +19,7 @@ from services.kit.service_info import to_service_info
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     """Searching and reading."""
 
-    def __init__(self, server: GrpcServer, catalogue: Catalogue, retrieval: Retrieval, limits: Limits) -> None:
+    def __init__(self, server: GrpcServer, catalogue: Generations, retrieval: Answering, limits: Limits) -> None:
         self._server = server
         self._catalogue = catalogue
         self._retrieval = retrieval
@@ -47,7 +43,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> index_pb2.GetPremisesResponse:
         check_count(len(request.ids), self._limits, "ids")
         served = await self._catalogue.resolve(request.corpus, request.generation)
-        found = await asyncio.to_thread(served.premises, request.ids)
+        found = await served.find(request.ids)
         return await convert.answer_within(self._limits, len(found), convert.to_premises_response, found, served.id)
 
     async def ListPremises(
@@ -60,7 +56,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
             premises=map(convert.to_premise, page.premises),
             next_page_token=page.next_token,
             generation=page.served.id,
-            total_size=len(page.served.generation.premises),
+            total_size=page.served.rows,
         )
 
     async def GetInfo(
@@ -75,7 +71,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     """Building and switching."""
 
-    def __init__(self, catalogue: Catalogue, builder: Builder, explanations: Explanations, limits: Limits) -> None:
+    def __init__(self, catalogue: Generations, builder: Building, explanations: Explaining, limits: Limits) -> None:
         self._catalogue = catalogue
         self._builder = builder
         self._explanations = explanations

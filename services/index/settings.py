@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from aeenc.addresses import split
@@ -65,6 +65,26 @@ class IndexSettings(ServiceSettings):
     )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
+    backend: Literal["faiss", "milvus"] = Field(
+        "faiss", description="where generations are: in files of this machine, or in a Milvus (extra `index-milvus`)"
+    )
+    milvus_uri: str = Field("", description="the Milvus: http://host:port, or a path that milvus-lite opens")
+    milvus_token: str | None = Field(None, description="`user:password` or API key for Milvus")
+    milvus_database: str = Field("", description="database in Milvus; empty: its default")
+    milvus_prefix: str = Field(
+        "aeenc", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}$", description="what names of collections in Milvus start with"
+    )
+    milvus_engine: Literal["auto", "flat", "hnsw"] = Field(
+        "auto", description="index in Milvus: exact, approximate, or exact up to 250,000 premises"
+    )
+    milvus_timeout_s: float = Field(10.0, gt=0, description="most seconds that one call of Milvus may take")
+    milvus_patience_s: float = Field(3600.0, gt=0, description="most seconds that Milvus may index and load a build")
+    milvus_threads: int = Field(16, ge=1, le=256, description="searches and look-ups at Milvus at once")
+    milvus_refresh_s: float = Field(
+        2.0, gt=0, description="seconds after which an activation by another process is seen"
+    )
+    milvus_lease_s: float = Field(60.0, gt=0, description="seconds of silence after which a build is dead and swept")
+
     @field_validator("encoder_target", mode="after")
     @classmethod
     def _check_target(cls, value: str) -> str:
@@ -73,6 +93,12 @@ class IndexSettings(ServiceSettings):
         except InvalidArgument as error:
             raise ValueError(error.message) from None
         return value
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        if self.backend == "milvus" and not self.milvus_uri:
+            raise ValueError("AEENC_INDEX_BACKEND=milvus needs AEENC_INDEX_MILVUS_URI; name the Milvus")
+        return self
 
     @property
     def engines(self) -> EngineOptions:

@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,13 @@ from services.kit.generation import Storage
 
 NORM_TOLERANCE = 1e-3
 _BLOCK_BYTES = 1024 * 1024
-Vectors = NDArray[np.float32] | NDArray[np.float16]
 T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """Vectors by ordinal, float32 or float16: a matrix, or something that fetches them (it is asked in a thread)."""
+
+    def __getitem__(self, ordinals: list[int], /) -> NDArray[Any]: ...
 
 
 class VectorFile:
@@ -135,7 +140,7 @@ class BatchEncoder:
         texts = [draft.text for draft in drafts if draft.base_ordinal is None]
         self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
 
-    async def take(self, base: Vectors | None) -> NDArray[np.float32]:
+    async def take(self, base: Rows | None) -> NDArray[np.float32]:
         """The vectors (n, dim) of the oldest batch, new ones encoded and the others copied from `base`.
 
         Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
@@ -170,17 +175,21 @@ class BatchEncoder:
 
 async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
     """Runs disk work in a thread and, when cancelled, waits for it: nobody may clear up beneath a writing thread."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    return await finished(asyncio.ensure_future(asyncio.to_thread(work, *arguments)))
+
+
+async def finished(work: asyncio.Future[T]) -> T:
+    """The result of work in a thread; cancelled, it first waits for the work's end."""
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not task.done():
+        while not work.done():
             try:
-                await asyncio.wait([task])
+                await asyncio.wait([work])
             except asyncio.CancelledError:
                 continue
-        if not task.cancelled():
-            task.exception()  # seen; the cancellation is what counts
+        if not work.cancelled():
+            work.exception()  # seen; the cancellation is what counts
         raise
 
 
@@ -193,19 +202,16 @@ def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
     return None if left else crc32
 
 
-def _assemble(
-    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: Vectors | None
-) -> NDArray[np.float32]:
+def _assemble(drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: Rows | None) -> NDArray[np.float32]:
     if encoded is not None:
         _check_unit(encoded)
-    source = encoded if encoded is not None else base
-    assert source is not None
-    matrix = np.empty((len(drafts), source.shape[1]), dtype=np.float32)
     new = np.array([draft.base_ordinal is None for draft in drafts])
-    if encoded is not None:
-        matrix[new] = encoded
+    parts = [] if encoded is None else [(new, encoded)]
     if base is not None and not new.all():
-        matrix[~new] = base[[draft.base_ordinal for draft in drafts if draft.base_ordinal is not None]]
+        parts.append((~new, base[[draft.base_ordinal for draft in drafts if draft.base_ordinal is not None]]))
+    matrix = np.empty((len(drafts), parts[0][1].shape[1]), dtype=np.float32)
+    for where, rows in parts:
+        matrix[where] = rows
     return matrix
 
 

@@ -1,0 +1,1 @@
+"""Generations in a Milvus: a collection each, for corpora beyond one machine. Needs the extra `index-milvus`."""

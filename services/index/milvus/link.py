@@ -1,0 +1,186 @@
+"""The connection to Milvus: calls in threads, each with a time limit, and failures as errors of ours.
+
+pymilvus blocks and turns answers into Python objects, so no call of it runs in the event loop. It connects at the first
+call, and again after a failure; nothing here waits for Milvus at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from aeenc import errors
+from services.index.vectors import finished
+from services.kit import logs
+
+log = logs.get(__name__)
+T = TypeVar("T")
+
+RETRY_AFTER_S = 1.0
+WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait behind it
+KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, which is pymilvus's own choice
+# Codes of Milvus (pkg/util/merr) and of its client.
+_ABSENT = {100, 1600}  # collection, alias
+_BUSY = {4, 8, 9}  # too many requests, rate limit, quota
+_AWAY = {2, 3, 7, 11, 503, 901, 10000, 10001}  # no connection, memory, disk, clock, channel, node; cancelled, timed out
+_UNLOADED = {101, 103}  # not, or not fully
+_STATUSES = {  # of grpc, as codes of Milvus
+    "UNAVAILABLE": 2,
+    "DEADLINE_EXCEEDED": 2,
+    "CANCELLED": 2,
+    "UNAUTHENTICATED": 2,
+    "PERMISSION_DENIED": 2,
+    "RESOURCE_EXHAUSTED": 8,
+}
+
+
+class Absent(errors.NotFound):
+    """Milvus has no such collection or alias."""
+
+
+class NotLoaded(errors.Unavailable):
+    """Milvus has the collection and has not loaded it; milvus-lite forgets that it had when it is restarted."""
+
+
+@dataclass(frozen=True)
+class MilvusAddress:
+    """Where Milvus is: `http://host:port`, or a path that milvus-lite opens in this process."""
+
+    uri: str
+    token: str | None = None
+    database: str = ""
+
+
+class MilvusLink:
+    """Calls Milvus. `on_state` is told, in the event loop, what is wrong with it ("" once it answers again)."""
+
+    def __init__(
+        self,
+        address: MilvusAddress,
+        *,
+        timeout_s: float = 10.0,
+        threads: int = 16,
+        on_state: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._on_state = on_state
+        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="milvus-read")
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="milvus-write")
+        self._connecting = threading.Lock()
+        self._client: MilvusClient | None = None
+        self._failed: tuple[float, Exception | None] = (0.0, None)
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs a traceback for every failed call
+
+    async def read(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs blocking work that uses `call` and changes nothing, in a thread. Cancelled, it does not wait for it."""
+        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
+
+    async def write(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs blocking work that uses `call`, in a thread. Cancelled, it first waits for the end of the work."""
+        return await self._told(finished(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments)))
+
+    async def _told(self, work: Awaitable[T]) -> T:
+        try:
+            result = await work
+        except errors.Unavailable as error:
+            self._on_state(error.message)
+            raise
+        self._on_state("")
+        return result
+
+    def call(self, method: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+        """Calls a method of the client; blocks. Raises Absent, Overloaded, Unavailable, or what is unforeseen."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            client = self._connected()
+            return getattr(client, method)(timeout=limit_s, **arguments)
+        except Exception as error:
+            foreseen = self._foreseen(error, method)
+            if foreseen is None:
+                raise
+            raise foreseen from error
+
+    async def close(self) -> None:
+        """Ends the connection; calls under way end with it."""
+        for threads in (self._readers, self._writers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
+
+    def _connected(self) -> MilvusClient:
+        waiting_since = time.monotonic()
+        with self._connecting:
+            if self._client is None:
+                failed_at, failure = self._failed
+                if failure is not None and failed_at > waiting_since:
+                    raise failure  # of those who waited together one has tried
+                try:
+                    self._client = self._connect()
+                except Exception as error:
+                    self._failed = time.monotonic(), error
+                    raise
+            return self._client
+
+    def _connect(self) -> MilvusClient:
+        address = self.address
+        token = address.token or ""
+        return MilvusClient(
+            address.uri,
+            token=token,
+            db_name=address.database,
+            timeout=self.timeout_s,
+            dedicated=True,  # a shared one stays open when it is closed, and pings
+            grpc_options={"grpc.keepalive_time_ms": KEEPALIVE_MS},
+        )
+
+    def _foreseen(self, error: Exception, method: str) -> errors.AeencError | None:
+        """An error of ours for what may happen to a sound call; None for anything else, which is a fault here."""
+        code, said = _code_of(error)
+        short = " ".join(said.split())[:200]
+        if code in _ABSENT:
+            return Absent(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
+        if code in _UNLOADED:
+            return NotLoaded(f"Milvus has not loaded a collection ({short}); try again", retry_after_s=RETRY_AFTER_S)
+        if code in _BUSY:
+            return errors.Overloaded(
+                f"Milvus refuses {method} for now ({short}); come back later", retry_after_s=RETRY_AFTER_S
+            )
+        if code in _AWAY:
+            return errors.Unavailable(
+                f"Milvus at {self.address.uri} does not answer {method} ({short}); start it, or set "
+                "AEENC_INDEX_MILVUS_URI and AEENC_INDEX_MILVUS_TOKEN to one that does",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return None
+
+
+def _code_of(error: Exception) -> tuple[int, str]:
+    """The code of Milvus for an error, and its text; 0 for an unforeseen one.
+
+    What comes from the way to Milvus bears a status of grpc, as the code of pymilvus's own error or in an error of grpc
+    that it lets through. Both are known by their shape, for the domain knows no grpc.
+    """
+    if isinstance(error, MilvusException):
+        status, said = error.code, error.message
+    elif isinstance(error, ConnectionError | TimeoutError):
+        return 2, str(error)
+    elif type(error).__module__.partition(".")[0] == "grpc" and callable(getattr(error, "code", None)):
+        status, said = error.code(), getattr(error, "details", lambda: "")()  # type: ignore[attr-defined]
+    else:
+        return 0, str(error)
+    if status == 1 and "not ready" in said:  # of a Milvus that starts; pymilvus and milvus-lite use 1 for anything
+        return 2, said
+    name = getattr(status, "name", "")
+    if name in _STATUSES:
+        return _STATUSES[name], f"{name}: {said}"
+    return (status if isinstance(status, int) else 0), str(said)

@@ -1,0 +1,198 @@
+"""What is known of all generations: one small collection, whose rows decide what exists.
+
+A generation is a row of kind `generation`; putting that row is its commit, one upsert. Before, its collection is named
+by a row of kind `building`, and once it is being deleted by one of kind `dropping`, so that what a killed process
+leaves can be found. Which generation is active is no matter of rows but of aliases of Milvus. Every method blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pymilvus import DataType, MilvusClient
+
+from aeenc import errors
+from services.index.finished import FinishedBuild
+from services.index.milvus.link import Absent, MilvusLink, NotLoaded
+from services.index.milvus.schema import K_MOST, TEXT_BYTES
+from services.kit.artifacts import Artifact, FileEntry
+
+FORMAT_VERSION = 1
+Kind = Literal["building", "generation", "dropping"]
+_KEY_BYTES = 255
+
+
+@dataclass(frozen=True)
+class StoredGeneration:
+    """A finished generation: the collection that holds it, and its manifest as an artifact.
+
+    The artifact's files are `premises` (their lines, as in `premises.jsonl`) and `vectors` (float32, row by row): in
+    Milvus no files, but the digests and sizes of what was written. `probes` has the digest of some rows by ordinal.
+    """
+
+    collection: str
+    corpus: str
+    artifact: Artifact
+    probes: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A collection that is no generation: half-built, or half-dropped. Who works on it changes `beat` now and then."""
+
+    collection: str
+    beat: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All that the rows say at one moment."""
+
+    generations: Sequence[StoredGeneration]
+    unfinished: Sequence[Unfinished]
+
+
+class Records:
+    """Reads and writes the rows; the collection's name starts with `prefix`."""
+
+    def __init__(self, link: MilvusLink, prefix: str) -> None:
+        self._link = link
+        self.prefix = prefix
+        self._name = f"{prefix}_records"
+        self._writing = threading.Lock()  # milvus-lite bears one writer a collection
+
+    def _open(self) -> None:
+        """Makes the collection where it does not exist, and has it loaded."""
+        if not self._link.call("has_collection", collection_name=self._name):
+            schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=_KEY_BYTES)
+            schema.add_field("kind", DataType.VARCHAR, max_length=16)
+            schema.add_field("body", DataType.VARCHAR, max_length=TEXT_BYTES)
+            schema.add_field("unused", DataType.FLOAT_VECTOR, dim=2)  # Milvus has no collection without a vector
+            index = MilvusClient.prepare_index_params()
+            index.add_index("unused", index_type="FLAT", metric_type="IP")
+            self._link.call(
+                "create_collection",
+                collection_name=self._name,
+                schema=schema,
+                index_params=index,
+                consistency_level="Strong",
+            )
+        self._link.call("load_collection", collection_name=self._name)
+
+    def all(self) -> Recorded:
+        """The rows of all collections. Raises DataLoss for one that cannot be read."""
+        rows = self._query('kind in ["building", "generation", "dropping"]')
+        generations = [_stored(row["key"], _body(row)) for row in rows if row["kind"] == "generation"]
+        unfinished = [Unfinished(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"]
+        return Recorded(sorted(generations, key=_age), unfinished)
+
+    def is_building(self, collection: str) -> bool:
+        """Whether the row of a build is still there; a sweeper takes it from one that fell silent."""
+        return any(row["kind"] == "building" for row in self._by_key(collection))
+
+    def put_unfinished(self, kind: Kind, collection: str, beat: int) -> None:
+        """Says that a collection is being built or dropped."""
+        self._put(collection, kind, {"beat": beat})
+
+    def put_generation(self, stored: StoredGeneration) -> None:
+        """Commits a generation: from now on it exists."""
+        artifact = stored.artifact
+        body = {
+            "corpus": stored.corpus,
+            "id": artifact.id,
+            "created_at": artifact.created_at.isoformat(),
+            "meta": dict(artifact.meta),
+            "files": {name: [entry.sha256, entry.size_bytes] for name, entry in artifact.files.items()},
+            "probes": {str(ordinal): digest for ordinal, digest in stored.probes.items()},
+        }
+        self._put(stored.collection, "generation", body)
+
+    def remove(self, collection: str) -> None:
+        """Forgets a collection."""
+        with self._writing:
+            self._call("delete", ids=[collection])
+
+    def finished(self, corpus: str, request_id: str) -> FinishedBuild | None:
+        """What a request built; None when it has not finished."""
+        for row in self._by_key(_request_key(corpus, request_id)):
+            body = _body(row)
+            return FinishedBuild(str(body["generation"]), bool(body["activated"]))
+        return None
+
+    def put_finished(self, corpus: str, request_id: str, built: FinishedBuild) -> None:
+        """Remembers what a request built. Without a request id there is nothing to remember."""
+        if request_id:
+            body = {"request_id": request_id, "generation": built.generation, "activated": built.activated}
+            self._put(_request_key(corpus, request_id), "request", body)
+
+    def _put(self, key: str, kind: str, body: Mapping[str, Any]) -> None:
+        text = json.dumps({"format_version": FORMAT_VERSION, **body}, sort_keys=True)
+        row = {"key": key, "kind": kind, "body": text, "unused": [1.0, 0.0]}
+        with self._writing:
+            self._call("upsert", data=[row])
+
+    def _by_key(self, key: str) -> list[Mapping[str, Any]]:
+        return self._query(f'key in ["{key}"]')
+
+    def _query(self, expression: str) -> list[Mapping[str, Any]]:
+        fields = ["key", "kind", "body"]
+        return list(
+            self._call("query", filter=expression, output_fields=fields, limit=K_MOST, consistency_level="Strong")
+        )
+
+    def _call(self, method: str, /, **arguments: Any) -> Any:
+        try:
+            return self._link.call(method, collection_name=self._name, **arguments)
+        except (Absent, NotLoaded):  # the first call of all, or a Milvus that was emptied or restarted
+            self._open()
+            return self._link.call(method, collection_name=self._name, **arguments)
+
+
+def artifact_of(
+    collection: str, meta: Mapping[str, Any], files: Mapping[str, FileEntry], created_at: datetime
+) -> Artifact:
+    """The manifest of a generation as a value; its id comes from the content, so the same premises give the same."""
+    content = {"kind": "generation", "meta": dict(meta), "files": {name: one.sha256 for name, one in files.items()}}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return Artifact(Path(collection), "generation", f"g{digest[:16]}", dict(meta), dict(files), digest, created_at)
+
+
+def _stored(collection: str, body: Mapping[str, Any]) -> StoredGeneration:
+    try:
+        files = {name: FileEntry(str(sha256), int(size)) for name, (sha256, size) in body["files"].items()}
+        artifact = artifact_of(collection, body["meta"], files, datetime.fromisoformat(body["created_at"]))
+        probes = {int(ordinal): str(digest) for ordinal, digest in body["probes"].items()}
+        stored = StoredGeneration(collection, str(body["corpus"]), artifact, probes)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise errors.DataLoss(f"the record of collection {collection} cannot be read ({error}); build again") from error
+    if artifact.id != body.get("id"):
+        raise errors.DataLoss(f"the record of collection {collection} was changed; remove it, and build again")
+    return stored
+
+
+def _body(row: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        body: dict[str, Any] = json.loads(row["body"])
+        version = body["format_version"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.DataLoss(f"record {row.get('key')!r} cannot be read ({error}); remove it from Milvus") from error
+    if version != FORMAT_VERSION:
+        raise errors.DataLoss(f"record {row['key']!r} has format_version {version}, this build reads {FORMAT_VERSION}")
+    return body
+
+
+def _age(stored: StoredGeneration) -> tuple[datetime, str]:
+    return stored.artifact.created_at, stored.collection
+
+
+def _request_key(corpus: str, request_id: str) -> str:
+    name = hashlib.sha256(f"{corpus}\0{request_id}".encode()).hexdigest()[:48]
+    return f"request_{name}"

@@ -1,0 +1,102 @@
+"""How a premise lies in Milvus: the fields, a premise as a row and back, and the expressions that filter rows.
+
+The primary key is the ordinal, so that writing a premise again replaces it and ties have an order. Expressions never
+hold an id or the name of a split, which may have any character, but digests of these: nothing needs quoting, and
+nothing can be smuggled in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pymilvus import CollectionSchema, DataType, MilvusClient
+
+from aeenc import errors
+from services.index.folding import ID_BYTES, SPLIT_BYTES
+from services.kit.generation import PremiseRecord
+
+ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
+IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
+ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
+RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
+FOUND_FIELDS = [TEXT, IDS, VECTOR]  # what an answer needs; each field of each candidate costs the client time
+
+TEXT_BYTES = 65_535  # the longest string that Milvus stores
+NAMES_MOST = 4_096  # the most elements of an array in Milvus
+K_MOST = 16_384  # the most results a query that Milvus gives
+DIM_MOST = 32_768
+_KEY_CHARS = 32
+_UNSPLIT = "-"  # stands for "no split at all"; no digest
+
+
+def generation_schema(dim: int) -> CollectionSchema:
+    """The schema of a generation with vectors of `dim`."""
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field(ORDINAL, DataType.INT64, is_primary=True)
+    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
+    schema.add_field(TEXT, DataType.VARCHAR, max_length=TEXT_BYTES)
+    for name, size in ((IDS, ID_BYTES), (SPLITS, SPLIT_BYTES), (ID_KEYS, _KEY_CHARS), (SPLIT_KEYS, _KEY_CHARS)):
+        schema.add_field(name, DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=NAMES_MOST, max_length=size)
+    return schema
+
+
+def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32]) -> dict[str, Any]:
+    """A premise with its vector (dim,) as Milvus takes it. Raises InvalidArgument for too many ids or splits."""
+    ids = [record.id, *record.aliases]
+    for names, what in ((ids, "ids"), (record.splits, "splits")):
+        if len(names) > NAMES_MOST:
+            raise errors.InvalidArgument.field(
+                f"premise {record.id!r}",
+                f"has {len(names):,} {what}, a premise in Milvus has at most {NAMES_MOST:,}; leave some out",
+            )
+    return {
+        ORDINAL: ordinal,
+        VECTOR: vector,
+        TEXT: record.text,
+        IDS: ids,
+        SPLITS: list(record.splits),
+        ID_KEYS: [_key(one) for one in ids],
+        SPLIT_KEYS: [_key(one) for one in record.splits] or [_UNSPLIT],
+    }
+
+
+def to_record(row: Mapping[str, Any]) -> PremiseRecord:
+    """A premise from the fields that Milvus gives back; without splits where these were not asked for."""
+    first, *aliases = row[IDS]
+    return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row.get(SPLITS, ())))
+
+
+def with_any_id(ids: Iterable[str]) -> str:
+    """The expression for premises that bear one of the ids."""
+    return _any_of(ID_KEYS, map(_key, ids))
+
+
+def with_ordinals(ordinals: Iterable[int]) -> str:
+    """The expression for premises by ordinal."""
+    return f"{ORDINAL} in [{', '.join(map(str, ordinals))}]"
+
+
+def between(start: int, end: int) -> str:
+    """The expression for the premises from ordinal `start` up to but not including `end`."""
+    return f"{ORDINAL} >= {start} and {ORDINAL} < {end}"
+
+
+def allowed(splits: Iterable[str], exclude_ids: Iterable[str]) -> str:
+    """The expression for what a search may return: any of `splits` or none at all, and none of `exclude_ids`."""
+    wanted, unwanted = sorted({*map(_key, splits)}), sorted({*map(_key, exclude_ids)})
+    parts = [_any_of(SPLIT_KEYS, [_UNSPLIT, *wanted])] if wanted else []
+    parts += [f"not {_any_of(ID_KEYS, unwanted)}"] if unwanted else []
+    return " and ".join(parts)
+
+
+def _any_of(field: str, keys: Iterable[str]) -> str:
+    quoted = ", ".join(f'"{key}"' for key in keys)
+    return f"array_contains_any({field}, [{quoted}])"
+
+
+def _key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:_KEY_CHARS]

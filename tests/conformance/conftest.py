@@ -1,0 +1,61 @@
+"""What the suite is run against: an index on files, an index on Milvus, or any server that is given.
+
+    AEENC_CONFORMANCE_TARGET   host:port of an index of yours; nothing else is tested then
+    AEENC_CONFORMANCE_ENCODER  host:port of the encoder that it builds with (role premise and role query)
+    AEENC_CONFORMANCE_TOKEN    bearer token of both, where they want one
+
+The suite speaks gRPC through the SDK and knows nothing of the server but what it answers. It makes corpora with names
+of its own and leaves one generation of each behind, since no call deletes an active one: take a server for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hashed_encoder import RunningEncoder, until
+from milvus_server import MilvusServer
+from subject import Subject
+
+from aeenc import AsyncClient
+
+TARGET = os.environ.get("AEENC_CONFORMANCE_TARGET", "")
+BACKENDS = ["given"] if TARGET else ["faiss", "milvus"]
+
+
+@pytest.fixture(params=BACKENDS)
+async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+    """An index to test, and the encoder that it builds with."""
+    async with AsyncExitStack() as stack:
+        if request.param == "given":
+            token = os.environ.get("AEENC_CONFORMANCE_TOKEN")
+            encoder = os.environ.get("AEENC_CONFORMANCE_ENCODER", "127.0.0.1:50051")
+            client = await stack.enter_async_context(AsyncClient(index=TARGET, encoder=encoder, token=token))
+            yield Subject(client, is_hashed=False)
+            return
+        encoder = RunningEncoder()
+        await encoder.server.start()
+        stack.push_async_callback(encoder.stop)
+        changes: dict[str, Any] = {}
+        if request.param == "milvus":
+            server: MilvusServer = request.getfixturevalue("milvus")
+            changes = {
+                "backend": "milvus",
+                "milvus_uri": server.uri,
+                "milvus_prefix": f"t{uuid.uuid4().hex[:12]}",
+            }
+        from services.index.__main__ import build
+        from services.index.settings import IndexSettings
+
+        settings = IndexSettings(
+            port=0, artifacts_dir=tmp_path / "artifacts", encoder_target=encoder.target, build_batch=8, **changes
+        )
+        running = await stack.enter_async_context(build(settings))
+        await until(lambda: running.readiness.answers, timeout_s=20)
+        client = AsyncClient(index=f"127.0.0.1:{running.port}", encoder=encoder.target)
+        yield Subject(await stack.enter_async_context(client), is_hashed=True, encoder=encoder)

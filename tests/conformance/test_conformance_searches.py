@@ -1,0 +1,206 @@
+"""Search and Retrieve, over any back end: exact, in the canonical order, restricted as asked, refused with a reason."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hashed_encoder import FACTS, facts, premise, raises
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+
+ODD_IDS = [
+    'say "ice"',
+    "it's",
+    "back\\slash",
+    '\\" or true or \\"',
+    "\\u0022",
+    "new\nline",
+    "tab\t%_",
+    "Ünïcödé ☃ 雪",
+    "a" * 256,
+    '"]) or (ordinal >= 0',
+]
+
+
+async def science(subject):
+    corpus = subject.corpus()
+    generation = await subject.index.build(corpus, facts())
+    return corpus, generation, await subject.encode(FACTS)
+
+
+async def test_answers_equal_a_brute_force_whatever_is_asked_beside_them(subject):
+    texts = [f"fact {n % 40} about {n % 7} of {n}" for n in range(300)]
+    names = [f"p{n}" for n in range(300)]
+    corpus = subject.corpus()
+    await subject.index.build(corpus, [premise(*pair) for pair in zip(names, texts, strict=True)])
+    matrix = await subject.encode(texts)
+
+    async def one(rows: list[int], k: int) -> None:
+        found = await subject.index.search(corpus, matrix[rows], space_id=subject.space_id, k=k)
+        assert found.exact
+        for row, ids, scores in zip(rows, found.ids, found.scores, strict=True):
+            subject.is_ranking(ids, scores, names, matrix, matrix[row], k)
+
+    rng = np.random.default_rng(3)
+    await asyncio.gather(
+        *(
+            one(rng.integers(0, 300, int(rng.choice([1, 1, 5, 70]))).tolist(), int(rng.choice([1, 3, 50])))
+            for _ in range(12)
+        )
+    )
+
+
+async def test_equal_scores_come_in_the_order_of_insertion(subject):
+    corpus = subject.corpus()
+    texts = [f"ice is cold{'!' * n}" for n in range(120)] + [f"Ice is {'very ' * n}cold" for n in range(20)]
+    rng = np.random.default_rng(5)
+    names = [f"p{n}" for n in rng.permutation(len(texts))]
+    await subject.index.build(corpus, [premise(*pair) for pair in zip(names, texts, strict=True)])
+    matrix = await subject.encode(texts)
+    for k in (1, 3, 60, 140):
+        found = await subject.index.search(corpus, matrix[:1], space_id=subject.space_id, k=k)
+        subject.is_ranking(found.ids[0], found.scores[0], names, matrix, matrix[0], k)
+    if subject.is_hashed:
+        assert len(set(found.scores[0][:121].tolist())) == 1, "the texts were to have one vector"
+
+
+async def test_k_beyond_the_corpus_gives_all_of_it(subject):
+    corpus, _, matrix = await science(subject)
+    found = await subject.index.search(corpus, matrix[:2], space_id=subject.space_id, k=500)
+    assert [sorted(ids) for ids in found.ids] == [sorted(f"f{n}" for n in range(10))] * 2
+
+
+async def test_splits_and_excluded_ids_restrict_what_is_returned(subject):
+    corpus = subject.corpus()
+    odd = 'a "quoted" \\ split'
+    texts = [("t", ["train"]), ("d", ["dev"]), ("fd", ["facts", "dev"]), ("none", []), ("odd", [odd])]
+    await subject.index.build(
+        corpus, [premise(name, f"light {name}", splits, [f"{name}-alias"]) for name, splits in texts]
+    )
+    query = await subject.encode(["light"])
+
+    async def found(**more):
+        answer = await subject.index.search(corpus, query, space_id=subject.space_id, **more)
+        return set(answer.ids[0])
+
+    assert await found() == {"t", "d", "fd", "none", "odd"}
+    assert await found(splits=["facts", "train"]) == {"t", "fd", "none"}
+    assert await found(splits=["facts", "train"], exclude=["t", "none-alias", "unknown"]) == {"fd"}
+    assert await found(splits=["test"], exclude=["t"]) == {"none"}
+    assert await found(splits=[odd]) == {"odd", "none"}
+    assert await found(splits=['x"]) or (ordinal >= 0']) == {"none"}
+    assert await found(exclude=["t", "d", "fd", "none", "odd"]) == set()
+
+
+async def test_ids_of_any_characters_are_found_listed_and_excluded(subject):
+    corpus = subject.corpus()
+    await subject.index.build(corpus, [premise(one, f"fact {n}") for n, one in enumerate(ODD_IDS)])
+    query = await subject.encode(["fact"])
+    assert [one.id async for one in subject.index.list_premises(corpus)] == ODD_IDS
+    for n, one in enumerate(ODD_IDS):
+        assert [found.text for found in await subject.index.get_premises(corpus, [one])] == [f"fact {n}"]
+        left = await subject.index.search(corpus, query, space_id=subject.space_id, k=50, exclude=[one])
+        assert set(left.ids[0]) == {*ODD_IDS} - {one}
+    none = await subject.index.search(corpus, query, space_id=subject.space_id, exclude=ODD_IDS)
+    assert none.ids == [[]]
+    await raises(errors.NotFound, subject.index.get_premises(corpus, ['x"']), 'x"')
+
+
+async def test_a_long_list_of_excluded_ids_excludes_them_all(subject):
+    corpus = subject.corpus()
+    await subject.index.build(corpus, [premise(f"p{n}", f"fact {n}") for n in range(1100)])
+    query = await subject.encode(["fact 7"])
+    most = (await subject.index.info()).service.limits.items
+    excluded = [f"p{n}" for n in range(min(most, 1024))]
+    found = await subject.index.search(corpus, query, space_id=subject.space_id, k=1000, exclude=excluded)
+    assert set(found.ids[0]) == {f"p{n}" for n in range(len(excluded), 1100)}
+    await raises(
+        errors.TooLarge,
+        subject.index.search(corpus, query, space_id=subject.space_id, exclude=["x"] * (most + 1)),
+        "exclude_ids",
+    )
+
+
+async def test_a_pinned_search_stays_in_its_generation(subject):
+    corpus, first, matrix = await science(subject)
+    second = await subject.index.build(corpus, facts()[:4])
+    now = await subject.index.search(corpus, matrix[:1], space_id=subject.space_id, k=50)
+    assert (now.generation, len(now.ids[0])) == (second.id, 4)
+    pinned = await subject.index.search(corpus, matrix[:1], space_id=subject.space_id, k=50, generation=first.id)
+    assert (pinned.generation, len(pinned.ids[0])) == (first.id, 10)
+
+
+async def test_texts_are_answered_with_premises_and_never_with_themselves(subject):
+    corpus, generation, _ = await science(subject)
+    dropped = await subject.index.retrieve(corpus, [FACTS[0], "a magnet attracts Iron"], k=10)
+    assert FACTS[0] not in [hit.text for hit in dropped[0]]
+    assert [len(hits) for hits in dropped] == [9, 10]
+    assert (dropped.generation, dropped.space_id) == (generation.id, generation.space_id)
+    assert dropped.model_version
+    kept = await subject.index.retrieve(corpus, [FACTS[0]], k=10, drop_self=False)
+    assert FACTS[0] in [hit.text for hit in kept[0]]
+    queries = await subject.encode([FACTS[0]], role="query")
+    found = await subject.index.search(corpus, queries, space_id=subject.space_id, k=10)
+    assert [hit.id for hit in kept[0]] == found.ids[0]
+    by_id = {f"f{n}": text for n, text in enumerate(FACTS)}
+    assert all(by_id[hit.id] == hit.text for hits in dropped for hit in hits)
+
+
+async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_service_goes_on(subject):
+    corpus, _, matrix = await science(subject)
+    good = matrix[:1]
+    limits = (await subject.index.info()).service.limits
+
+    def search(vectors=good, corpus=corpus, k=3, space_id=subject.space_id, **more):
+        return subject.index.search(corpus, vectors, space_id=space_id, k=k, **more)
+
+    wrong = good.copy()
+    wrong[0, 3] = np.nan
+    await raises(errors.InvalidArgument, search(wrong), "vectors[0]")
+    infinite = good.copy()
+    infinite[0, 0] = np.inf
+    await raises(errors.InvalidArgument, search(np.concatenate([good, infinite])), "vectors[1]")
+    await raises(errors.InvalidArgument, search(good * 3), "vectors[0]", "length 3")
+    await raises(errors.InvalidArgument, search(good[:, :16] / np.linalg.norm(good[:, :16])), "16 dimensions")
+    await raises(errors.InvalidArgument, search(good[:0]), "vectors")
+    await raises(errors.TooLarge, search(np.repeat(good, limits.items + 1, axis=0)), f"{limits.items:,}")
+    await raises(errors.InvalidArgument, search(k=0), "k")
+    await raises(errors.InvalidArgument, search(k=limits.k + 1), "k")
+    await raises(errors.NotFound, search(corpus="nonsense"), "nonsense")
+    await raises(errors.NotFound, search(corpus="../science"), "unknown")
+    await raises(errors.NotFound, search(generation="g0"), "g0")
+    await raises(errors.InvalidArgument, search(space_id=""), "space_id")
+    await raises(errors.SpaceMismatch, search(space_id="sother"), "sother", subject.space_id)
+    await raises(errors.InvalidArgument, subject.index.retrieve(corpus, []), "texts")
+    await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice", " "]), "texts[1]")
+    await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice"], k=0), "k")
+    await raises(errors.NotFound, subject.index.retrieve("nonsense", ["ice"]), "nonsense")
+    await raises(errors.NotFound, subject.index.get_premises(corpus, ["f1", "x1"]), "x1")
+    await raises(errors.InvalidArgument, subject.index.get_premises(corpus, []), "ids")
+    assert (await search()).ids[0]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"mode": index_pb2.RETRIEVE_MODE_LEXICAL},
+        {"mode": index_pb2.RETRIEVE_MODE_HYBRID},
+        {"rerank": 5},
+        {"prior": 0.1},
+        {"accepted": [index_pb2.AcceptedPremises(premise_ids=["f1"])]},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+async def test_what_a_server_does_not_have_it_refuses_by_name_and_never_passes_over(subject, field):
+    corpus, _, _ = await science(subject)
+    request = index_pb2.RetrieveRequest(corpus=corpus, texts=["ice"], k=5, **field)
+    [outcome] = await asyncio.gather(subject.unary("Retrieve", request), return_exceptions=True)
+    if isinstance(outcome, errors.Unimplemented):
+        said = next(iter(field)) if "mode" not in field else index_pb2.RetrieveMode.Name(field["mode"])[14:]
+        assert said in outcome.message
+    elif isinstance(outcome, errors.FailedPrecondition):
+        assert "prior" in field, "only a prior needs what has to be put first"
+        assert "prior" in outcome.message
+    else:
+        assert len(outcome.results) == 1

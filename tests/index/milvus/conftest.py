@@ -1,0 +1,75 @@
+"""Indexes on a Milvus of their own, over the encoder of the other tests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hashed_encoder import until
+
+from aeenc import AsyncClient
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+from services.kit.readiness import Readiness
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def start(encoder, milvus, prefix, tmp_path):
+    """`async with start(**settings) as index`: an index process's worth on Milvus; several share one prefix."""
+
+    @asynccontextmanager
+    async def one(**changes: Any) -> AsyncIterator[Any]:
+        settings = IndexSettings(
+            **{
+                "port": 0,
+                "backend": "milvus",
+                "milvus_uri": milvus.uri,
+                "milvus_prefix": prefix,
+                "milvus_timeout_s": 2.0,
+                "milvus_refresh_s": 0.1,
+                "milvus_lease_s": 0.6,
+                "artifacts_dir": tmp_path / "unused",
+                "encoder_target": encoder.target,
+                "encode_timeout_s": 1.0,
+                "build_encode_timeout_s": 1.0,
+                "build_batch": 8,
+                **changes,
+            }
+        )
+        server = build(settings)
+        async with server:
+            await until(lambda: server.readiness.answers, timeout_s=20)
+            async with AsyncClient(index=f"127.0.0.1:{server.port}", retry=False) as client:
+                yield Running(server.readiness, client)
+
+    return one
+
+
+class Running:
+    def __init__(self, readiness: Readiness, client: AsyncClient) -> None:
+        self.readiness = readiness
+        self.client = client.index
+
+
+@pytest.fixture
+def raw(milvus) -> Iterator[Any]:
+    """The Milvus as somebody else's client sees it."""
+    from pymilvus import MilvusClient
+
+    client = MilvusClient(milvus.uri, dedicated=True)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def collections(raw: Any, prefix: str) -> Any:
+    """The collections of generations, finished or not."""
+    return lambda: [name for name in raw.list_collections() if name.startswith(f"{prefix}_g_")]

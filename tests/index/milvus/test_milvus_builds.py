@@ -1,0 +1,121 @@
+"""Builds in Milvus: what a dead one leaves is swept, a living one is not, and writing twice doubles nothing."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
+from milvus_server import need_milvus
+
+from aeenc import errors
+from services.index.folding import Draft
+
+need_milvus()
+
+from services.index.milvus.catalogue import MilvusCatalogue  # noqa: E402
+from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
+from services.index.milvus.records import Records  # noqa: E402
+from services.index.milvus.writing import GenerationWriter  # noqa: E402
+
+TWO = vector_of("ice melts")[None, :]
+
+
+@pytest.fixture
+async def writer(milvus, prefix) -> AsyncIterator[GenerationWriter]:
+    """A build of another process."""
+    link = MilvusLink(MilvusAddress(milvus.uri))
+    yield GenerationWriter(link, Records(link, prefix), "science", "auto")
+    await link.close()
+
+
+async def test_what_a_killed_build_left_is_swept_and_a_living_build_is_not(start, writer, collections, encoder):
+    writer.append([Draft("a", "ice is cold")], vector_of("ice is cold")[None, :])
+    [left] = collections()
+    async with start() as index:
+        assert not (await index.client.info()).corpora
+        encoder.servicer.pause_s = 0.02
+        premises = [premise(f"p{n}", f"fact {n}") for n in range(600)]
+        slow = asyncio.ensure_future(index.client.build("science", premises, activate=False))
+        await until(lambda: left not in collections(), timeout_s=20)
+        assert (await slow).premises == 600
+    assert len(collections()) == 1
+
+
+async def test_builds_that_fail_are_given_up_or_repeat_another_leave_no_collection(start, collections):
+    async with start(milvus_lease_s=60.0) as index:
+        first = await index.client.build("science", facts())
+        assert (await index.client.build("science", facts())).id == first.id
+        assert len(collections()) == 1
+        many = [premise(f"p{n}", f"fact {n}") for n in range(600)]
+        await raises(errors.InvalidArgument, index.client.build("science", [*many, many[0]]), "'p0'")
+        assert len(collections()) == 1
+        seen: list[int] = []
+        call = asyncio.ensure_future(
+            index.client.build("science", many, on_progress=lambda _, encoded: seen.append(encoded))
+        )
+        await until(lambda: any(seen), timeout_s=20)
+        assert len(collections()) == 2
+        call.cancel()
+        await until(lambda: len(collections()) == 1, timeout_s=20)
+
+
+async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_brings_nothing_back(writer, collections):
+    drafts = [Draft("a", "ice is cold")]
+    writer.append(drafts, vector_of("ice is cold")[None, :])
+    writer._records.remove(writer._name)
+    with pytest.raises(errors.Aborted, match="swept"):
+        writer.commit(drafts, SPACE, VERSION, 20.0)
+    writer.abandon()
+    writer.beat()
+    seen = writer._records.all()
+    assert (seen.generations, seen.unfinished, collections()) == ([], [], [])
+
+
+async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
+    drafts = [Draft("a", "ice is cold")]
+    writer.append(drafts, vector_of("ice is cold")[None, :])
+    stored, _ = writer.commit(drafts, SPACE, VERSION, 20.0)
+    writer.beat()
+    assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
+
+
+async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, monkeypatch):
+    link, records = writer._link, writer._records
+    catalogue, go_on, read = MilvusCatalogue(link, records), threading.Event(), MilvusCatalogue._read
+
+    def slow(self):
+        seen = read(self)
+        go_on.wait(10)
+        return seen
+
+    monkeypatch.setattr(MilvusCatalogue, "_read", slow)
+    early = asyncio.ensure_future(catalogue.refresh())
+    await asyncio.sleep(0.3)  # it has read by now
+    monkeypatch.setattr(MilvusCatalogue, "_read", read)
+    drafts = [Draft("a", "ice is cold")]
+    await asyncio.to_thread(writer.append, drafts, vector_of("ice is cold")[None, :])
+    stored, _ = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
+    await catalogue.activate("science", stored.artifact.id)
+    go_on.set()
+    await early
+    assert catalogue.active_id("science") == stored.artifact.id
+
+
+async def test_writing_a_batch_twice_doubles_nothing(start, writer, monkeypatch):
+    called, call = [], MilvusLink.call
+    monkeypatch.setattr(
+        MilvusLink, "call", lambda self, method, **more: called.append(method) or call(self, method, **more)
+    )
+    drafts = [Draft(f"p{n}", text) for n, text in enumerate(FACTS)]
+    vectors = np.stack([vector_of(text) for text in FACTS])
+    writer.append(drafts, vectors)
+    writer._upsert(0, drafts, vectors)  # the answer to the first was lost, say
+    stored, is_new = writer.commit(drafts, SPACE, VERSION, 20.0)
+    assert is_new
+    assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
+    async with start() as index:
+        await index.client.activate("science", stored.artifact.id)
+        found = await index.client.search("science", TWO, space_id=SPACE, k=50)
+        assert sorted(found.ids[0]) == sorted(f"p{n}" for n in range(10))

@@ -1,0 +1,94 @@
+"""What is Milvus's own in the index: changed collections, several processes, approximate indexes, what is not there."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
+from milvus_server import need_milvus
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+from services.index.__main__ import build
+from services.index.settings import IndexSettings
+
+TWO = vector_of("ice melts")[None, :]
+
+
+async def test_a_generation_that_was_changed_is_refused_and_the_active_one_keeps_serving(start, raw, collections):
+    async with start() as index:
+        first = await index.client.build("science", facts()[:6])
+        before = set(collections())
+        second = await index.client.build("science", facts(), activate=False)
+        [name] = set(collections()) - before
+        [row] = raw.query(name, filter="ordinal in [3]", output_fields=["*"], limit=1)
+        raw.upsert(name, [{**row, "text": "the moon is a star"}])
+        await raises(errors.DataLoss, index.client.activate("science", second.id), "f3")
+        raw.upsert(name, [row])
+        await index.client.activate("science", second.id)
+        await index.client.activate("science", first.id)
+        raw.delete(name, ids=[9])
+        await raises(errors.DataLoss, index.client.activate("science", second.id), "9 premises", "10")
+        assert (await index.client.search("science", TWO, space_id=SPACE)).generation == first.id
+
+
+async def test_an_activation_by_one_process_is_seen_by_the_others(start):
+    async with start() as one, start() as other:
+        first = await one.client.build("science", facts()[:6])
+        await until(lambda: bool(other.readiness.answers))
+        assert (await other.client.search("science", TWO, space_id=SPACE, generation=first.id)).generation == first.id
+        second = await other.client.build("science", facts())
+        end = time.monotonic() + 5
+        while (await one.client.search("science", TWO, space_id=SPACE)).generation != second.id:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+        await raises(errors.Aborted, one.client.activate("science", first.id, expected=first.id), second.id)
+        await one.client.activate("science", first.id, expected=second.id)
+        await other.client.delete("science", second.id)
+        await raises(
+            errors.NotFound, one.client.search("science", TWO, space_id=SPACE, generation=second.id), second.id
+        )
+
+
+async def test_what_this_back_end_lacks_names_the_back_end(start):
+    async with start() as index:
+        await index.client.build("science", facts())
+        for field, word in (
+            ({"mode": index_pb2.RETRIEVE_MODE_LEXICAL}, "LEXICAL"),
+            ({"mode": index_pb2.RETRIEVE_MODE_HYBRID}, "HYBRID"),
+            ({"prior": 0.1}, "prior"),
+        ):
+            request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **field)
+            call = index.client.channel.unary(index.client._stub.Retrieve, request)
+            await raises(errors.Unimplemented, call, word, "milvus")
+
+
+async def test_an_approximate_index_says_so_and_still_scores_exactly(start):
+    async with start(milvus_engine="hnsw") as index:
+        generation = await index.client.build("science", facts())
+        assert generation.engine == "milvus-hnsw"
+        found = await index.client.search("science", TWO, space_id=SPACE, k=3)
+        assert not found.exact
+        matrix = np.stack([vector_of(text) for text in FACTS]).astype(np.float64)
+        exact = np.einsum("ij,j->i", matrix, TWO[0].astype(np.float64)).astype(np.float32)
+        assert found.scores[0].tobytes() == exact[[int(one[1:]) for one in found.ids[0]]].tobytes()
+
+
+async def test_a_missing_client_stops_the_start_and_is_named(tmp_path: Path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus" or "index.milvus" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(errors.InvalidArgument, match=r"pymilvus.*index-milvus"):
+        build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path))
+
+
+async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path):
+    need_milvus()
+    with pytest.raises(ValueError, match="AEENC_INDEX_MILVUS_URI"):
+        IndexSettings(backend="milvus", artifacts_dir=tmp_path)
+    for changes, word in (({"text_bytes": 70_000}, "TEXT_BYTES"), ({"milvus_prefix": "a-b"}, "milvus_prefix")):
+        with pytest.raises((errors.InvalidArgument, ValueError), match=word):
+            build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path, **changes))

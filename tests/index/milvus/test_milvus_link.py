@@ -1,0 +1,71 @@
+"""What Milvus and the way to it answer, as errors of ours: wait for it, come back later, or a fault of this index."""
+
+import grpc
+import pytest
+from milvus_server import need_milvus
+
+from aeenc import errors
+
+need_milvus()
+
+from pymilvus.exceptions import MilvusException, ParamError  # noqa: E402
+
+from services.index.milvus.link import Absent, MilvusAddress, MilvusLink, NotLoaded  # noqa: E402
+
+
+class OfGrpc(grpc.RpcError):
+    __module__ = "grpc._channel"
+
+    def __init__(self, status):
+        self._status = status
+
+    def code(self):
+        return self._status
+
+    def details(self):
+        return "the details"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MilvusException(100, "no collection"), Absent),
+        (MilvusException(1600, "no alias"), Absent),
+        (MilvusException(101, "not loaded"), NotLoaded),
+        (MilvusException(8, "rate limit"), errors.Overloaded),
+        (MilvusException(1, "service not ready[state=Initializing]"), errors.Unavailable),
+        (MilvusException(2, "Fail connecting"), errors.Unavailable),
+        (MilvusException(grpc.StatusCode.UNAVAILABLE, "retry timeout"), errors.Unavailable),
+        (MilvusException(grpc.StatusCode.RESOURCE_EXHAUSTED, "much"), errors.Overloaded),
+        (OfGrpc(grpc.StatusCode.DEADLINE_EXCEEDED), errors.Unavailable),
+        (OfGrpc(grpc.StatusCode.UNAUTHENTICATED), errors.Unavailable),
+        (ConnectionRefusedError("refused"), errors.Unavailable),
+    ],
+)
+async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours(error, expected, monkeypatch):
+    link = MilvusLink(MilvusAddress("http://milvus:19530"))
+    monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(expected) as caught:
+        await link.read(lambda: link.call("search"))
+    assert type(caught.value) is expected
+    if expected is errors.Unavailable:
+        assert "http://milvus:19530" in caught.value.message
+        assert "AEENC_INDEX_MILVUS_URI" in caught.value.message
+    await link.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MilvusException(1, "bug"),
+        ParamError(message="bad"),
+        MilvusException(1100, "bad"),
+        OfGrpc(grpc.StatusCode.UNKNOWN),
+    ],
+)
+async def test_a_fault_of_this_index_is_not_taken_for_one_of_milvus(error, monkeypatch):
+    link = MilvusLink(MilvusAddress("http://milvus:19530"))
+    monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)):
+        await link.read(lambda: link.call("search"))
+    await link.close()
