@@ -57,7 +57,7 @@ def _start(threads: int) -> subprocess.Popen[bytes]:
     own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave the core to others
     pipe = subprocess.PIPE  # by vfork, as the trainer starts its children (docs/experiments.md)
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE], stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own}
+        [sys.executable, "-m", MODULE], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own}
     )
 
 
