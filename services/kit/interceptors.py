@@ -93,7 +93,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = _metadata(context)
             started = self._begin(metadata)
             if isinstance(request, AsyncIterator):
-                request = Requests(request)
+                request = Requests(request, confirm=lambda: context.send_initial_metadata(()))
             try:
                 self._admit(method, metadata, request)
                 response = await inner(request, context)

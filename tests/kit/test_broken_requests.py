@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aeenc import errors
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.kit.ordered import ordered
 from services.kit.requests import Requests
 from services.kit.server import GrpcServer
@@ -128,3 +128,45 @@ async def test_a_message_that_a_reader_gave_up_on_goes_to_the_next_reader() -> N
         sent.put_nowait(message)
     assert [message async for message in requests] == ["one", "two"]
     assert [message async for message in requests] == []
+
+
+class Collecting(trainer_pb2_grpc.TrainerServiceServicer):
+    """Takes what a caller sends, up to the end; any call that takes a stream would do.
+
+    It reads in a task of its own, which the call's cancellation does not reach: that may come before or after the end.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.reading: list[asyncio.Task[None]] = []
+
+    async def Evaluate(self, request_iterator: Any, _context: Any) -> trainer_pb2.EvaluateResponse:
+        self.reading.append(asyncio.create_task(self._read(request_iterator)))
+        await asyncio.shield(self.reading[-1])
+        return trainer_pb2.EvaluateResponse()
+
+    async def _read(self, requests: Any) -> None:
+        self.taken.append(len([request async for request in requests]))
+
+
+async def test_a_caller_who_goes_away_in_the_middle_has_not_sent_everything() -> None:
+    servicer, server = Collecting(), GrpcServer(ServiceSettings(port=0))
+    server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer, "aeenc.v1.TrainerService")
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server.readiness.serving()
+        stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+
+        async def leave() -> None:
+            async def requests() -> Any:
+                yield trainer_pb2.EvaluateRequest()
+                await asyncio.sleep(60)
+
+            call = stub.Evaluate(requests())
+            await asyncio.sleep(0.01)
+            call.cancel()
+
+        for _ in range(10):
+            await asyncio.gather(*(leave() for _ in range(10)))
+        await stub.Evaluate(iter([trainer_pb2.EvaluateRequest()] * 3), timeout=10)
+        await asyncio.wait(servicer.reading, timeout=10)
+    assert servicer.taken == [3]
