@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from aeenc import errors
 from services.encoder.loading import LoadOptions, load_model
@@ -21,6 +22,8 @@ from services.encoder.tokenization import Tokenizers
 from services.kit.artifacts import ArtifactStore
 from services.kit.registry import Registry
 from services.kit.tasks import seen
+
+E = TypeVar("E", bound=Exception)
 
 FOLDER = "checkpoints"
 PATIENCE_S = 3.0  # before the thread with a share of its own begins as well; idle ones take one to two
@@ -57,12 +60,12 @@ class Candidates:
             try:
                 artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="full")
                 return load_model(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
-            except errors.AeencError:
-                raise
+            except errors.AeencError as error:
+                raise _bare(error) from None
             except Exception as error:  # noqa: BLE001 -- whatever a bad file makes a library raise is a reason
-                raise errors.DataLoss(
-                    f"checkpoint {version} cannot be loaded: {type(error).__name__}: {str(error)[:200]}"
-                ) from None
+                reason = f"{type(error).__name__}: {str(error)[:200]}"
+                _bare(error)
+                raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
             finally:
                 _return_memory()
 
@@ -104,6 +107,12 @@ class Candidates:
 
     async def _soon(self, load: Callable[[], Model]) -> Model:
         return await asyncio.get_running_loop().run_in_executor(self._low, load)
+
+
+def _bare(error: E) -> E:
+    """The error without what led to it: the frames of a failed load hold a session, until a collector comes by."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _return_memory() -> None:

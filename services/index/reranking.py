@@ -10,6 +10,7 @@ import numpy as np
 from aeenc import errors
 from aeenc.encoded import Scored
 from aeenc.encoder import EncoderClient
+from services.index.encoding import ANSWER_SHARE
 from services.index.search import Found
 
 PAIRS = 256  # a call
@@ -30,7 +31,7 @@ class Reranker:
         `premises` has the texts of `found`. Raises what Score raises, Unavailable naming the encoder,
         FailedPrecondition when the cross-encoder changed in between.
         """
-        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s)
+        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
         turn = asyncio.Semaphore(AT_ONCE)
 
         async def score(text: str, part: Sequence[str]) -> Scored:

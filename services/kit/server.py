@@ -215,7 +215,7 @@ async def _settle() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER, 50)
+    gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER, 2)
 
 
 def check_exposure(settings: ServiceSettings) -> None:

@@ -4,9 +4,12 @@ import json
 
 import pytest
 from hashed_encoder import FACTS, VERSION
+from hashed_encoder import facts as facts_of_science
 
+from aeenc import AsyncClient
 from aeenc.cli.facts import read_facts
 from aeenc.errors import InvalidArgument
+from aeenc.v1 import types_pb2
 
 
 @pytest.fixture
@@ -112,3 +115,21 @@ def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, pla
     with pytest.raises(InvalidArgument) as caught:
         read_facts(path)
     assert place in str(caught.value)
+
+
+async def test_what_a_run_accepted_becomes_the_prior_of_retrieval(aeenc, fleet, world):
+    async with AsyncClient(index=fleet.index) as client:
+        await client.index.build("science", facts_of_science())
+    pairs = [
+        types_pb2.Pair(query="frogs hunt", premise=FACTS[3], premise_id="f3", sign=types_pb2.PAIR_SIGN_POSITIVE),
+        types_pb2.Pair(query="frogs hunt", premise=FACTS[4], premise_id="f4", sign=types_pb2.PAIR_SIGN_NEGATIVE),
+    ]
+    async with world.sampler() as sampler:
+        run = (await sampler.import_pairs("science", pairs)).run_id
+        explain = (*fleet.options, "--sampler", sampler.channel.target, "--json", "corpus", "explain", "science")
+        told = await aeenc(*explain, "--run", run)
+    assert (told.code, told.json) == (0, {"corpus": "science", "put": 1, "known": 1})
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", "the frog hunts", "-k", 2, "--prior", 1)
+    scores = {premise["id"]: premise["score"] for premise in found.json["results"][0]["premises"]}
+    assert scores.pop("f3") == 1.0
+    assert list(scores.values()) == [0.0], "what was refused is no explanation"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import sys
 import threading
@@ -98,3 +100,41 @@ async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_chec
     first, second = await load(made, tiny_checkpoint), await load(made, tiny_checkpoint)
     assert first.tokenization is not second.tokenization
     assert first.tokenization._tokenizer is second.tokenization._tokenizer
+
+
+class Session:
+    """Stands for ninety megabytes."""
+
+
+def refuse() -> None:
+    raise errors.FailedPrecondition("other vectors than at export")
+
+
+def break_down() -> None:
+    raise RuntimeError("the runtime's own")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("fail", [refuse, break_down])
+async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(
+    made, tiny_checkpoint, monkeypatch, beside, fail
+):
+    opened = []
+
+    def load_model(*_arguments, **_options):
+        session = Session()
+        opened.append(weakref.ref(session))
+        try:
+            fail()
+        except RuntimeError as error:
+            raise ValueError("what it led to") from error
+
+    monkeypatch.setattr(candidates, "load_model", load_model)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(errors.AeencError):
+            await load(made, tiny_checkpoint, beside=beside)
+        assert [one() for one in opened] == [None]
+    finally:
+        gc.enable()

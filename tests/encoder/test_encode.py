@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 
-from aeenc import errors
+from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.runners import PaddedRunner, Tokens
 from services.kit.artifacts import ArtifactStore
@@ -142,11 +142,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_full_queue_refuses_with_a_delay_and_serves_what_it_admitted(serve, tuned, slow) -> None:
-    async with serve(queued_tokens=4096, batch_items=8) as (_, client):
+    async with serve(queued_tokens=4096, batch_items=8) as (server, client):
+        impatient = EncoderClient(Channel(f"127.0.0.1:{server.port}", retry=False))
         calls = [asyncio.create_task(client.encode([f"sun {n}"] * 256, timeout_s=8)) for n in range(4)]
         await asyncio.sleep(0.15)
         with pytest.raises(errors.Overloaded, match="over its limit of 3,072") as caught:
-            await client.encode(["moon"], timeout_s=0.001 + 0.05)
+            await impatient.encode(["moon"])
+        await impatient.channel.close()
         assert caught.value.retry_after_s is not None
         assert all(len(answer.vectors) == 256 for answer in await asyncio.gather(*calls))
         assert len((await client.encode(["moon"])).vectors) == 1

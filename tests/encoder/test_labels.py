@@ -78,7 +78,7 @@ async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve,
         newest = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
         assert (await client.encode(["sun"])).model_version == tuned[0].version, "the old one serves meanwhile"
         go_on.set()
-        (rollout,) = await registry.await_rollout(newest, 5)
+        (rollout,) = await registry.await_rollout(newest, 20)
         assert rollout.ok
         assert (await client.encode(["sun"])).model_version == tuned[2].version
         swaps = [(swap.version, swap.ok, swap.reason) for swap in (await client.info()).swaps if swap.label == "stable"]

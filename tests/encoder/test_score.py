@@ -88,13 +88,13 @@ async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, cross, ar
     async with serve(poll_s=30) as (server, client):
         await register(registry, bad)
         row = await registry.set_label(CROSS, "stable", bad.version)
-        (rollout,) = await registry.await_rollout(row, 5)
+        (rollout,) = await registry.await_rollout(row, 20)
         assert not rollout.ok
         assert "other scores here than at export" in rollout.reason
         assert (await client.score("sun", ["moon"])).model_version == cross.version
         await register(registry, other)
         row = await registry.set_label(CROSS, "stable", other.version)
-        assert (await registry.await_rollout(row, 5))[0].ok
+        assert (await registry.await_rollout(row, 20))[0].ok
         assert (await client.score("sun", ["moon"])).model_version == other.version
         assert server.readiness.state == "SERVING"
 
@@ -118,7 +118,7 @@ async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_space
     async with serve(poll_s=30) as (_, client):
         for space_id, label, version in ((CROSS, "stable", pretrained.version), (TINY_SPACE, "stable", cross.version)):
             row = await registry.set_label(space_id, label, version)
-            (rollout,) = await registry.await_rollout(row, 5)
+            (rollout,) = await registry.await_rollout(row, 20)
             assert not rollout.ok
             assert "has none" in rollout.reason
         assert (await client.encode(["sun"])).model_version == pretrained.version

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
-from waiting import eventually, serves
+from waiting import eventually, serves, until
 
 from aeenc import errors
 from services.kit.artifacts import MANIFEST, ArtifactStore, sha256_of
@@ -34,13 +34,14 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
                 seen.append(answer.model_version)
 
         callers = [asyncio.create_task(call()) for _ in range(4)]
+        await until(lambda: bool(seen))
         for seed in range(1, 9):
             checkpoint = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
             await register(registry, checkpoint)
             row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            (rollout,) = await registry.await_rollout(row, 5)
+            (rollout,) = await registry.await_rollout(row, 20)
             assert rollout.ok, rollout.reason
-            await serves(client, checkpoint.version)
+            await until(lambda version=checkpoint.version: version in seen)
         stop.set()
         await asyncio.gather(*callers)
         info = await client.info()
@@ -195,7 +196,7 @@ async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one
 async def refused(serve, registry: Registry, candidate: TinyCheckpoint, serving: TinyCheckpoint, reason: str) -> None:
     async with serve(poll_s=30) as (server, client):
         row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
-        (rollout,) = await registry.await_rollout(row, 5)
+        (rollout,) = await registry.await_rollout(row, 20)
         assert not rollout.ok
         assert (await client.encode(["sun"])).model_version == serving.version
         assert server.readiness.state == "SERVING"

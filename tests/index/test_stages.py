@@ -151,7 +151,7 @@ async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(built, enc
     await raises(errors.Unimplemented, ask, "no cross-encoder")
     encoder.servicer.fail = None
     await encoder.stop()
-    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=1.5)
+    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=5)
     await raises(errors.Unavailable, ask, encoder.target, "rerank to 0")
 
 
