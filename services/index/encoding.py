@@ -21,6 +21,7 @@ from aeenc.encoder import EncoderClient
 from services.index.queries import TextQuery
 
 ANSWER_SHARE = 0.9  # of the caller's time that the encoder may take, so that its failure still arrives
+GRACE = 1.05  # so that the call, which has the same time, says itself why it failed
 WINDOW = 2  # one call computed, one on its way
 TOGETHER = 32  # texts; a longer call goes out alone
 RETRY_AFTER_S = 0.05
@@ -106,7 +107,7 @@ class QueryEncoder:
             sender.add_done_callback(queue.senders.discard)
         self._queued += len(texts)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s * GRACE):
                 vectors = await asked.answer
         except TimeoutError:
             raise errors.DeadlineExceeded(

@@ -40,7 +40,7 @@ class Prior:
     """The explanations of one corpus as one generation sees them: those of hypothesis n are `ordinals[starts[n]:…]`."""
 
     hypotheses: LexicalIndex
-    texts: tuple[str, ...]
+    by_text: Mapping[str, list[int]]
     starts: NDArray[np.int64]
     ordinals: NDArray[np.int64]
     rows: int
@@ -52,15 +52,17 @@ class Prior:
         found = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
         starts = np.zeros(len(found) + 1, np.int64)
         np.cumsum([len(one) for one in found], out=starts[1:])
-        texts = tuple(each.text for each in explanations)
+        texts = [each.text for each in explanations]
+        by_text: dict[str, list[int]] = {}
+        for n, text in enumerate(texts):
+            by_text.setdefault(_folded(text), []).append(n)
         ordinals = np.array([ordinal for one in found for ordinal in one], np.int64)
-        return cls(LexicalIndex.of(texts), tuple(map(_folded, texts)), starts, ordinals, len(generation.premises))
+        return cls(LexicalIndex.of(texts), by_text, starts, ordinals, len(generation.premises))
 
     def bonus(self, text: str) -> NDArray[np.float32]:
         """How much the nearest hypotheses speak for each premise (rows,), from 0 to 1."""
         near = self.hypotheses.similarities(text)
-        same = _folded(text)
-        near[[n for n in np.flatnonzero(near).tolist() if self.texts[n] == same]] = 0
+        near[self.by_text.get(_folded(text), [])] = 0
         nearest = np.argsort(-near, kind="stable")[:NEAREST]
         total = np.zeros(self.rows, np.float32)
         for n in nearest[near[nearest] > 0].tolist():

@@ -61,7 +61,7 @@ class RankCall:
         query: TextQuery,
         served: ServedGeneration,
         selection: Selection,
-        deadline_s: float | None,
+        deadline: float | None,
         prior: Prior | None = None,
     ) -> RankCall:
         """Looks the texts' own premises and those accepted up in the generation.
@@ -79,7 +79,7 @@ class RankCall:
                 ordinals if mine is None else [mine, *ordinals] for mine, ordinals in zip(own, accepted, strict=True)
             ],
             prior=prior,
-            deadline=None if deadline_s is None else time.monotonic() + deadline_s,
+            deadline=deadline,
         )
 
     def accepted_texts(self, row: int) -> list[str]:
@@ -143,9 +143,7 @@ class Ranker:
             mine = _but(allowed, call.left_out[row], call.served.index.rows)
             return lexical.iterate(terms, k, mine) if iterative else best(lexical.scores(terms), k, mine)
 
-        started = time.perf_counter()
-        found, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
-        return Ranked(found, time.perf_counter() - started - compute_s, compute_s)
+        return Ranked(*await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline))
 
     async def _hybrid(self, call: RankCall, k: int) -> Ranked:
         lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
@@ -163,10 +161,8 @@ class Ranker:
             order = np.lexsort((ordinals, -fused))[:k]
             return Found(ordinals[order], fused[order], near.exact)
 
-        started = time.perf_counter()
-        found, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
-        queue_s = dense.queue_s + time.perf_counter() - started - compute_s
-        return Ranked(found, queue_s, dense.compute_s + compute_s, dense.encode_s, dense.version)
+        found, queue_s, compute_s = await self._words.each(range(len(query.texts)), work, deadline=call.deadline)
+        return replace(dense, found=found, queue_s=dense.queue_s + queue_s, compute_s=dense.compute_s + compute_s)
 
     async def _with_prior(self, call: RankCall, ranked: Ranked, prior: Prior, k: int) -> Ranked:
         """The pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text itself."""
@@ -178,10 +174,9 @@ class Ranker:
             order = np.lexsort((found.ordinals, -scores))[:k]
             return Found(found.ordinals[order], scores[order].astype(np.float32), found.exact)
 
-        started = time.perf_counter()
-        found, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
-        queue_s = ranked.queue_s + time.perf_counter() - started - compute_s
-        return replace(ranked, found=found, queue_s=queue_s, compute_s=ranked.compute_s + compute_s)
+        texts = range(len(call.query.texts))
+        found, queue_s, compute_s = await self._words.each(texts, work, deadline=call.deadline)
+        return replace(ranked, found=found, queue_s=ranked.queue_s + queue_s, compute_s=ranked.compute_s + compute_s)
 
     async def _reranked(self, call: RankCall, ranked: Ranked) -> Ranked:
         premises = call.served.generation.premises

@@ -90,13 +90,14 @@ class Retrieval:
         have, Unimplemented without a cross-encoder to re-rank with, Unavailable naming an encoder that does not answer.
         """
         started = time.perf_counter()
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
         check_texts(query.texts, self._limits)
         check_scope(query.scope, self._limits)
         check_text_query(query, self._limits)
         served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         prior = await self._explanations.prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
-        call = await _off_loop(len(query.texts), lambda: RankCall.of(query, served, selection, deadline_s, prior))
+        call = await _off_loop(len(query.texts), lambda: RankCall.of(query, served, selection, deadline, prior))
         ranked = await self._ranker.rank(call)
         return Answer(
             ranked.found,

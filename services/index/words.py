@@ -29,8 +29,8 @@ class Words:
 
     async def each(
         self, rows: Sequence[int], work: Callable[[int], T], *, deadline: float | None = None
-    ) -> tuple[list[T], float]:
-        """`work` of each row, in order, and how many seconds it took; `deadline` is on the clock of time.monotonic().
+    ) -> tuple[list[T], float, float]:
+        """`work` of each row, in order, and the seconds that it waited and took; `deadline` as of time.monotonic().
 
         Raises Overloaded when too much waits, DeadlineExceeded when the time is over before it is done.
         """
@@ -40,6 +40,7 @@ class Words:
                 retry_after_s=RETRY_AFTER_S,
             )
         self._queued += len(rows)
+        started = time.perf_counter()
         done: list[T] = []
         compute_s = 0.0
         try:
@@ -52,7 +53,7 @@ class Words:
                 compute_s += took_s
         finally:
             self._queued -= len(rows)
-        return done, compute_s
+        return done, time.perf_counter() - started - compute_s, compute_s
 
     def close(self) -> None:
         """Stops the thread after the slice it computes."""

@@ -146,7 +146,7 @@ async def test_an_answer_over_the_size_of_a_call_is_refused(serve):
 async def test_search_works_without_an_encoder_and_retrieve_names_it(index, encoder):
     await index.client.build("science", facts())
     await encoder.stop()
-    call = index.client.retrieve("science", ["ice"], timeout_s=1.5)
+    call = index.client.retrieve("science", ["ice"], timeout_s=5)
     await raises(errors.Unavailable, call, encoder.target, "Search")
     info = await index.client.info()
     assert encoder.target in info.service.state_reason
