@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,10 @@ from hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, rais
 
 from aeenc import AsyncClient, errors
 from services.index.__main__ import build
+from services.index.indexer import index_vectors
+from services.index.plan import EngineOptions
 from services.index.settings import IndexSettings
+from services.index.vectors import VectorFile
 from services.kit.artifacts import ArtifactStore
 from services.kit.generation import open_generation
 
@@ -213,3 +217,13 @@ def test_indexing_ends_with_the_process_that_asked_for_it(tmp_path):
         command, input=f"{json.dumps(request)}\n", capture_output=True, text=True, timeout=20, check=False
     )
     assert (ended.returncode, ended.stdout) == (1, "")
+
+
+async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
+    vectors = VectorFile(tmp_path / "vectors.npy", 32)
+    vectors.append(np.stack([vector_of(text) for text in TEXTS]))
+    vectors.finish()
+    (tmp_path / INDEX).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        await index_vectors(tmp_path, EngineOptions(engine="ivf"), vectors)
+    assert caught.value.errno == errno.ENOSPC
