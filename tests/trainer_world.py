@@ -21,6 +21,7 @@ from services.kit.generation import (
     KIND,
     VECTORS,
     PremiseRecord,
+    Storage,
     folder_of,
     generation_meta,
     write_active,
@@ -60,14 +61,20 @@ class Space:
         batches = TextBatches(artifact.path, spec, 0)
         return encode(load_encoder(artifact.path, spec), batches, texts, "")
 
-    def build(self, corpus: str, premises: Iterable[PremiseRecord]) -> str:
+    def build(self, corpus: str, premises: Iterable[PremiseRecord], storage: Storage = "float32") -> str:
         """Writes and activates a generation as the index would."""
         records = list(premises)
+        vectors = self.encode([record.text for record in records]).astype(storage)
         with self.store.writer(KIND, folder_of(corpus)) as writer:
             write_premises(writer.path, records)
-            np.save(writer.path / VECTORS, self.encode([record.text for record in records]), allow_pickle=False)
+            np.save(writer.path / VECTORS, vectors, allow_pickle=False)
             meta = generation_meta(
-                corpus=corpus, space_id=self.space_id, premise_version=self.version, dim=32, premises=len(records)
+                corpus=corpus,
+                space_id=self.space_id,
+                premise_version=self.version,
+                dim=32,
+                premises=len(records),
+                storage=storage,
             )
             generation = writer.commit(meta, id_prefix="g").id
         write_active(self.store, corpus, generation)

@@ -26,7 +26,7 @@ from services.index.search import FAISS, FlatIndex, Found
 SEED = 20_221  # any; fixed, so that equal vectors give equal files
 K = 10
 QUERIES = 500
-NOISE = 1.0  # length of the noise of a query, beside two premises of length 1
+NOISE = 2.0  # length of the noise of a query, beside two premises of length 1
 ROWS_A_LIST = 128  # at the least; beyond, lists follow FAISS's guidance: some times the root of the number of rows
 SAMPLE_A_LIST = 40  # vectors; FAISS's guidance is 39 at the least
 ROUNDS = 10  # of k-means
@@ -89,7 +89,7 @@ def link_hnsw(vectors: NDArray[Any]) -> Any:
 
 
 def queries_like(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    """Queries between premises: the sum of two and as much noise, which are as hard as real ones (experiments.md)."""
+    """Queries between premises: two and as much noise, which are somewhat harder than real ones (experiments.md)."""
     rng = np.random.default_rng(SEED + 1)
     first, second = (np.asarray(vectors[rng.integers(0, len(vectors), QUERIES)], np.float64) for _ in range(2))
     noise = rng.normal(size=first.shape)

@@ -155,8 +155,8 @@ class Premises(Sequence[PremiseRecord]):
     """
 
     def __init__(self, lines: bytes | mmap.mmap, tables: Tables, path: Path = Path(PREMISES)) -> None:
-        self._tables = tables
         starts = np.asarray(tables.starts)
+        self._rows = len(starts) - 1
 
         def decode(ordinal: int) -> PremiseRecord:
             try:
@@ -200,13 +200,15 @@ class Premises(Sequence[PremiseRecord]):
     def __getitem__(self, ordinal: slice) -> list[PremiseRecord]: ...
     def __getitem__(self, ordinal: int | slice) -> PremiseRecord | list[PremiseRecord]:
         if isinstance(ordinal, slice):
-            return [self._decode(n) for n in range(*ordinal.indices(len(self)))]
-        if not -len(self) <= ordinal < len(self):
+            return [self._decode(n) for n in range(*ordinal.indices(self._rows))]
+        if ordinal < 0:
+            ordinal += self._rows
+        if not 0 <= ordinal < self._rows:
             raise IndexError(ordinal)
-        return self._kept(ordinal if ordinal >= 0 else ordinal + len(self))
+        return self._kept(ordinal)
 
     def __len__(self) -> int:
-        return len(self._tables.starts) - 1
+        return self._rows
 
     def __iter__(self) -> Iterator[PremiseRecord]:
         return map(self._decode, range(len(self)))

@@ -16,7 +16,7 @@ from services.index import approximate, indexing
 from services.index.approximate import ApproximateIndex, read_proposer
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.plan import EngineOptions
+from services.index.plan import EngineOptions, Plan
 from services.index.search import Effort, FlatIndex
 from services.kit.premises import PremiseRecord, Premises
 
@@ -104,6 +104,14 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
             expected = index.nearest(QUERIES[row : row + 1], k, effort=EXACT)[0] if effort.exact else alone[row, k]
             assert (found.ordinals.tolist(), found.exact) == (expected.ordinals.tolist(), effort.exact)
             assert found.scores.tobytes() == expected.scores.tobytes()
+
+
+def test_centroids_are_compared_the_same_way_whatever_was_searched_before() -> None:
+    flat = FlatIndex(MATRIX, largest_norm=1.001)
+    index = ApproximateIndex(flat, indexing.train_ivf(MATRIX, 16), Plan("ivf", 2, 50, 0.0, 0.0, 0, lists=16))
+    faiss.cvar.distance_compute_blas_threshold = 1  # as a large flat batch leaves it
+    index.nearest(QUERIES[:1], 10)
+    assert faiss.cvar.distance_compute_blas_threshold > ROWS, "one query at a time, in one order of summation"
 
 
 @pytest.mark.parametrize("scan_rows", [0, 20_000], ids=["by-the-index", "by-a-scan"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from broken_builds import indexing_processes
@@ -20,7 +22,11 @@ from hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, rais
 from aeenc import AsyncClient, errors
 from services.index import indexer
 from services.index.__main__ import build
+from services.index.indexer import index_vectors
+from services.index.indexing import train_ivf
+from services.index.plan import EngineOptions
 from services.index.settings import IndexSettings
+from services.index.vectors import VectorFile
 from services.kit.artifacts import ArtifactStore
 from services.kit.generation import open_generation
 
@@ -136,15 +142,31 @@ async def test_a_damaged_index_file_is_data_loss_when_opened(serve, science, art
 
 
 async def test_an_index_file_of_another_generation_is_data_loss(serve, science, artifact_store):
-    store = ArtifactStore(artifact_store.root)
-    source = store.open("generations/science", science)
-    with store.writer("generation", "generations/science") as writer:
+    source = artifact_store.open("generations/science", science)
+    with artifact_store.writer("generation", "generations/science") as writer:
         for name in source.files:
             shutil.copyfile(source.file(name), writer.path / name)
         np.save(writer.path / "vectors.npy", np.load(source.file("vectors.npy"))[:, :16])
         other = writer.commit({**source.meta, "dim": 16}, id_prefix="g").id
     async with serve() as index:
         await raises(errors.DataLoss, index.client.activate("science", other), INDEX, "its manifest says")
+
+
+async def test_an_index_of_other_vectors_is_refused_when_it_does_not_find_the_generations_own(
+    serve, science, artifact_store
+):
+    source = artifact_store.open("generations/science", science)
+    with artifact_store.writer(
+        "generation", "generations/science"
+    ) as writer:  # sound files that do not belong together
+        for name in source.files:
+            shutil.copyfile(source.file(name), writer.path / name)
+        rows = np.load(source.file("vectors.npy"))
+        faiss.write_index(train_ivf(rows[::-1], source.meta["index"]["lists"]), str(writer.path / INDEX))
+        other = writer.commit(source.meta, id_prefix="g").id
+    async with serve() as index:
+        await raises(errors.DataLoss, index.client.activate("science", other), "do not find themselves")
+        assert (await search(index)).generation == science
 
 
 async def test_building_again_gives_the_same_generation(serve, science):
@@ -217,3 +239,13 @@ def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable():
     process.wait()
     with pytest.raises(errors.Unavailable, match="signal 9"):
         indexer._ask(process, {"path": "anywhere"})
+
+
+async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
+    vectors = VectorFile(tmp_path / "vectors.npy", 32)
+    vectors.append(np.stack([vector_of(text) for text in TEXTS]))
+    vectors.finish()
+    (tmp_path / INDEX).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        await index_vectors(tmp_path, EngineOptions(engine="ivf"), vectors)
+    assert caught.value.errno == errno.ENOSPC

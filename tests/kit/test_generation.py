@@ -13,6 +13,7 @@ from services.kit.generation import (
     KIND,
     VECTORS,
     PremiseRecord,
+    Storage,
     folder_of,
     generation_meta,
     open_generation,
@@ -28,11 +29,15 @@ RECORDS = [
 ]
 
 
-def write(store: ArtifactStore, vectors: NDArray[np.generic], *, premises: int = 3, dim: int = 4) -> Artifact:
+def write(
+    store: ArtifactStore, vectors: NDArray[np.generic], *, premises: int = 3, dim: int = 4, storage: Storage = "float32"
+) -> Artifact:
     with store.writer(KIND, folder_of("science")) as writer:
         write_premises(writer.path, RECORDS)
         np.save(writer.path / VECTORS, vectors)
-        meta = generation_meta(corpus="science", space_id="s1", premise_version="q1", dim=dim, premises=premises)
+        meta = generation_meta(
+            corpus="science", space_id="s1", premise_version="q1", dim=dim, premises=premises, storage=storage
+        )
         return writer.commit(meta, id_prefix="g")
 
 
@@ -62,6 +67,31 @@ def test_vectors_of_another_shape_than_the_manifest_says_are_data_loss(
 ) -> None:
     written = write(artifact_store, vectors)
     with pytest.raises(errors.DataLoss, match=r"its manifest says \(3, 4\); build it again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_a_generation_in_float16_is_read_as_such_and_given_in_float32(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix().astype(np.float16), storage="float16")
+    generation = open_generation(artifact_store, "science", written.id, verify="full")
+    assert generation.vectors.dtype == np.float16
+    assert generation.float32().dtype == np.float32
+    assert np.array_equal(generation.float32(), matrix())
+    single = open_generation(artifact_store, "science", write(artifact_store, matrix()).id)
+    assert np.shares_memory(single.float32(), single.vectors), "no copy of what is in float32 already"
+
+
+@pytest.mark.parametrize(("dtype", "storage"), [(np.float32, "float16"), (np.float16, "float32")])
+def test_vectors_of_another_storage_than_the_manifest_says_are_data_loss(
+    artifact_store: ArtifactStore, dtype: type[np.floating], storage: Storage
+) -> None:
+    written = write(artifact_store, matrix().astype(dtype), storage=storage)
+    with pytest.raises(errors.DataLoss, match="build it again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_an_unknown_storage_is_data_loss(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix(), storage="float8")  # type: ignore[arg-type]
+    with pytest.raises(errors.DataLoss, match="build the generation again"):
         open_generation(artifact_store, "science", written.id)
 
 

@@ -17,6 +17,7 @@ from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space
 from aeenc.errors import FailedPrecondition
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.onnx_session import CPU
+from services.kit.generation import PremiseRecord
 from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.learning import training
@@ -49,6 +50,15 @@ def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Sp
     assert artifact.meta["space_id"] == space.space_id
     assert artifact.meta["base_version"] == space.version
     assert artifact.meta["lineage"]["positives"] == len(QUERIES)
+
+
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET"])
+def test_a_job_learns_from_a_generation_in_float16(space: Space, corpus: str, make_job: MakeJob, loss: str):
+    premises = [PremiseRecord(f"f{n}", text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
+    half = space.build(corpus, premises, "float16")
+    assert space.store.open(f"generations/{corpus}", half).meta["storage"] == "float16"
+    metrics = json.loads(space.store.open("checkpoints", run(make_job(loss=loss))).file("metrics.json").read_bytes())
+    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"]
 
 
 def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Space):
