@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.index.codes import CodesProposer
 from services.index.plan import INDEX_FILE, Plan
-from services.index.search import ALWAYS_SCAN, FAISS, USUAL, Effort, FlatIndex, Found, flat_over, selector_of
+from services.index.proposals import ALWAYS_SCAN, FAISS, flat_over, selector_of
+from services.index.search import USUAL, Effort, FlatIndex, Found
 from services.kit.artifacts import sha256_of
 from services.kit.generation import Generation
 
+CODES_FROM = 1_000  # rows; of fewer a scan takes no time
 SCAN_ROWS = 20_000  # allowed rows up to which scanning them is as fast as any index
 WIDEST_SEARCH = 4096  # most breadth of HNSW; beyond, a scan is as fast
 
@@ -84,9 +87,11 @@ def open_index(generation: Generation) -> SearchIndex:
     """The index of a generation. Raises DataLoss naming the file that is not as its manifest says."""
     artifact = generation.artifact
     try:
-        flat = FlatIndex(generation.vectors, largest_norm=artifact.meta.get("largest_norm"))
+        largest_norm = artifact.meta.get("largest_norm")
         if artifact.meta["engine"] == "flat":
-            return flat
+            coarse = CodesProposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
+            return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
+        flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
         plan = Plan.of(artifact.meta)
     except (KeyError, TypeError, ValueError) as error:
         raise errors.DataLoss(f"{artifact.path} names no engine ({error}); build the generation again") from error

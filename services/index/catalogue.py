@@ -16,7 +16,7 @@ import numpy as np
 from aeenc import errors
 from services.index.corpus import ALL, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.search import norms_of
+from services.index.products import norms_of
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.generation import folder_of, is_corpus_name, open_generation, read_active, write_active

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.backend import Searched
+from services.index.products import norms_of
 from services.index.queries import Scope, TextQuery
-from services.index.search import norms_of
 from services.kit.checks import Limits, check_count, check_k
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
@@ -21,21 +21,18 @@ def check_scope(scope: Scope, limits: Limits) -> None:
         check_count(len(scope.exclude_ids), limits, "exclude_ids")
 
 
-def check_finite(vectors: NDArray[np.float32]) -> None:
-    """Refuses NaN and infinity, naming the first row."""
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(bad):
-        raise errors.InvalidArgument.field(f"vectors[{bad[0]}]", "holds NaN or infinity; send finite numbers")
-
-
 def check_unit(vectors: NDArray[np.float32]) -> None:
-    """Refuses vectors that are not of unit length: their inner products would be no cosines."""
+    """Refuses vectors with NaN or infinity, or not of unit length: their inner products would be no cosines."""
     norms = norms_of(vectors)
-    bad = np.flatnonzero(np.abs(norms - 1.0) > UNIT_TOLERANCE)
-    if len(bad):
-        raise errors.InvalidArgument.field(
-            f"vectors[{bad[0]}]", f"has length {norms[bad[0]]:.4g}; scale it to 1, as Encode answers it"
-        )
+    unit = np.abs(norms - 1.0) <= UNIT_TOLERANCE
+    if unit.all():
+        return
+    row = int(np.argmin(unit))
+    if not np.isfinite(norms[row]):
+        raise errors.InvalidArgument.field(f"vectors[{row}]", "holds NaN or infinity; send finite numbers")
+    raise errors.InvalidArgument.field(
+        f"vectors[{row}]", f"has length {norms[row]:.4g}; scale it to 1, as Encode answers it"
+    )
 
 
 def check_dimension(served: Searched, dim: int) -> None:

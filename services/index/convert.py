@@ -18,7 +18,7 @@ from services.index.folding import Sameness
 from services.index.fusion import LEXICAL_WEIGHT, Method
 from services.index.queries import Mode, Scope, TextQuery
 from services.index.retrieval import Answer
-from services.index.search import Effort
+from services.index.search import USUAL, Effort
 from services.kit.artifacts import Artifact
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import PremiseRecord
@@ -50,8 +50,11 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
     )
 
 
-def to_effort(params: index_pb2.SearchParams) -> Effort:
+def to_effort(request: index_pb2.SearchRequest) -> Effort:
     """How hard an approximate engine is to try."""
+    if not request.HasField("params"):
+        return USUAL
+    params = request.params
     return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
 
@@ -99,7 +102,8 @@ def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
     for one in answer.found:
         found = index_pb2.RetrievedPremises()
         for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
-            found.premises.add(id=premises[ordinal].id, text=premises[ordinal].text, score=score)
+            premise = premises[ordinal]
+            found.premises.add(id=premise.id, text=premise.text, score=score)
         results.append(found)
     return index_pb2.RetrieveResponse(
         results=results,

@@ -1,6 +1,7 @@
 """The one thread that searches. Queries of concurrent callers that may share a scan are computed together.
 
-There is no delay timer: while the thread computes, callers queue up, and what has queued up is the next batch. The
+There is no delay timer: while the thread computes, callers queue up, and a batch begins when the event loop has a few
+rounds in which no further query arrives, so a busy loop makes large batches and an idle one waits for nothing. The
 thread owns FAISS's process-wide threshold and its OpenMP setting, so nothing else in this process may search by FAISS.
 """
 
@@ -22,6 +23,7 @@ from services.index.corpus import Selection, ServedGeneration
 from services.index.search import USUAL, Effort, Found
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold the small ones back
+CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 RETRY_AFTER_S = 0.05
 
 
@@ -42,7 +44,6 @@ class _Job:
     selection: Selection
     effort: Effort
     deadline: float | None
-    loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Outcome]
     queued_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -75,6 +76,9 @@ class SearchEngine:
         self._jobs: deque[_Job] = deque()
         self._queued = 0
         self._closed = False
+        self._ready = False
+        self._waking = False
+        self._calm = self._seen = 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="index-search", daemon=True)
 
@@ -89,8 +93,7 @@ class SearchEngine:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
-        for job in self._jobs:
-            _deliver(job, errors.Unavailable("the index is shutting down; ask another one"))
+        self._deliver([(job, errors.Unavailable("the index is shutting down; ask another one")) for job in self._jobs])
         self._jobs.clear()
 
     async def search(
@@ -108,9 +111,9 @@ class SearchEngine:
         Raises Overloaded when too much waits, DeadlineExceeded when the time was over before it was computed. The work
         of a cancelled caller is dropped, and the batch of the others goes on.
         """
-        loop = asyncio.get_running_loop()
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        job = _Job(served, queries, k, selection, effort, deadline, loop, loop.create_future())
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        job = _Job(served, queries, k, selection, effort, deadline, answer)
         with self._changed:
             if self._closed:
                 raise errors.Unavailable("the index is shutting down; ask another one")
@@ -121,17 +124,36 @@ class SearchEngine:
                 )
             self._queued += len(queries)
             self._jobs.append(job)
-            self._changed.notify()
+        self._wake_soon(answer.get_loop())
         return await job.answer
+
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Lets the thread go on once the loop has handled the calls that are arriving: they join the batch."""
+        if not self._waking:
+            self._waking = True
+            self._calm = self._seen = 0
+            loop.call_soon(self._wake, loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._calm = self._calm + 1 if self._queued == self._seen else 0
+        self._seen = self._queued
+        if self._jobs and self._calm < CALM_ROUNDS and self._queued < BATCH_QUERIES:
+            loop.call_soon(self._wake, loop)
+            return
+        self._waking = False
+        with self._changed:
+            self._ready = True
+            self._changed.notify()
 
     def _work(self) -> None:
         faiss.omp_set_num_threads(1)  # per thread; two OpenMP threads under contention took 16 ms for a 0.6 ms scan
         while True:
             with self._changed:
-                while not self._jobs and not self._closed:
+                while not (self._ready and self._jobs) and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
+                self._ready = False
                 batch = self._next_batch()
             if batch:
                 self._compute(batch)
@@ -159,7 +181,9 @@ class SearchEngine:
         if job.answer.cancelled():
             return True
         if job.deadline is not None and time.monotonic() > job.deadline:
-            _deliver(job, errors.DeadlineExceeded("the call's time was over before its turn came; allow more time"))
+            self._deliver(
+                [(job, errors.DeadlineExceeded("the call's time was over before its turn came; allow more time"))]
+            )
             return True
         return False
 
@@ -172,36 +196,48 @@ class SearchEngine:
             k = max(job.k for job, _ in batch)
             found = first.served.index.nearest(np.concatenate(parts), k, allowed, first.effort)
         except Exception as error:  # noqa: BLE001 -- the callers get it; the thread must live on
-            for job, count in batch:
-                _deliver(job, error)
-                with self._changed:
-                    self._queued -= len(job.queries) - len(job.found) - count
+            with self._changed:
+                self._queued -= sum(len(job.queries) - len(job.found) - count for job, count in batch)
+            self._deliver([(job, error) for job, _ in batch])
             return
         self.batches += 1
         self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
         elapsed_s = time.perf_counter() - started
+        done: list[tuple[_Job, Outcome | Exception]] = []
         for job, count in batch:
             mine, found = found[:count], found[count:]
             job.found += [Found(one.ordinals[: job.k], one.scores[: job.k], one.exact) for one in mine]
             job.started_at = job.started_at or started
             job.compute_s += elapsed_s
             if len(job.found) == len(job.queries):
-                _deliver(job, Outcome(job.found, job.started_at - job.queued_at, job.compute_s))
+                done.append((job, Outcome(job.found, job.started_at - job.queued_at, job.compute_s)))
             else:
                 with self._changed:
                     self._jobs.append(job)
+        self._deliver(done)
 
+    def _deliver(self, outcomes: list[tuple[_Job, Outcome | Exception]]) -> None:
+        """Hands outcomes to the callers, who share a loop, which is woken once; some may have given up, or all with it.
 
-def _deliver(job: _Job, outcome: Outcome | Exception) -> None:
-    """Hands an outcome to the caller's loop, which may have gone or given up."""
-
-    def settle() -> None:
-        if job.answer.done():
+        The next batch begins once the loop has taken these answers up, and what their callers ask next.
+        """
+        if not outcomes:
+            with self._changed:
+                self._ready = True
             return
-        if isinstance(outcome, Exception):
-            job.answer.set_exception(outcome)
-        else:
-            job.answer.set_result(outcome)
+        loop = outcomes[0][0].answer.get_loop()
 
-    if not job.loop.is_closed():
-        job.loop.call_soon_threadsafe(settle)
+        def settle() -> None:
+            for job, outcome in outcomes:
+                if job.answer.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    job.answer.set_exception(outcome)
+                else:
+                    job.answer.set_result(outcome)
+            self._wake_soon(loop)
+
+        with self._changed:
+            self._ready = False
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle)

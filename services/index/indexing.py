@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from services.index.approximate import ApproximateIndex, read_proposer
 from services.index.plan import INDEX_FILE, Engine, Plan
-from services.index.search import FAISS, FlatIndex, Found
+from services.index.proposals import FAISS
+from services.index.search import FlatIndex, Found
 
 SEED = 20_221  # any; fixed, so that equal vectors give equal files
 K = 10

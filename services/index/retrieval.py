@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from services.index.backend import Searched
 from services.index.catalogue import Catalogue
-from services.index.checks import check_dimension, check_finite, check_scope, check_space, check_text_query, check_unit
-from services.index.corpus import Selection, ServedGeneration
+from services.index.checks import check_dimension, check_scope, check_space, check_text_query, check_unit
+from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.explanations import Explanations
 from services.index.queries import Scope, TextQuery
@@ -73,7 +73,6 @@ class Retrieval:
         started = time.perf_counter()
         check_count(len(vectors), self._limits, "vectors")
         check_scope(scope, self._limits)
-        check_finite(vectors)
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
         check_space(served, space_id)
         check_dimension(served, vectors.shape[1])
@@ -113,6 +112,8 @@ class Retrieval:
 
 async def select(served: ServedGeneration, scope: Scope) -> Selection:
     """The selection of a scope; long lists of ids are looked up off the event loop."""
+    if not scope.splits and not scope.exclude_ids:
+        return ALL
     return await _off_loop(len(scope.exclude_ids), lambda: served.select(scope.splits, scope.exclude_ids))
 
 

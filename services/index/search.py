@@ -1,28 +1,27 @@
 """Exact search over a matrix of premise vectors, the same to the bit whatever the batch, the threads or the back end.
 
-FAISS proposes candidates by float32 inner products, whose last bits depend on the batch; every candidate is scored
-again in float64 by a kernel that sees one row at a time, rounded to float32, and ordered by (score descending, ordinal
-ascending). A list is final once nothing outside the candidates can reach it. No locks and no threads: see engine.py.
+A proposer names candidates by numbers that are cheap and a little wrong; every candidate is scored again in float64 by
+a kernel that sees one row at a time, rounded to float32, and ordered by (score descending, ordinal ascending). A list
+is final once nothing outside the candidates can reach it. No locks and no threads: see engine.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from services.index.products import exact_scores, norms_of
+from services.index.proposals import FaissProposer, Proposer
+
 SLACK = 32  # candidates beyond k at the first try
+COARSE_UP_TO = 100  # wanted; beyond, scoring the many candidates of a coarse proposer costs more than it saves
 WIDEST = 4096  # beyond it, scoring all rows in float64 is cheaper than FAISS's heaps
-SCAN_UP_TO = 12  # queries; above, FAISS's matrix product beats its scan (measured at 16k x 384, one thread)
 BLOCK_ROWS = 8192
-ALWAYS_SCAN = 2**31 - 1
-_ALWAYS_BLAS = 1
-FAISS: Any = faiss  # its stubs lack keyword arguments, views and parameters of HNSW
-_UNIT_ROUNDOFF = 2.0**-24  # of float32
+CACHED_ROWS = 512  # rows of float64 that stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -55,19 +54,24 @@ USUAL = Effort()
 class FlatIndex:
     """Searches `vectors` (n, dim), float32 or float16, without copying them; a memory map stays on disk.
 
-    `largest_norm` of a row bounds FAISS's rounding error; where it is not known, all rows are read for it.
+    `largest_norm` of a row bounds FAISS's rounding error; where it is not known, all rows are read for it. `coarse`
+    proposes first; FAISS, whose errors are smaller, only where that does not settle it.
     """
 
     exact = True
 
     def __init__(
-        self, vectors: NDArray[np.float32] | NDArray[np.float16], *, largest_norm: float | None = None
+        self,
+        vectors: NDArray[np.float32] | NDArray[np.float16],
+        *,
+        largest_norm: float | None = None,
+        coarse: Proposer | None = None,
     ) -> None:
         self.vectors: NDArray[Any] = np.ascontiguousarray(vectors)  # no copy of a memory map
         self.rows, self.dim = self.vectors.shape
-        self._halves = flat_over(self.vectors) if self.vectors.dtype == np.float16 else None
         norms = (float(norms_of(block).max()) for _, block in _blocks(self.vectors))
         self.largest_norm = max(norms, default=0.0) if largest_norm is None else largest_norm
+        self._coarse, self._fine = coarse, FaissProposer(self.vectors, self.largest_norm)
 
     def nearest(
         self,
@@ -82,38 +86,28 @@ class FlatIndex:
         if wanted == 0:
             return [Found(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
         results: dict[int, Found] = {}
-        pending = list(range(len(queries)))
-        width = wanted + SLACK
-        while pending and width < available and width <= WIDEST:
-            raw, ordinals = self._propose(queries[pending], width, allowed)
-            for position, row in enumerate(pending):
-                found = self.rescore(queries[row], ordinals[position], wanted)
-                if self._is_final(queries[row], float(raw[position, -1]), found):
-                    results[row] = found
-            pending = [row for row in pending if row not in results]
-            width *= 4
-        everything = None if not pending else _ordinals_of(self.rows, allowed)
-        for row in pending:
-            assert everything is not None
-            results[row] = self.rescore(queries[row], everything, wanted)
+        pending = np.arange(len(queries))
+        for proposer, width in self._tries(wanted):
+            if not len(pending) or width >= available:
+                continue
+            proposed = proposer.propose(queries[pending], width, allowed)
+            ordinals, scores = self._best(queries[pending], proposed.ordinals, wanted)
+            final = proposed.ceiling < np.nextafter(scores[:, -1], np.float32(-np.inf))
+            results |= {int(pending[n]): Found(ordinals[n], scores[n]) for n in np.flatnonzero(final)}
+            pending = pending[~final]
+        everything = _ordinals_of(self.rows, allowed) if len(pending) else np.empty(0, np.int64)
+        results |= {int(row): self.rescore(queries[row], everything, wanted) for row in pending}
         return [results[row] for row in range(len(queries))]
 
-    def _propose(
-        self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """FAISS's `width` best rows of each query, unordered among near ties. Sets a process-wide FAISS variable."""
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        selector = selector_of(allowed)
-        if self._halves is not None:
-            parameters = None if selector is None else FAISS.SearchParameters(sel=selector)
-            return tuple(self._halves.search(queries, width, params=parameters))
-        raw = np.empty((len(queries), width), dtype=np.float32)
-        ordinals = np.empty((len(queries), width), dtype=np.int64)
-        faiss.cvar.distance_compute_blas_threshold = ALWAYS_SCAN if len(queries) <= SCAN_UP_TO else _ALWAYS_BLAS
-        pointers = [faiss.swig_ptr(array) for array in (queries, self.vectors, raw, ordinals)]
-        sizes = (self.dim, len(queries), self.rows, width)
-        FAISS.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], *(() if selector is None else (selector,)))
-        return raw, ordinals
+    def _tries(self, wanted: int) -> Iterator[tuple[Proposer, int]]:
+        """What proposes how many candidates, one try after the other, as long as some list is not final."""
+        if self._coarse is not None and wanted <= COARSE_UP_TO:
+            width = wanted + max(wanted, SLACK)
+            yield from ((self._coarse, width), (self._coarse, 4 * width))
+        width = wanted + SLACK
+        while width <= WIDEST:
+            yield self._fine, width
+            width *= 4
 
     def rescore(self, query: NDArray[np.float32], ordinals: NDArray[np.int64], wanted: int) -> Found:
         """The `wanted` best of some rows by their exact scores; ties to the lower ordinal."""
@@ -125,55 +119,18 @@ class FlatIndex:
         order = np.lexsort((ordinals, -scores))[:wanted]
         return Found(ordinals[order], scores[order])
 
-    def _is_final(self, query: NDArray[np.float32], worst_raw: float, found: Found) -> bool:
-        """Whether no row outside the candidates can have a score as high as the last one found.
-
-        Such a row has a raw score of at most `worst_raw`, and an exact one of at most that plus the error bound of a
-        float32 inner product in any order of summation: dim x unit roundoff x product of the norms (Higham 2002, 3.1).
-        """
-        norm = float(np.sqrt(np.sum(query.astype(np.float64) ** 2)))
-        error = 1.01 * (self.dim + 4) * _UNIT_ROUNDOFF * norm * self.largest_norm
-        return bool(worst_raw + error < float(np.nextafter(found.scores[-1], np.float32(-np.inf))))
-
-
-def flat_over(vectors: NDArray[Any]) -> Any:
-    """A flat FAISS index over `vectors` (n, dim), float32 or float16, read where they lie: keep them as long as it."""
-    rows, dim = vectors.shape
-    index = (
-        FAISS.IndexScalarQuantizer(dim, FAISS.ScalarQuantizer.QT_fp16, FAISS.METRIC_INNER_PRODUCT)
-        if vectors.dtype == np.float16
-        else FAISS.IndexFlatIP(dim)
-    )
-    start = FAISS.swig_ptr(vectors.view(np.uint8))
-    index.codes = FAISS.MaybeOwnedVectorUInt8.create_view(start, vectors.nbytes, index.codes.owner)
-    index.ntotal = rows
-    return index
-
-
-def selector_of(allowed: NDArray[np.bool_] | None) -> Any:
-    """A FAISS selector of the rows `allowed` (rows,); None for all."""
-    return None if allowed is None else FAISS.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-
-
-def exact_scores(rows: NDArray[np.float32], query: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Inner products of `rows` (n, dim) with `query` (dim,), in float64, rounded to float32."""
-    return exact_products(rows, query).astype(np.float32)
-
-
-def exact_products(rows: NDArray[np.float32], query: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Inner products of `rows` (n, dim) with `query` (dim,); a row's does not depend on the rows beside it.
-
-    einsum and not `@`: BLAS sums a row in an order that depends on how many rows there are.
-    """
-    products: NDArray[np.float64] = np.einsum("ij,j->i", rows.astype(np.float64), query)
-    return products
-
-
-def norms_of(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The length of each row (n, dim), in float64."""
-    exact = rows.astype(np.float64)
-    norms: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", exact, exact))
-    return norms
+    def _best(
+        self, queries: NDArray[np.float32], candidates: NDArray[np.int64], wanted: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ordinals and exact scores (n, wanted) of the best `candidates` (n, width) of each query, as by `rescore`."""
+        scores = np.empty(candidates.shape, dtype=np.float32)
+        exact_queries = queries.astype(np.float64)
+        step = max(1, CACHED_ROWS // candidates.shape[1])
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            scores[part] = exact_scores(self.vectors[candidates[part]], exact_queries[part])
+        order = np.lexsort((candidates, -scores), axis=1)[:, :wanted]
+        return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
 def _blocks(vectors: NDArray[Any]) -> Sequence[tuple[int, NDArray[np.float32]]]:

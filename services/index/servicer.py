@@ -29,7 +29,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
         scope, queries = convert.to_scope(request), vectors.from_proto(request.vectors)
         answer = await self._retrieval.search(
-            scope, queries, request.space_id, effort=convert.to_effort(request.params), deadline_s=deadline_s(context)
+            scope, queries, request.space_id, effort=convert.to_effort(request), deadline_s=deadline_s(context)
         )
         return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
 

@@ -22,7 +22,7 @@ from aeenc.bulk import BulkEncoder
 from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions
 from services.index.folding import Draft
-from services.index.search import norms_of
+from services.index.products import norms_of
 from services.kit.generation import Storage
 
 NORM_TOLERANCE = 1e-3

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,7 +125,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _begin(self, metadata: dict[str, Any]) -> float:
-        request_id = str(metadata.get("x-request-id") or uuid.uuid4().hex)[:64]
+        request_id = str(metadata.get("x-request-id") or secrets.token_hex(16))[:64]
         trace = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
         structlog.contextvars.bind_contextvars(request_id=request_id, **trace)
         return time.perf_counter()

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.search import FlatIndex, exact_products
+from services.index.products import exact_products
+from services.index.search import FlatIndex
 from services.kit.premises import PremiseRecord, Premises
 
 

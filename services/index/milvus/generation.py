@@ -14,7 +14,7 @@ from services.index.corpus import check_found
 from services.index.milvus.collection import FLAT, GenerationCollection
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import StoredGeneration
-from services.index.search import norms_of
+from services.index.products import norms_of
 from services.kit.artifacts import Artifact
 from services.kit.generation import PremiseRecord
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from services.index.milvus.collection import Candidates
 from services.index.milvus.generation import NORM_TOLERANCE
 from services.index.milvus.schema import K_MOST
-from services.index.search import Found, exact_scores
+from services.index.products import exact_scores
+from services.index.search import Found
 from services.kit.generation import PremiseRecord
 
 SLACK = 8  # candidates beyond k at the first try; each costs its vector on the way here

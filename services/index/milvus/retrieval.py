@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.checks import (
     check_dimension,
-    check_finite,
     check_scope,
     check_space,
     check_text_query,
@@ -100,7 +99,6 @@ class MilvusRetrieval:
         started = time.perf_counter()
         check_count(len(vectors), self._limits, "vectors")
         check_scope(scope, self._limits)
-        check_finite(vectors)
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
         check_space(served, space_id)
         check_dimension(served, vectors.shape[1])
