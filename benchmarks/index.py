@@ -26,11 +26,11 @@ from harness.baselines import Echo, run
 from harness.checkpoints import STORE, base_checkpoint
 from harness.encoder_fleet import Fleet, running_encoder
 from harness.index_fleet import IndexProcess, running_index
+from harness.index_kernels import kernels
 from harness.index_quality import Queries, ask_for_the_others
 from harness.int8 import entailmentbank
 from harness.load import closed_loop
 from harness.rows import Rows
-from services.index.codes import CodesProposer
 from services.index.search import FlatIndex
 from services.kit.artifacts import ArtifactStore
 from services.kit.generation import open_generation
@@ -111,25 +111,6 @@ async def throughput(rows: Rows, index: IndexProcess, matrix: Matrix, queries: M
     told = f"{statistics.median(rates):.0f}/s, {len(requests[0])} B asked, {answer_bytes} B answered"
     rows.at_least("search, 64 callers, over an echo", statistics.median(ratios), "share", 0.60, told)
     rows.at_most("search, 64 callers, core time over FAISS one at a time", statistics.median(cores), "x", 0.4)
-
-
-def kernels(rows: Rows, matrix: Matrix, queries: Matrix) -> None:
-    """Processor time of an exact search, re-scoring included: FAISS alone proposes, or integers do, in turn."""
-    faiss.omp_set_num_threads(1)
-    alone, coarse = FlatIndex(matrix), FlatIndex(matrix, coarse=CodesProposer(matrix))
-    for size in (1, 8, 64):
-        milliseconds: dict[str, list[float]] = {"FAISS": [], "integers": []}
-        for start in range(0, 40 * size, size):
-            part = np.take(queries, range(start, start + size), axis=0, mode="wrap")
-            for name, index in (("FAISS", alone), ("integers", coarse)):
-                begun = time.thread_time()
-                index.nearest(part, 10)
-                milliseconds[name].append((time.thread_time() - begun) * 1e3 / size)
-        medians = {name: statistics.median(values) for name, values in milliseconds.items()}
-        told = ", ".join(f"{name} {value:.3f} ms" for name, value in medians.items())
-        rows.note(
-            f"exact search of {size} at once, FAISS over integers", medians["FAISS"] / medians["integers"], "x", told
-        )
 
 
 async def latency(rows: Rows, index: IndexProcess, matrix: Matrix, queries: Matrix, space_id: str) -> None:
