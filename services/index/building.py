@@ -21,8 +21,8 @@ from aeenc import errors
 from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
 from services.index.finished import FinishedBuild, FinishedBuilds
-from services.index.folding import Draft, Folding, Sameness
-from services.index.indexer import index_vectors
+from services.index.folding import Folding, Sameness
+from services.index.indexer import index_generation
 from services.index.journal import Journal, sweep_abandoned
 from services.index.lexical import write_lexical
 from services.index.plan import EngineOptions
@@ -234,16 +234,17 @@ class Builder:
         if work.file is None:
             raise errors.InvalidArgument.field("premises", "there are none; a corpus has at least one premise")
         await finish_in_thread(work.file.finish)
-        engine = await index_vectors(work.writer.path, self._options.engines, work.file)
-        artifact = await finish_in_thread(self._write, spec, work, folding.drafts, engine)
+        await finish_in_thread(write_premises, work.writer.path, (draft.record() for draft in folding.drafts))
+        engine = await index_generation(work.writer.path, self._options.engines, work.file)
+        if engine["engine"] == "flat":
+            await finish_in_thread(write_lexical, work.writer.path, [draft.text for draft in folding.drafts])
+        artifact = await finish_in_thread(self._write, spec, work, engine)
         self._catalogue.added(spec.corpus)
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
         return artifact
 
-    def _write(self, spec: BuildSpec, work: Work, drafts: Sequence[Draft], engine: dict[str, Any]) -> Artifact:
+    def _write(self, spec: BuildSpec, work: Work, engine: dict[str, Any]) -> Artifact:
         assert work.file is not None
-        write_lexical(work.writer.path, [draft.text for draft in drafts])
-        write_premises(work.writer.path, (draft.record() for draft in drafts))
         meta = generation_meta(
             corpus=spec.corpus,
             space_id=work.batches.space_id,

@@ -1,4 +1,4 @@
-"""Has a generation's vectors indexed by a process of its own (indexing.py) and waits for it."""
+"""Has a generation's vectors and words indexed by a process of its own (indexing.py) and waits for it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ log = logs.get(__name__)
 MODULE = "services.index.indexing"
 
 
-async def index_vectors(path: Path, options: EngineOptions, vectors: VectorFile) -> dict[str, Any]:
-    """Indexes the finished vectors in the directory `path`; returns what the manifest says of the engine.
+async def index_generation(path: Path, options: EngineOptions, vectors: VectorFile) -> dict[str, Any]:
+    """Indexes the finished vectors and premises in the directory `path`; returns what the manifest says of the engine.
 
-    Cancelled, it ends the process. Raises Unavailable when the process dies, OSError when the disk is full.
+    With the engine flat there is nothing that takes minutes, and it does nothing, for words neither. Cancelled, it ends
+    the process. Raises Unavailable when the process dies, OSError when the disk is full.
     """
     engine = options.choose(vectors.rows)
     if engine == "flat":

@@ -1,8 +1,9 @@
-"""Builds the FAISS index of a generation and measures it: a process of its own, `python -m services.index.indexing`.
+"""Builds and measures the FAISS index of a generation, and indexes its words: a process of its own.
 
-It reads a request as one line of JSON from standard input and writes the plan as one line to standard output. Beside
-the service, because it computes for minutes on all cores, and FAISS's settings are of the whole process. It ends by
-itself when standard input does. Sample, order and seed are fixed: equal vectors give equal IVF indexes on one machine.
+`python -m services.index.indexing` reads a request as one line of JSON from standard input and writes the plan as one
+line to standard output. Beside the service, because it computes for minutes on all cores, and FAISS's settings are of
+the whole process. It ends by itself when standard input does. Sample, order and seed are fixed: equal vectors give
+equal IVF indexes on one machine.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.index.approximate import ApproximateIndex, read_proposer
+from services.index.lexical import write_lexical
 from services.index.plan import INDEX_FILE, Engine, Plan
 from services.index.proposals import FAISS
 from services.index.search import FlatIndex, Found
+from services.kit.premises import PREMISES, PremiseRecord
 
 SEED = 20_221  # any; fixed, so that equal vectors give equal files
 K = 10
@@ -141,10 +144,18 @@ def main() -> None:
     os.nice(NICENESS)
     FAISS.omp_set_num_threads(request["threads"])
     try:
-        plan = index_vectors(Path(request["path"]), request["engine"], request["recall"], request["largest_norm"])
+        path = Path(request["path"])
+        plan = index_vectors(path, request["engine"], request["recall"], request["largest_norm"])
+        write_lexical(path, texts_of(path))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
         sys.exit(str(error))
     sys.stdout.write(json.dumps(plan.to_meta()) + "\n")
+
+
+def texts_of(path: Path) -> list[str]:
+    """The premises' texts in the order of insertion."""
+    with (path / PREMISES).open("rb") as lines:
+        return [PremiseRecord.of_line(line).text for line in lines]
 
 
 def _end_with_input() -> None:

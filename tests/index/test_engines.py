@@ -22,8 +22,9 @@ from hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, rais
 from aeenc import AsyncClient, errors
 from services.index import indexer
 from services.index.__main__ import build
-from services.index.indexer import index_vectors
+from services.index.indexer import index_generation
 from services.index.indexing import train_ivf
+from services.index.lexical import write_lexical
 from services.index.plan import EngineOptions
 from services.index.settings import IndexSettings
 from services.index.vectors import VectorFile
@@ -110,6 +111,15 @@ async def test_the_manifest_says_how_the_engine_was_built_and_what_it_finds(scie
     assert plan["recall_at_10"] >= plan["recall_wanted"] == 0.95
     assert plan["queries"] == 500
     assert 1 <= plan["breadth"] <= plan["lists"]
+
+
+async def test_the_words_that_the_indexing_process_writes_are_those_of_the_premises(science, artifact_store, tmp_path):
+    (words := tmp_path / "words").mkdir()
+    write_lexical(words, TEXTS)
+    written = {path.name: path.read_bytes() for path in words.iterdir()}
+    folder = artifact_store.root / "generations/science" / science
+    assert written
+    assert {name: (folder / name).read_bytes() for name in written} == written
 
 
 async def test_a_restart_gives_the_same_answers_to_the_bit(serve, science):
@@ -247,5 +257,5 @@ async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
     vectors.finish()
     (tmp_path / INDEX).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device") as caught:
-        await index_vectors(tmp_path, EngineOptions(engine="ivf"), vectors)
+        await index_generation(tmp_path, EngineOptions(engine="ivf"), vectors)
     assert caught.value.errno == errno.ENOSPC
