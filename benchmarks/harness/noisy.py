@@ -19,6 +19,7 @@ from aeenc.oracles.noisy import Noise, NoisyOracle
 from aeenc.trees import Dataset
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from harness.rows import Rows
+from services.kit import logs
 from services.kit.local_redis import start_private_redis
 from services.sampler.__main__ import build
 from services.sampler.settings import SamplerSettings
@@ -79,12 +80,12 @@ async def _run(index_target: str, corpus: str, dataset: Dataset, oracle: Oracle,
                 port=0,
                 redis_url=redis.url,
                 index_target=index_target,
-                log_level="error",
                 oracles={"it": {"target": f"127.0.0.1:{server.port}", "timeout_s": TIMEOUT_S, "max_concurrency": 8}},
             )
             sampler = build(settings)
             async with sampler:
                 client = SamplerClient(Channel(f"127.0.0.1:{sampler.port}"))
+                await client.runs()  # waits until it is ready
                 begun = time.monotonic()
                 hypotheses = [(f"tree-{n}", text) for n, (_, text) in enumerate(dataset.hypotheses(SPLIT)[:count])]
                 run = await client.start_run(hypotheses, corpus=corpus, oracle="it", k=K, split=SPLIT)
@@ -104,6 +105,7 @@ async def noisy(rows: Rows, index_target: str, corpus: str, dataset: Dataset, *,
     `index_target` is an index that holds `corpus`, built from `dataset`. The baseline is a run against the same gold
     oracle without noise.
     """
+    logs.configure(log_format="console", level="error", service="sampler", instance="bench")
     quiet = await _run(index_target, corpus, dataset, GoldOracle(dataset, SPLIT), count)
     oracle = Recorded(GoldOracle(dataset, SPLIT), Noise(**RATES), seed=1)
     ended = await _run(index_target, corpus, dataset, oracle, count)

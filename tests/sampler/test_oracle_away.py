@@ -38,7 +38,7 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: World):
     oracle = FakeOracle(delay_s=0.02)
     async with serving(REGISTER, oracle) as port:
         pass
-    settings = {"target": f"127.0.0.1:{port}", "patience_s": 60.0, "max_attempts": 2, "breaker_failures": 2}
+    settings = {"target": f"127.0.0.1:{port}", "patience_s": 60.0, "max_attempts": 2, "batch_tasks": 2}
     async with world.sampler(wave_nodes=4, oracle=settings) as client:
         async with serving(REGISTER, oracle, port):
             run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
@@ -54,13 +54,13 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: World):
             assert run.progress.nodes_failed == 0
 
 
-@pytest.mark.slow
-async def test_a_run_waits_while_an_oracle_fails_everybody(world: World):
-    async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3}) as client:
+async def test_a_run_waits_while_an_oracle_fails_everybody(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.breaker.MAX_PAUSE_S", 0.05)
+    async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3, "max_attempts": 1}) as client:
         assert (await finish(client, hypotheses=HYPOTHESES[:1])).state == SUCCEEDED  # it has answered before
         world.oracle.calls, world.oracle.status = 0, grpc.StatusCode.UNAVAILABLE
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
-        await world.oracle.called(4)  # three open the breaker, the fourth comes after its pause
+        await world.oracle.called(12)  # more than the one attempt together and that of each alone
         assert (await client.run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
         world.oracle.status = None
         assert (await asyncio.wait_for(client.wait(run.id), 40)).state == SUCCEEDED
@@ -170,3 +170,39 @@ async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: Worl
 def test_a_certificate_that_is_not_there_stops_the_start(world: World, tmp_path: Path):
     with pytest.raises(ValueError, match="ca"):
         world.configure(oracle={"ca": str(tmp_path / "nothing.pem")})
+
+
+class Poisoned(FakeOracle):
+    """Fails every call that holds one query; keeps how many tasks each call had."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__()
+        self.query = query
+        self.sizes: list[int] = []
+
+    async def Judge(self, request: Any, context: Any) -> Any:
+        self.sizes.append(len(request.tasks))
+        if any(task.query == self.query for task in request.tasks):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "poisoned")
+        return await super().Judge(request, context)
+
+
+async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answered_is_asked_again(world: World):
+    oracle = Poisoned("hypothesis 3")
+    settings = {"max_attempts": 5, "breaker_failures": 50}
+    async with (
+        serving(REGISTER, oracle) as port,
+        world.sampler(oracle={"target": f"127.0.0.1:{port}", **settings}) as client,
+    ):
+        run = await finish(client, max_depth=0)
+    assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
+    assert sorted(oracle.sizes, reverse=True)[:6] == [9, 5, 4, 3, 2, 2]
+    assert len(oracle.asked) == len(set(oracle.asked))
+
+
+async def test_an_oracle_that_was_never_there_is_not_waited_for_long(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.oracle_gateway.FIRST_PATIENCE_S", 0.2)
+    async with world.sampler(oracle={"target": "127.0.0.1:1", "patience_s": 3600.0}) as client:
+        run = await finish(client)
+    assert run.state == FAILED
+    assert "127.0.0.1:1" in run.error
