@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tiny_classifier import write_model
+from waiting import reached
 
 from aeenc import Channel
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.oracles.model import ModelOracle
 
 AEENC = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle"]
 TEXTS = ("iron is magnetic", "the magnet pulls the nail", "ice is light")
@@ -37,7 +40,7 @@ def served(*words: object) -> Iterator[str]:
 async def ask(address: str, query: str = "the nail moves") -> dict[str, Verdict]:
     client = OracleClient(Channel(address, timeout_s=20))
     candidates = tuple(Candidate(text, text, n, 0.5) for n, text in enumerate(TEXTS, start=1))
-    [answer] = await client.judge("run", [Task("t", "run", query, (), (), candidates)])
+    [answer] = await reached(lambda: client.judge("run", [Task("t", "run", query, (), (), candidates)]))
     await client.channel.close()
     return dict(answer.verdicts)
 
@@ -62,6 +65,19 @@ async def test_a_composite_passes_on_what_gold_does_not_know(trees):
         passed_on = await ask(both, "ice floats")  # a query of dev
         assert passed_on["ice is light"].judgement == EXPLAINS
         assert {verdict.judgement for verdict in (await ask(both, "who knows")).values()} == {UNSEEN}
+
+
+async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
+    write_model(tmp_path / "nli", 2, id2label={"0": "neutral", "1": "entailment"})
+    expected = ModelOracle(tmp_path / "nli").probabilities("the nail moves", TEXTS)
+    with served("model", tmp_path / "nli", "--accept", 0.5, "--refuse", 0.4999) as model:
+        verdicts = await ask(model)
+        assert [verdict.grade for verdict in verdicts.values()] == pytest.approx(expected, abs=1e-6)
+        assert [v.judgement == EXPLAINS for v in verdicts.values()] == [grade >= 0.5 for grade in expected]
+    words = ("--trees", trees, "--split", "dev", "--model", tmp_path / "nli", "--accept", 0.5, "--refuse", 0.4999)
+    with served("composite", *words) as both:
+        assert {verdict.annotator for verdict in (await ask(both)).values()} == {"model-nli"}
+        assert {verdict.annotator for verdict in (await ask(both, "ice floats")).values()} == {"gold"}
 
 
 @pytest.mark.parametrize(

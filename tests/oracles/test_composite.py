@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from waiting import reached
 
 import aeenc
 from aeenc import Channel, errors
@@ -122,7 +123,7 @@ async def test_a_remote_oracle_is_a_stage_and_every_verdict_travels_with_its_nam
     remote = RemoteOracle(f"127.0.0.1:{person.port}", token="secret", timeout_s=10)
     served = await CompositeOracle([Scripted("gold", {"a": EXPLAINS}), remote]).start()
     client = OracleClient(Channel(f"127.0.0.1:{served.port}", timeout_s=10))
-    [answer] = await client.judge("run", [task("a", "b", "c")])
+    [answer] = await reached(lambda: client.judge("run", [task("a", "b", "c")]))
     assert answer.annotator == "composite"
     assert said(dict(answer.verdicts)) == {"a": (EXPLAINS, "gold"), "b": (REFUSES, "ada"), "c": (UNSEEN, "ada")}
     await client.channel.close()

@@ -16,7 +16,7 @@ from aeenc.trees.tree import ROOT, Tree
 # Pixels.
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
 LINE_HEIGHT, FONT_SIZE = 16, 12
-LINE_CHARACTERS = 36  # what fits into a box in a sans-serif font of this size
+LINE_CHARACTERS = 32  # what fits into a box in a wide sans-serif font of this size
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FILL = {"root": "#fff3c4", "inner": "#e8eef7", "leaf": "#ffffff", "marked": "#d9f2d9"}
 
