@@ -36,7 +36,7 @@ PICKLING_CALLS = {"torch.load", "torch.save", "torch.jit.load", "pandas.read_pic
 
 TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_NAMES = {"Dockerfile", "Makefile", "run"}
-SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "data"}
+SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "data", "node_modules"}
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(home|Users|root|work|opt/wheels|opt/pypi|tmp/w)/|[A-Z]:\\\\?Users")
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from aeenc import EncoderClient
+from aeenc.errors import Unavailable
+
+T = TypeVar("T")
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -22,6 +26,16 @@ async def eventually(check: Callable[[], Awaitable[bool]], timeout_s: float = 20
     while not await check():
         assert asyncio.get_running_loop().time() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.02)
+
+
+async def reached(call: Callable[[], Awaitable[T]], times: int = 20) -> T:
+    """Calls again while no connection comes about: on a busy machine a handshake may take longer than is allowed."""
+    for _ in range(times - 1):
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(0.1)
+    return await call()
 
 
 async def serves(client: EncoderClient, version: str) -> None:

@@ -11,6 +11,7 @@ from services.kit.redis import connect, warn_unless_durable
 from services.kit.server import GrpcServer, run
 from services.sampler.node_store import NodeStore
 from services.sampler.oracle_gateway import OracleGateway
+from services.sampler.oracle_metrics import OracleMetrics
 from services.sampler.pair_log import PairLog
 from services.sampler.retrieval import Retrieval
 from services.sampler.run_keys import RunKeys
@@ -37,7 +38,8 @@ def build(settings: SamplerSettings) -> GrpcServer:
         else None
     )
     labels = RunLabels(registry)
-    oracles = {name: OracleGateway(name, oracle) for name, oracle in settings.oracles.items()}
+    metrics = OracleMetrics(server.metrics)
+    oracles = {name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()}
     runner = Runner(
         store,
         nodes,

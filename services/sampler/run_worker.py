@@ -223,7 +223,7 @@ class RunWorker:
             model_version=self._run.model_version,
             generation=self._run.generation,
             oracle=self._run.config.oracle,
-            annotator=judged.annotator if judged else "",
+            annotator=(judged.annotator_of(candidate.id) if judged else "") or self._run.config.oracle,
             judged_at=now(),
             grade=judged.grades.get(candidate.id, 0.0) if judged else 0.0,
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FilePath
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
@@ -18,12 +17,18 @@ class OracleSettings(BaseModel):
 
     target: str = Field(description="where it listens: host:port, unix:path or dns:///name:port")
     token: str | None = Field(None, description="bearer token that it expects")
-    ca: Path | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
+    ca: FilePath | None = Field(None, description="CA (PEM) of its certificate; none: a plain connection")
+    cert: FilePath | None = Field(None, description="client certificate (PEM) that it expects; with `key` and `ca`")
+    key: FilePath | None = Field(None, description="private key (PEM) of `cert`")
     timeout_s: float = Field(30.0, gt=0, description="seconds that one call may take")
     max_concurrency: int = Field(4, ge=1, le=256, description="calls in flight at once")
     batch_tasks: int = Field(16, ge=1, le=1024, description="most nodes put into one call")
     max_attempts: int = Field(5, ge=1, le=100, description="tries before a call counts as failed")
     backoff_s: float = Field(0.2, gt=0, description="pause after the first failure; doubles, at most 5 s")
+    breaker_failures: int = Field(5, ge=1, description="failed calls in a row after which one at a time tries")
+    patience_s: float = Field(
+        300.0, ge=0, description="seconds that runs wait for it when it fails; 10 at most before its first answer"
+    )
 
 
 class SamplerSettings(ServiceSettings):

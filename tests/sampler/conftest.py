@@ -33,6 +33,7 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
                         "timeout_s": 5.0,
                         "max_attempts": 3,
                         "backoff_s": 0.02,
+                        "patience_s": 0.0,
                     }
                 },
             },

@@ -110,7 +110,7 @@ async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: Worl
     async with world.sampler(oracle={"target": "127.0.0.1:1"}) as client:
         run = await finish(client)
         assert run.state == FAILED
-        assert "oracle 'fake' at 127.0.0.1:1 failed 3 times" in run.error
+        assert "oracle 'fake' at 127.0.0.1:1 failed 5 times" in run.error
         assert (await client.info()).active_runs == []
     async with world.sampler() as client:
         await client.resume(run.id)
@@ -143,7 +143,7 @@ async def test_an_oracle_that_dies_half_way_loses_nothing(world: World):
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
 async def test_passing_failures_are_retried(world: World, status: grpc.StatusCode):
     world.oracle.status = status
-    async with world.sampler(oracle={"max_attempts": 20}) as client:
+    async with world.sampler(oracle={"max_attempts": 20, "patience_s": 30.0}) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
         await world.oracle.called(2)
         world.oracle.status = None

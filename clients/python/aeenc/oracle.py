@@ -23,6 +23,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -62,11 +63,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle says of one candidate. A `leaf` explains the query and needs no explanation itself."""
+    """What the oracle says of one candidate. A `leaf` explains the query and needs no explanation itself.
+
+    `annotator` names who said so, where that is not the oracle itself.
+    """
 
     judgement: oracle_pb2.Judgement
     leaf: bool = False
     grade: float | None = None
+    annotator: str = ""
 
 
 Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
@@ -86,25 +91,46 @@ class Oracle:
         """
         raise NotImplementedError(f"{type(self).__name__} does not override judge(self, task)")
 
-    def serve(
-        self, address: str = "127.0.0.1:50055", *, token: str | None = None, allow_insecure: bool = False
-    ) -> None:
-        """Serves until SIGINT or SIGTERM. Beyond loopback a token is required unless `allow_insecure`."""
-        asyncio.run(self._serve(address, token, allow_insecure))
+    def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:  # noqa: ARG002 -- a hook
+        """The message that goes out for a task; a place to look at it, or to spoil it in a test."""
+        return answer
 
-    async def _serve(self, address: str, token: str | None, allow_insecure: bool) -> None:
+    def serve(
+        self,
+        address: str = "127.0.0.1:50055",
+        *,
+        token: str | None = None,
+        allow_insecure: bool = False,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+    ) -> None:
+        """Serves until SIGINT or SIGTERM. Options are those of `start`."""
+        asyncio.run(self._serve(address, token=token, allow_insecure=allow_insecure, cert=cert, key=key))
+
+    async def _serve(self, address: str, **options: Any) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        server = await self.start(address, token=token, allow_insecure=allow_insecure)
+        server = await self.start(address, **options)
         sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # a person has started it and waits for this
         await stop.wait()
         await server.stop()
 
     async def start(
-        self, address: str = "127.0.0.1:0", *, token: str | None = None, allow_insecure: bool = False
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        token: str | None = None,
+        allow_insecure: bool = False,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
     ) -> OracleServer:
-        """Starts serving and returns at once. Raises InvalidArgument for a bad or open address."""
+        """Starts serving and returns at once. Beyond loopback a token is required unless `allow_insecure`.
+
+        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address or half a pair.
+        """
+        if (cert is None) != (key is None):
+            raise errors.InvalidArgument("cert and key belong together; give both or neither")
         if token is None and not allow_insecure and not _is_loopback(address):
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
@@ -112,7 +138,10 @@ class Oracle:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles would share a port unnoticed
         oracle_pb2_grpc.add_OracleServiceServicer_to_server(_Servicer(self, token), server)
         try:
-            port = server.add_insecure_port(address)
+            if cert is None or key is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, _credentials(cert, key))
         except RuntimeError as error:
             raise errors.Unavailable(f"cannot listen on {address}; is another process there?") from error
         await server.start()
@@ -163,35 +192,45 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             accepted=tuple(_candidate(candidate) for candidate in message.accepted),
             candidates=tuple(_candidate(candidate) for candidate in message.candidates),
         )
-        judge: Callable[[Task], Any] = self._oracle.judge
-        if inspect.iscoroutinefunction(judge):
-            verdicts = await judge(task)
-        else:
-            verdicts = await asyncio.get_running_loop().run_in_executor(self._threads, judge, task)
-        return oracle_pb2.OracleAnswer(
-            task_id=task.task_id, annotator=self._oracle.name, verdicts=_verdicts(task, verdicts)
+        verdicts = await ask(self._oracle, task, self._threads)
+        answer = oracle_pb2.OracleAnswer(
+            task_id=task.task_id,
+            annotator=self._oracle.name,
+            verdicts=[_verdict(premise_id, verdict) for premise_id, verdict in verdicts.items()],
         )
+        return self._oracle.sent(task, answer)
 
 
 def _candidate(message: oracle_pb2.Candidate) -> Candidate:
     return Candidate(id=message.premise_id, text=message.text, rank=message.rank, score=message.score)
 
 
-def _verdicts(task: Task, verdicts: Verdicts) -> list[oracle_pb2.Verdict]:
+async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = None) -> dict[str, Verdict]:
+    """What an oracle of this process says of each candidate of a task, by id. Raises whatever its `judge` raises."""
+    judge: Callable[[Task], Any] = oracle.judge
+    if inspect.iscoroutinefunction(judge):
+        verdicts = await judge(task)
+    else:
+        verdicts = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
     if not isinstance(verdicts, Mapping):
         chosen = set(verdicts)
         verdicts = {c.id: EXPLAINS if c.id in chosen else REFUSES for c in task.candidates}
-    messages = []
-    for candidate in task.candidates:
-        verdict = verdicts.get(candidate.id, UNSEEN)
-        if not isinstance(verdict, Verdict):
-            verdict = Verdict(verdict)
-        messages.append(
-            oracle_pb2.Verdict(
-                premise_id=candidate.id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
-            )
-        )
-    return messages
+    given = {candidate.id: verdicts.get(candidate.id, UNSEEN) for candidate in task.candidates}
+    return {name: one if isinstance(one, Verdict) else Verdict(one) for name, one in given.items()}
+
+
+def _verdict(premise_id: str, verdict: Verdict) -> oracle_pb2.Verdict:
+    return oracle_pb2.Verdict(
+        premise_id=premise_id,
+        judgement=verdict.judgement,
+        leaf=verdict.leaf,
+        grade=verdict.grade,
+        annotator=verdict.annotator,
+    )
+
+
+def _credentials(cert: Path | str, key: Path | str) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())])
 
 
 def _unavailable(error: Exception) -> errors.AeencError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from aeenc import errors
@@ -10,6 +10,8 @@ from aeenc.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 
 CHUNK_HYPOTHESES = 512
+CHUNK_PAIRS = 1024
+CHUNK_BYTES = 2 * 1024 * 1024
 _ENDED = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
@@ -119,11 +121,25 @@ class SamplerClient:
                 return
 
     async def import_pairs(
-        self, corpus: str, pairs: Sequence[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
+        self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
     ) -> sampler_pb2.ImportPairsResponse:
-        """Adds pairs that were judged elsewhere, as a run of their own or to an earlier import."""
-        request = sampler_pb2.ImportPairsRequest(corpus=corpus, pairs=pairs, run_id=run_id, request_id=request_id)
-        return await self.channel.unary(self._stub.ImportPairs, request, retry=bool(request_id))
+        """Adds any number of pairs that were judged elsewhere, as a run of their own or to an earlier import.
+
+        With a `request_id` a repetition adds nothing twice, also after one that broke off half-way.
+        """
+        total = sampler_pb2.ImportPairsResponse(run_id=run_id)
+        for number, chunk in enumerate(_chunks(pairs)):
+            request = sampler_pb2.ImportPairsRequest(
+                corpus=corpus,
+                pairs=chunk,
+                run_id=total.run_id,
+                request_id=f"{request_id}/{number}" if request_id and number else request_id,
+            )
+            response: sampler_pb2.ImportPairsResponse = await self.channel.unary(
+                self._stub.ImportPairs, request, retry=bool(request_id)
+            )
+            total.run_id, total.added = response.run_id, total.added + response.added
+        return total
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """The trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
@@ -134,3 +150,18 @@ class SamplerClient:
     async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
         """What the sampler says about itself: oracles, active runs, limits, state."""
         return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
+
+
+def _chunks(pairs: Iterable[types_pb2.Pair]) -> Iterator[list[types_pb2.Pair]]:
+    """Pairs in lists that fit into one call each; one empty list for none."""
+    chunk: list[types_pb2.Pair] = []
+    size_bytes, empty = 0, True
+    for pair in pairs:
+        pair_bytes = pair.ByteSize()
+        if chunk and (len(chunk) >= CHUNK_PAIRS or size_bytes + pair_bytes > CHUNK_BYTES):
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(pair)
+        size_bytes, empty = size_bytes + pair_bytes, False
+    if chunk or empty:
+        yield chunk

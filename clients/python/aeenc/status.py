@@ -6,8 +6,11 @@ under 4 KiB, because HTTP/2 stacks drop larger trailers: the message is cut, and
 
 from __future__ import annotations
 
+import contextlib
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from aeenc import errors
@@ -73,14 +76,16 @@ def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
     status = status_pb2.Status()
     for key, value in rpc_error.trailing_metadata() or ():
         if key == DETAILS_KEY:
-            status.ParseFromString(value if isinstance(value, bytes) else value.encode())
+            with contextlib.suppress(DecodeError):  # a server that is not ours may send anything
+                status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     retry_after_s: float | None = None
     for detail in status.details:
-        if detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-        else:
-            _ = detail.Unpack(info) or detail.Unpack(bad)
+        with contextlib.suppress(DecodeError):
+            if detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+            else:
+                _ = detail.Unpack(info) or detail.Unpack(bad)
     cls = _BY_REASON.get(info.reason, errors.AeencError)
     if cls.code != code.name:  # an own reason under a common code, or a server that is not ours
         cls = _BY_CODE.get(code.name, errors.AeencError)

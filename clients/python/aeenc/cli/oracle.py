@@ -1,4 +1,4 @@
-"""`aeenc oracle gold`: serves an oracle that answers from gold trees, until it is told to stop."""
+"""`aeenc oracle gold`: serves an oracle that answers from gold trees, until told to stop. Others: oracle_kinds."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ def gold(
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
+    from aeenc.cli import oracle_kinds  # it serves by this module
+
     oracle = typer.Typer(help="Oracles: who says what explains.", no_args_is_help=True)
     oracle.command("gold")(gold)
+    oracle_kinds.register(oracle)
     app.add_typer(oracle, name="oracle")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from aeenc.channel import Channel
+from aeenc.errors import AeencError
 from aeenc.oracle import Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
@@ -39,9 +40,11 @@ class OracleClient:
     async def judge(self, run_id: str, tasks: Sequence[Task], *, timeout_s: float | None = None) -> list[Answer]:
         """Puts tasks before the oracle, in one call."""
         request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[_task(task) for task in tasks])
-        response: oracle_pb2.JudgeResponse = await self.channel.unary(
+        response: oracle_pb2.JudgeResponse | None = await self.channel.unary(
             self._stub.Judge, request, timeout_s=timeout_s, retry=False
         )
+        if response is None:  # grpcio's answer to bytes that it cannot read
+            raise AeencError(f"{self.channel.target} answered with bytes that are no JudgeResponse")
         return [_answer(answer) for answer in response.answers]
 
 
@@ -63,6 +66,7 @@ def _candidate(candidate: Candidate) -> oracle_pb2.Candidate:
 
 def _answer(answer: oracle_pb2.OracleAnswer) -> Answer:
     verdicts = (
-        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None)) for v in answer.verdicts
+        (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None, v.annotator))
+        for v in answer.verdicts
     )
     return Answer(answer.task_id, tuple(verdicts), answer.annotator)

@@ -73,13 +73,15 @@ class OracleAnswer(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("premise_id", "judgement", "leaf", "grade")
+    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENT_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     GRADE_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     judgement: Judgement
     leaf: bool
     grade: float
-    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ...) -> None: ...
+    annotator: str
+    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,100 @@
+"""A retrieval benchmark in BEIR's layout, which BEIR, MTEB, Pyserini and others read.
+
+    DIR/corpus.jsonl        {"_id": …, "title": "", "text": …}
+    DIR/queries.jsonl       {"_id": …, "text": …}
+    DIR/qrels/<split>.tsv   query-id, corpus-id, score: 1 explains, 0 was seen and refused
+
+What was not judged stands in no line. A text's id is the premise's; a premise without one, and a query, get one from
+their text, so that the same text has the same id in every export.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument
+from aeenc.exports.judgements import Judgements, judgements_of
+from aeenc.exports.whole import whole_folder
+from aeenc.trees import Dataset
+from aeenc.v1 import types_pb2
+
+
+@dataclass(frozen=True)
+class Beir:
+    """What was written. `conflicts`: premises both accepted and refused for a query, left out."""
+
+    premises: int
+    queries: int
+    explains: int
+    refused: int
+    conflicts: int
+
+
+def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
+    """What the gold trees of a split say: each query's children explain it; nothing is refused."""
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    return {
+        query.text: Judgements(positives={text: ids[text] for text in query.gold}) for query in dataset.queries(split)
+    }
+
+
+def write_pairs_as_beir(
+    folder: Path | str, premises: Iterable[tuple[str, str]], pairs: Iterable[types_pb2.Pair], *, split: str
+) -> Beir:
+    """Writes what pairs have judged; `premises` (id, text) is the corpus that it was retrieved from."""
+    by_query, conflicts = judgements_of(pairs)
+    return write_beir(folder, premises, by_query, split=split, conflicts=conflicts)
+
+
+def write_beir(
+    folder: Path | str,
+    premises: Iterable[tuple[str, str]],
+    by_query: Mapping[str, Judgements],
+    *,
+    split: str,
+    conflicts: int = 0,
+) -> Beir:
+    """Writes judgements in BEIR's layout. Judged premises that are not among `premises` are added to the corpus.
+
+    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that is no file name.
+    """
+    if not re.fullmatch(r"[\w-]+", split):
+        raise InvalidArgument.field("split", f"is {split!r}; use letters, digits, - and _")
+    explains = refused = 0
+    with whole_folder(folder) as root:
+        known: set[str] = set()
+        (root / "qrels").mkdir()
+        with (
+            (root / "corpus.jsonl").open("w", encoding="utf-8") as corpus,
+            (root / "queries.jsonl").open("w", encoding="utf-8") as queries,
+            (root / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as qrels,
+        ):
+
+            def add(premise_id: str, text: str) -> str:
+                name = premise_id if re.fullmatch(r"\S+", premise_id) else f"text-{_hash(text)}"
+                if name not in known:
+                    known.add(name)
+                    corpus.write(json.dumps({"_id": name, "title": "", "text": text}, ensure_ascii=False) + "\n")
+                return name
+
+            for premise_id, text in premises:
+                add(premise_id, text)
+            qrels.write("query-id\tcorpus-id\tscore\n")
+            for query, judged in by_query.items():
+                query_id = f"query-{_hash(query)}"
+                queries.write(json.dumps({"_id": query_id, "text": query}, ensure_ascii=False) + "\n")
+                for score, side in ((1, judged.positives), (0, judged.negatives)):
+                    for text, premise_id in side.items():
+                        qrels.write(f"{query_id}\t{add(premise_id, text)}\t{score}\n")
+                explains += len(judged.positives)
+                refused += len(judged.negatives)
+    return Beir(len(known), len(by_query), explains, refused, conflicts)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

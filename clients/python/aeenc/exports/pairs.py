@@ -1,0 +1,128 @@
+"""Pairs as lines of JSON, to keep, to read elsewhere, and to import again. What cannot be read is named by line.
+
+    {"format_version": 1, "query": …, "premise_id": …, "premise": …, "sign": "positive" | "negative" | "skipped",
+     "run_id": …, "node_id": …, "rank": …, "score": …, "model_version": …, "generation": …, "oracle": …,
+     "annotator": …, "judged_at": "2026-01-31T12:00:00Z", "grade": …, "seq": …}
+
+Only query, premise and sign must be there. A file without `format_version` is read as version 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aeenc.errors import InvalidArgument
+from aeenc.exports.whole import whole_file
+from aeenc.v1 import types_pb2
+
+FORMAT_VERSION = 1
+_SIGNS = {
+    "positive": types_pb2.PAIR_SIGN_POSITIVE,
+    "negative": types_pb2.PAIR_SIGN_NEGATIVE,
+    "skipped": types_pb2.PAIR_SIGN_SKIPPED,
+}
+_NAMES = {number: name for name, number in _SIGNS.items()}
+_TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator")
+_NUMBERS = {"rank": int, "score": float, "grade": float}
+
+
+def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
+    """A pair as a JSON object; what it does not have is left out."""
+    record: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "query": pair.query,
+        "premise_id": pair.premise_id,
+        "premise": pair.premise,
+        "sign": _NAMES.get(pair.sign, "skipped"),
+    }
+    origin = pair.provenance
+    record |= {name: value for name in _TEXTS if (value := getattr(origin, name))}
+    record |= {name: value for name in _NUMBERS if (value := getattr(origin, name)) and math.isfinite(value)}
+    if origin.HasField("judged_at"):
+        record["judged_at"] = origin.judged_at.ToJsonString()
+    if pair.seq:
+        record["seq"] = pair.seq
+    return record
+
+
+def pair_of(record: object) -> types_pb2.Pair:
+    """A pair from a JSON object; `seq` is left to the sampler. Raises InvalidArgument saying what is wrong."""
+    if not isinstance(record, dict):
+        raise InvalidArgument("the line is no JSON object; write one a line")
+    if record.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise InvalidArgument(f"format_version is {record['format_version']!r}; this release reads {FORMAT_VERSION}")
+    for name in ("query", "premise"):
+        if not isinstance(record.get(name), str) or not record[name].strip():
+            raise InvalidArgument(f"`{name}` is missing, empty or no string")
+    if record.get("sign") not in _SIGNS:
+        raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
+    pair = types_pb2.Pair(query=record["query"], premise=record["premise"], sign=_SIGNS[record["sign"]])
+    pair.premise_id = _text(record, "premise_id")
+    origin = types_pb2.Provenance()
+    for name in _TEXTS:
+        setattr(origin, name, _text(record, name))
+    for name, kind in _NUMBERS.items():
+        setattr(origin, name, _number(record, name, kind))
+    if at := _text(record, "judged_at"):
+        origin.judged_at.CopyFrom(_time(at))
+    if origin.ByteSize():
+        pair.provenance.CopyFrom(origin)
+    return pair
+
+
+def write_pairs(path: Path | str, pairs: Iterable[types_pb2.Pair]) -> int:
+    """Writes a file of pairs; returns how many. A reader sees the whole file or none of it."""
+    count = 0
+    with whole_file(path) as file:
+        for pair in pairs:
+            file.write(json.dumps(record_of(pair), ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
+def read_pairs(path: Path | str) -> Iterator[types_pb2.Pair]:
+    """Reads a file of pairs line by line. Raises InvalidArgument whose message starts with `file:line:`."""
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield pair_of(json.loads(line.decode("utf-8")))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{path}:{number}: {error.message}") from None
+            except UnicodeDecodeError:
+                raise InvalidArgument(f"{path}:{number}: not UTF-8; save the file as UTF-8") from None
+            except ValueError as error:
+                raise InvalidArgument(f"{path}:{number}: no JSON ({error})") from None
+
+
+def _text(record: dict[str, Any], name: str) -> str:
+    value = record.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"`{name}` is {value!r}; write a string")
+    return value
+
+
+def _number(record: dict[str, Any], name: str, kind: type[int] | type[float]) -> float:
+    value = record.get(name) or 0
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (kind is int and not 0 <= value == int(value) < 2**32):
+        raise InvalidArgument(f"`{name}` is {value!r}; write a {'whole' if kind is int else 'finite'} number")
+    return kind(value)
+
+
+def _time(text: str) -> Timestamp:
+    at = Timestamp()
+    try:
+        at.FromJsonString(text)
+    except ValueError:
+        raise InvalidArgument(f"`judged_at` is {text!r}; write it as 2026-01-31T12:00:00Z") from None
+    return at

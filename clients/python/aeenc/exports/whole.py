@@ -1,0 +1,45 @@
+"""Files and folders that appear whole or not at all: written under another name, then renamed."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from aeenc.errors import AlreadyExists
+
+
+@contextmanager
+def whole_file(path: Path | str) -> Iterator[TextIO]:
+    """A text file to write, in place of what was there, once the block has ended well."""
+    target = Path(path)
+    temporary = _beside(target)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path | str) -> Iterator[Path]:
+    """An empty folder to fill; it gets its name once the block has ended well. Raises AlreadyExists."""
+    target = Path(path)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise AlreadyExists(f"{target} exists and is no empty folder; remove it, or give another name")
+    temporary = _beside(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}")

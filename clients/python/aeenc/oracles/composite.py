@@ -1,0 +1,150 @@
+"""An oracle of several: each candidate goes to the first that decides it, from the cheapest to the dearest.
+
+Gold trees answer what they know, a model what it is sure of, a person the rest. A share of what the others have decided
+goes to the last one all the same, to see how far they can be trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict, ask
+
+_DECIDED = (EXPLAINS, REFUSES)
+_WORDS = {EXPLAINS: "explains", REFUSES: "refuses"}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """How often the auditor has agreed and disagreed with one stage."""
+
+    agreed: int
+    disagreed: int
+
+
+class CompositeOracle(Oracle):
+    """Asks `stages` one after another for what is still undecided (abstained or unseen).
+
+    `audit` is the share of the decided candidates that the last stage judges as well, drawn from `seed` by query and
+    premise. Where it disagrees the candidate becomes ABSTAIN: a conflict is nobody's negative. With `audit_log` each
+    audited verdict is appended there as a line of JSON. An error of any stage is an error of the task.
+    Raises InvalidArgument for fewer than two stages, or a share that is none.
+    """
+
+    name = "composite"
+
+    def __init__(
+        self, stages: Sequence[Oracle], *, audit: float = 0.0, seed: int = 0, audit_log: Path | str | None = None
+    ) -> None:
+        if len(stages) < 2:
+            raise InvalidArgument(f"a composite of {len(stages)} oracles is none; give two or more")
+        if not 0 <= audit <= 1:
+            raise InvalidArgument.field("audit", f"is {audit}; give a share from 0 to 1")
+        self._stages, self._audit, self._seed = tuple(stages), audit, seed
+        self._log = Path(audit_log) if audit_log else None
+        self._counts: Counter[tuple[str, bool]] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def audited(self) -> dict[str, Audited]:
+        """What the audits of each stage have found so far, by the stage's name."""
+        with self._lock:
+            return {
+                stage.name: Audited(self._counts[stage.name, True], self._counts[stage.name, False])
+                for stage in self._stages[:-1]
+            }
+
+    async def judge(self, task: Task) -> dict[str, Verdict]:
+        """The first decision on each candidate, with the name of who made it; what nobody decides stays undecided."""
+        found: dict[str, Verdict] = {}
+        decided_by: dict[str, str] = {}
+        *early, last = self._stages
+        for stage in early:
+            await self._ask(stage, task, _open(task, decided_by), found, decided_by)
+        audited = [c for c in task.candidates if c.id in decided_by and self._is_audited(task.query, c.id)]
+        remaining = _open(task, decided_by)
+        checks: dict[str, Verdict] = {}
+        await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {})
+        for candidate in remaining:
+            found[candidate.id] = _preferred(found.get(candidate.id), checks[candidate.id])
+        self._compare(task, audited, found, checks, decided_by)
+        return found
+
+    async def _ask(
+        self,
+        stage: Oracle,
+        task: Task,
+        candidates: Sequence[Candidate],
+        found: dict[str, Verdict],
+        decided_by: dict[str, str],
+    ) -> None:
+        if not candidates:
+            return
+        given = await ask(stage, replace(task, candidates=tuple(candidates)))
+        for premise_id, verdict in given.items():
+            named = replace(verdict, annotator=verdict.annotator or stage.name)
+            found[premise_id] = _preferred(found.get(premise_id), named)
+            if verdict.judgement in _DECIDED:
+                decided_by[premise_id] = stage.name
+
+    def _compare(
+        self,
+        task: Task,
+        audited: Sequence[Candidate],
+        found: dict[str, Verdict],
+        checks: Mapping[str, Verdict],
+        decided_by: Mapping[str, str],
+    ) -> None:
+        """Takes back what the auditor contradicts. An auditor who does not decide has said nothing."""
+        lines = []
+        for candidate in audited:
+            before, check = found[candidate.id], checks[candidate.id]
+            if check.judgement not in _DECIDED:
+                continue
+            agreed = check.judgement == before.judgement
+            with self._lock:
+                self._counts[decided_by[candidate.id], agreed] += 1
+            if not agreed:
+                found[candidate.id] = Verdict(ABSTAINS, annotator=f"{before.annotator} against {check.annotator}")
+            line = {
+                "format_version": 1,
+                "run_id": task.run_id,
+                "task_id": task.task_id,
+                "query": task.query,
+                "premise_id": candidate.id,
+                "premise": candidate.text,
+                "decided_by": before.annotator,
+                "decision": _WORDS[before.judgement],
+                "auditor": check.annotator,
+                "audit": _WORDS[check.judgement],
+            }
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        if self._log is not None and lines:
+            with self._lock, self._log.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+
+    def _is_audited(self, query: str, premise_id: str) -> bool:
+        digest = hashlib.sha256("\0".join([str(self._seed), query, premise_id]).encode()).digest()
+        return int.from_bytes(digest[:7], "big") / 2.0**56 < self._audit
+
+
+def _open(task: Task, decided_by: Mapping[str, str]) -> list[Candidate]:
+    return [candidate for candidate in task.candidates if candidate.id not in decided_by]
+
+
+def _in_order(task: Task, chosen: Sequence[Candidate]) -> list[Candidate]:
+    ids = {candidate.id for candidate in chosen}
+    return [candidate for candidate in task.candidates if candidate.id in ids]
+
+
+def _preferred(before: Verdict | None, now: Verdict) -> Verdict:
+    """The later verdict, except that an abstention says more than not having looked."""
+    keeps = before is not None and before.judgement == ABSTAINS and now.judgement not in {*_DECIDED, ABSTAINS}
+    return before if before is not None and keeps else now

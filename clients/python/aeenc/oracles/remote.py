@@ -1,0 +1,50 @@
+"""An oracle that passes every task on to an oracle server: so a remote one can be wrapped like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aeenc.channel import Channel
+from aeenc.errors import Unavailable
+from aeenc.oracle import Oracle, Task, Verdict
+from aeenc.oracles.client import OracleClient
+
+TIMEOUT_S = 3600.0  # a person may sit there
+
+
+class RemoteOracle(Oracle):
+    """Answers as the oracle at `target` does; a verdict without an annotator gets the answer's.
+
+    It connects at the first task, in the event loop that serves it. Raises what the remote oracle raises; Unavailable
+    when it gives no answer, or two.
+    """
+
+    def __init__(
+        self, target: str, *, token: str | None = None, ca: Path | str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.name = f"remote-{target}"
+        self._target, self._token, self._ca, self._timeout_s = target, token, ca, timeout_s
+        self._client: OracleClient | None = None
+
+    async def judge(self, task: Task) -> dict[str, Verdict]:
+        """The remote oracle's verdicts. A candidate that it judged twice, or not, is left out: it stays unseen."""
+        if self._client is None:
+            channel = Channel(self._target, token=self._token, ca=self._ca, timeout_s=self._timeout_s)
+            self._client = OracleClient(channel)
+        answers = await self._client.judge(task.run_id, [task])
+        mine = [answer for answer in answers if answer.task_id == task.task_id]
+        if len(mine) != 1:
+            raise Unavailable(f"{self._target} gave {len(mine)} answers to one task; ask again")
+        verdicts: dict[str, Verdict] = {}
+        twice: set[str] = set()
+        for premise_id, verdict in mine[0].verdicts:
+            if premise_id in verdicts:
+                twice.add(premise_id)
+            who = verdict.annotator or mine[0].annotator
+            verdicts[premise_id] = Verdict(verdict.judgement, verdict.leaf, verdict.grade, who)
+        return {name: verdict for name, verdict in verdicts.items() if name not in twice}
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        if self._client is not None:
+            await self._client.channel.close()

@@ -1,0 +1,134 @@
+"""`aeenc export` and `aeenc import`: a run's pairs and trees as files, and files as a run."""
+
+from __future__ import annotations
+
+import json
+
+from aeenc.oracle import EXPLAINS
+from aeenc.trees import Dataset, read_trees
+from aeenc.v1 import oracle_pb2, sampler_pb2
+
+
+async def sampled(aeenc, sampler, trees):
+    """A finished run over the small trees."""
+    words = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--data", trees)
+    ended = await aeenc(*words, "--oracle", "fake", "-k", 5)
+    assert ended.code == 0, ended.stderr
+    return ended.json
+
+
+async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path):
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        target = ("--sampler", sampler.channel.target, "--json")
+        ended = await aeenc(*target, "export", "pairs", run["run"], "--to", tmp_path / "pairs.jsonl")
+        assert ended.json["pairs"] == run["positives"] + run["negatives"] + run["skipped"] > 0
+        one_sign = await aeenc(
+            *target, "export", "pairs", run["run"], "--to", tmp_path / "n.jsonl", "--sign", "negative"
+        )
+        assert one_sign.json["pairs"] == run["negatives"]
+
+        words = (*target, "import", "pairs", tmp_path / "pairs.jsonl", "--corpus", "science")
+        first = await aeenc(*words)
+        assert first.json["pairs"] == ended.json["pairs"]
+        assert (await aeenc(*words)).json["run"] == first.json["run"] != run["run"]
+        there = [pair async for pair in sampler.pairs(run["run"])]
+        copied = [pair async for pair in sampler.pairs(first.json["run"])]
+        assert len(copied) == len(there)
+        for old, new in zip(there, copied, strict=True):
+            new.provenance.run_id = old.provenance.run_id
+            assert new == old
+        imported = await sampler.run(first.json["run"])
+        assert imported.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert imported.progress.negatives == run["negatives"]
+
+
+async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_path):
+    record = {"query": "q", "sign": "negative"}
+    lines = [json.dumps({**record, "premise": f"fact {n}"}) for n in range(2500)]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+    async with world.sampler() as sampler:
+        words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "many.jsonl")
+        ended = await aeenc(*words, "--corpus", "science")
+        assert ended.json["pairs"] == 2500
+        found = [pair.premise async for pair in sampler.pairs(ended.json["run"])]
+        assert found == [f"fact {n}" for n in range(2500)]
+        await aeenc(*words, "--corpus", "science")
+        assert (await sampler.run(ended.json["run"])).progress.negatives == 2500
+        (tmp_path / "one.jsonl").write_text(json.dumps({**record, "premise": "another"}))
+        words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "one.jsonl")
+        more = await aeenc(*words, "--corpus", "science", "--run", ended.json["run"])
+        assert more.json["run"] == ended.json["run"]
+        assert (await sampler.run(ended.json["run"])).progress.negatives == 2501
+
+
+async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path):
+    good = json.dumps({"query": "q", "premise": "p", "sign": "positive"})
+    (tmp_path / "bad.jsonl").write_text(good + "\n" + '{"query": "q"}\n')
+    async with world.sampler() as sampler:
+        target = ("--sampler", sampler.channel.target, "--json")
+        ended = await aeenc(*target, "import", "pairs", tmp_path / "bad.jsonl", "--corpus", "science")
+        assert (ended.code, "bad.jsonl:2: " in ended.error["message"]) == (2, True)
+        assert await sampler.runs() == []
+        (tmp_path / "empty.jsonl").write_text("")
+        assert (await aeenc(*target, "import", "pairs", tmp_path / "empty.jsonl", "--corpus", "science")).code == 2
+
+
+async def test_triplets_hold_a_positive_and_a_negative_of_the_run(aeenc, world, trees, tmp_path):
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        signs = {(p.query, p.premise): p.sign async for p in sampler.pairs(run["run"])}
+        words = ("--sampler", sampler.channel.target, "--json", "export", "triplets", run["run"])
+        ended = await aeenc(*words, "--to", tmp_path / "t.jsonl")
+        few = await aeenc(*words, "--to", tmp_path / "few.jsonl", "--per-query", 1)
+    lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert ended.json["triplets"] == len(lines) > ended.json["queries"] == few.json["triplets"]
+    for line in lines:
+        assert (signs[line["query"], line["positive"]], signs[line["query"], line["negative"]]) == (1, 2)
+
+
+async def test_trees_of_a_run_are_written_in_every_form(aeenc, world, trees, tmp_path):
+    world.oracle.behaviour = lambda task: [
+        oracle_pb2.Verdict(premise_id=candidate.premise_id, judgement=EXPLAINS, leaf=True)
+        for candidate in task.candidates
+    ]
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        words = ("--sampler", sampler.channel.target, "--json", "export", "trees", run["run"])
+        ended = await aeenc(*words, "--to", tmp_path / "trees.jsonl")
+        built = read_trees(tmp_path / "trees.jsonl")
+        assert ended.json["trees"] == len(built) == 2
+        assert (await aeenc(*words, "--to", tmp_path / "trees.txt", "--as", "text")).code == 0
+        assert (await aeenc(*words, "--to", tmp_path / "dot", "--as", "dot")).code == 0
+        assert (await aeenc(*words, "--to", tmp_path / "svg", "--as", "svg", "--only", "one-2")).json["trees"] == 1
+        unknown = await aeenc(*words, "--to", tmp_path / "x", "--as", "svg", "--only", "nobody")
+    assert [tree.hypothesis in (tmp_path / "trees.txt").read_text() for tree in built] == [True, True]
+    assert sorted(path.name for path in (tmp_path / "dot").iterdir()) == ["one-2.dot", "one.dot"]
+    assert (tmp_path / "svg" / "one-2.svg").read_text().startswith("<svg")
+    assert (unknown.code, "nobody" in unknown.error["message"]) == (2, True)
+
+
+async def test_gold_trees_are_exported_without_any_service(aeenc, trees, tmp_path):
+    ended = await aeenc("--json", "export", "beir", "--data", trees, "--split", "train", "--to", tmp_path / "beir")
+    assert (ended.json["queries"], ended.json["refused"]) == (3, 0)
+    assert ended.json["premises"] == len(Dataset.load(trees).candidates())
+    ended = await aeenc("--json", "export", "trees", "--data", trees, "--to", tmp_path / "svg", "--as", "svg")
+    assert sorted(path.name for path in (tmp_path / "svg").iterdir()) == ["one-2.svg", "one.svg", "two.svg"]
+    again = await aeenc("--json", "export", "trees", "--data", trees, "--to", tmp_path / "svg", "--as", "svg")
+    assert (again.code, ended.json["trees"]) == (4, 3)
+    assert (await aeenc("export", "beir", "--to", tmp_path / "none")).code == 2
+
+
+async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, fleet, trees, tmp_path):
+    facts = tmp_path / "facts.jsonl"
+    facts.write_text("".join(json.dumps({"id": f"p{n}", "text": f"fact {n}"}) + "\n" for n in range(60)))
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)
+    assert built.code == 0, built.stderr
+    world.index.active = built.json["generation"]
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        target = (*fleet.options, "--sampler", sampler.channel.target)
+        ended = await aeenc(*target, "--json", "export", "beir", run["run"], "--to", tmp_path / "beir")
+        assert ended.code == 0, ended.stderr
+    assert ended.json["premises"] == 60
+    assert (ended.json["explains"], ended.json["refused"]) == (run["positives"], run["negatives"])

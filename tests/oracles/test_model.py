@@ -1,0 +1,134 @@
+"""The oracle that asks a model: thresholds, labels, order of the texts, and what it says of files that do not fit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from tiny_classifier import logits, write_model
+
+from aeenc import errors
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
+from aeenc.oracles.model import ModelOracle
+
+NLI = {"0": "CONTRADICTION", "1": "ENTAILMENT", "2": "NEUTRAL"}
+TEXTS = ["a magnet attracts iron", "ice can melt", "the sun is a star with more heat than the moon", "sun", "a plant"]
+QUERY = "a nail is made of iron"
+
+
+def task(*texts: str) -> Task:
+    return Task(
+        "t", "run", QUERY, (), (), tuple(Candidate(text, text, n, 0.5) for n, text in enumerate(texts, start=1))
+    )
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_one_output_is_a_probability_by_the_logistic_function_query_first(tmp_path: Path, typed: bool):
+    table = write_model(tmp_path, 1, typed=typed)
+    found = ModelOracle(tmp_path).probabilities(QUERY, TEXTS)
+    expected = [1 / (1 + math.exp(-logits(table, QUERY, text, typed=typed)[0])) for text in TEXTS]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_nli_model_gives_the_share_of_entailment_premise_first(tmp_path: Path):
+    table = write_model(tmp_path, 3, id2label=NLI, typed=True)
+    powers = [np.exp(logits(table, text, QUERY, typed=True)) for text in TEXTS]
+    expected = [float(power[1] / power.sum()) for power in powers]
+    assert ModelOracle(tmp_path).probabilities(QUERY, TEXTS) == pytest.approx(expected, abs=1e-5)
+    other = ModelOracle(tmp_path, premise_first=False).probabilities(QUERY, TEXTS)
+    assert other != pytest.approx(expected, abs=1e-3)
+
+
+def test_a_label_can_be_chosen(tmp_path: Path):
+    table = write_model(tmp_path, 2, id2label={"0": "no", "1": "yes"})
+    with pytest.raises(errors.InvalidArgument, match="no, yes"):
+        ModelOracle(tmp_path)
+    with pytest.raises(errors.InvalidArgument, match="'maybe'"):
+        ModelOracle(tmp_path, label="maybe")
+    powers = np.exp(logits(table, TEXTS[0], QUERY))
+    found = ModelOracle(tmp_path, label="yes").probabilities(QUERY, TEXTS[:1])
+    assert found == pytest.approx([float(powers[1] / powers.sum())], abs=1e-5)
+
+
+def test_not_entailment_is_no_entailment(tmp_path: Path):
+    write_model(tmp_path, 2, id2label={"0": "not_entailment", "1": "entailment"})
+    both = [ModelOracle(tmp_path, label=label).probabilities(QUERY, TEXTS) for label in (None, "entailment")]
+    assert both[0] == both[1]
+
+
+async def test_thresholds_separate_yes_no_and_abstain_and_the_grade_is_the_probability(tmp_path: Path):
+    write_model(tmp_path, 1)
+    grades = sorted(ModelOracle(tmp_path).probabilities(QUERY, TEXTS))
+    verdicts = await ask(ModelOracle(tmp_path, accept=grades[3], refuse=grades[1]), task(*TEXTS))
+    by_grade = sorted(verdicts.values(), key=lambda verdict: verdict.grade)
+    assert [verdict.judgement for verdict in by_grade] == [REFUSES, REFUSES, ABSTAINS, EXPLAINS, EXPLAINS]
+    assert [verdict.grade for verdict in by_grade] == grades
+
+
+def test_a_pair_has_the_same_probability_alone_and_among_many_of_other_lengths(tmp_path: Path):
+    write_model(tmp_path, 3, id2label=NLI)
+    oracle = ModelOracle(tmp_path)
+    many = oracle.probabilities(QUERY, TEXTS * 20)
+    alone = [oracle.probabilities(QUERY, [text])[0] for text in TEXTS]
+    assert many == pytest.approx(alone * 20, abs=1e-6)
+    assert oracle.probabilities(QUERY, []) == []
+
+
+def test_a_pair_that_is_too_long_is_cut_and_not_refused(tmp_path: Path):
+    write_model(tmp_path, 1)
+    [grade] = ModelOracle(tmp_path).probabilities(QUERY, ["ice " * 1000])
+    assert 0 <= grade <= 1
+
+
+async def test_what_is_no_number_is_no_verdict(tmp_path: Path):
+    write_model(tmp_path, 1)
+    model = onnx.load(str(tmp_path / "model.onnx"))
+    table = model.graph.initializer[0]
+    table.CopyFrom(numpy_helper.from_array(np.full(tuple(table.dims), np.nan, np.float32), "table"))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    [verdict] = (await ask(ModelOracle(tmp_path), task("sun"))).values()
+    assert (verdict.judgement, verdict.grade) == (ABSTAINS, None)
+
+
+@pytest.mark.parametrize("missing", ["model.onnx", "tokenizer.json", "config.json"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str):
+    write_model(tmp_path, 1)
+    (tmp_path / missing).unlink()
+    with pytest.raises(errors.NotFound, match=missing):
+        ModelOracle(tmp_path)
+
+
+@pytest.mark.parametrize("spoilt", ["model.onnx", "tokenizer.json", "config.json"])
+def test_a_file_that_is_spoilt_is_named(tmp_path: Path, spoilt: str):
+    write_model(tmp_path, 1)
+    (tmp_path / spoilt).write_bytes(b"{ nonsense")
+    with pytest.raises(errors.DataLoss, match=spoilt):
+        ModelOracle(tmp_path)
+
+
+@pytest.mark.parametrize(("accept", "refuse"), [(0.2, 0.8), (0.5, 0.5), (1.2, 0.1), (0.5, -0.1)])
+def test_thresholds_out_of_order_are_refused(tmp_path: Path, accept: float, refuse: float):
+    with pytest.raises(errors.InvalidArgument, match="refuse < accept"):
+        ModelOracle(tmp_path, accept=accept, refuse=refuse)
+
+
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_model(tmp_path, 1)
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(errors.FailedPrecondition, match=r"aeenc\[oracle-model\]"):
+        ModelOracle(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path: Path):
+    from tiny_cross_encoder import PAIRS, export_tiny_cross_encoder
+
+    exported = export_tiny_cross_encoder(tmp_path)
+    oracle = ModelOracle(exported.artifact.path)
+    for (query, premise), score in zip(PAIRS, exported.scores(PAIRS), strict=True):
+        expected = 1 / (1 + math.exp(-float(np.ravel(score)[0])))
+        assert oracle.probabilities(query, [premise]) == pytest.approx([expected], abs=1e-4)
