@@ -1,0 +1,100 @@
+"""Thirty-two people at one queue, with a sampler that stays, and with one that is killed under them."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from people_world import People, agreement_differs, check
+from sampler_process import SamplerProcess
+from sampler_world import HYPOTHESES, World
+from waiting import until
+
+import aeenc
+from aeenc.v1 import sampler_pb2
+from services.kit.local_redis import start_private_redis
+from services.kit.redis import connect
+from services.launcher.ports import free_port
+from services.sampler.tasks.task_keys import TaskKeys
+from services.sampler.tasks.task_store import TaskStore
+
+PEOPLE = 32
+TEAM = {"undo_s": 0.3, "min_lease_s": 0.6, "first_lease_s": 0.6}
+CONFIG = {"corpus": "science", "oracle": "team", "k": 6}
+
+
+@asynccontextmanager
+async def crowd(people: People) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """All of them at work, until the body ends."""
+    names = [f"person-{n}" for n in range(PEOPLE)]
+    tasks = [asyncio.create_task(people.person(name)) for name in names]
+    tasks.append(asyncio.create_task(people.adjudicator()))
+    try:
+        yield tasks
+    finally:
+        people.done.set()
+        await asyncio.gather(*tasks)
+
+
+async def finished(sampler: aeenc.SamplerClient, run_id: str, crowd: list[asyncio.Task[None]]) -> None:
+    """Waits for the end of the run, or of somebody who should not have ended."""
+    waiting = asyncio.create_task(sampler.wait(run_id))
+    done, _ = await asyncio.wait([waiting, *crowd], timeout=50, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {waiting}, done or "the run did not end"
+    assert waiting.result().state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [1, 2, 3])
+async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: World, overlap: int):
+    redis = connect(world.settings["redis_url"])
+    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    async with world.sampler(queues={"team": {**TEAM, "overlap": overlap}}) as sampler:
+        run = await sampler.start_run(HYPOTHESES, **CONFIG)
+        people = People(aeenc.PeopleClient(sampler.channel), run.id, flip=0.1 if overlap > 1 else 0.0)
+        async with crowd(people) as tasks:
+            await finished(sampler, run.id, tasks)
+        assert (await check(people, sampler, store, overlap, HYPOTHESES)).all() == []
+        counts = people.ledger.counts
+        assert min(counts[what] for what in ("in time", "late", "died", "released", "renewed", "undone")) > 0, counts
+        if overlap > 1:
+            assert agreement_differs(await people.client.agreement(run.id), people.ledger) < 1e-9
+        assert (counts["adjudicated"] > 0) == (overlap == 2)
+    await redis.aclose()
+
+
+@pytest.mark.slow
+async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed(world: World):
+    with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
+        redis = start_private_redis(Path(directory))
+        port = free_port(set())
+        settings = {**world.settings, "port": port, "redis_url": redis.url, "queues": {"team": TEAM}}
+        process = SamplerProcess(settings)
+        await process.start()
+        sampler = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
+        await sampler.runs()  # it answers from now on; starting a run is not tried again
+        run = await sampler.start_run(HYPOTHESES, **CONFIG)
+        people = People(aeenc.PeopleClient(aeenc.Channel(f"127.0.0.1:{port}", timeout_s=2.0)), run.id)
+        async with crowd(people) as tasks:
+            for kill_redis in (False, True, False):
+                enough = len(people.ledger.said) + 6
+                await until(lambda: len(people.ledger.said) >= enough)  # noqa: B023 -- awaited at once
+                await process.kill()
+                if kill_redis:
+                    redis.process.kill()
+                    redis.process.wait()
+                    redis = start_private_redis(Path(directory))
+                await process.start()
+            await finished(sampler, run.id, tasks)
+        client = connect(redis.url)
+        store = TaskStore(client, TaskKeys(world.settings["namespace"]))
+        try:
+            assert (await check(people, sampler, store, 1, HYPOTHESES)).all() == []
+        finally:
+            await client.aclose()
+            await process.kill()
+            await people.client.channel.close()
+            await sampler.channel.close()
+            redis.stop()
