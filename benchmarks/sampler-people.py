@@ -18,6 +18,6 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hypotheses", type=int, default=40)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--hypotheses", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=30)
     run(main(parser.parse_args()))

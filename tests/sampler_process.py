@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
-import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +22,7 @@ class SamplerProcess:
             f"AEENC_SAMPLER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()
         }
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
@@ -32,20 +30,18 @@ class SamplerProcess:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Starts it; whoever calls it waits until it answers."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.sampler",
+        self._process = subprocess.Popen(  # not by asyncio, whose uvloop forks under grpc's feet
+            [sys.executable, "-m", "services.sampler"],
             cwd=ROOT,
             env={**os.environ, **self._environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"},
-            stderr=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
-    async def kill(self) -> None:
+    def kill(self) -> None:
         """SIGKILL, and waits until it is gone."""
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        await self._process.wait()
+        self._process.kill()
+        self._process.wait()

@@ -30,12 +30,14 @@ from services.sampler.tasks.task_store import TaskStore
 
 PEOPLE = 32
 THINK_S = 0.05
+ANSWERS_A_KILL = 6
+REDIS_KILL = 4  # every fourth time Redis is killed, too
 TEAM = {"undo_s": 0.5, "min_lease_s": 1.0, "first_lease_s": 1.0}
 MOODS = ("in time", "late", "died", "released", "renewed", "undone")
 NAMESPACE = "people"
 
 
-async def people(rows: Rows, *, hypotheses: int = 40, kills: int = 20) -> None:
+async def people(rows: Rows, *, hypotheses: int = 200, kills: int = 30) -> None:
     """One judge a task with kills, then two with conflicts and three with majorities, undisturbed."""
     await _crowd(rows, overlap=1, hypotheses=hypotheses, kills=kills, flip=0.0)
     await _crowd(rows, overlap=2, hypotheses=max(hypotheses // 4, 1), kills=0, flip=0.1)
@@ -59,7 +61,7 @@ async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip:
                     "queues": {"team": {**TEAM, "overlap": overlap}},
                 }
             )
-            await process.start()
+            process.start()
             sampler = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
             client = aeenc.PeopleClient(aeenc.Channel(f"127.0.0.1:{port}", timeout_s=5.0))
             await sampler.runs()  # it answers from now on; starting a run is not tried again
@@ -70,22 +72,22 @@ async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip:
             tasks.append(asyncio.create_task(crowd.adjudicator()))
             begun = time.monotonic()
             ended = asyncio.create_task(sampler.wait(run.id))
-            killed = 0
+            killed = said = 0
             while not ended.done():
-                await asyncio.wait([ended], timeout=1.5)
-                if killed < kills and not ended.done():
-                    killed += 1
-                    await process.kill()
-                    if killed % 4 == 0:
+                await asyncio.wait([ended], timeout=0.1)
+                if killed < kills and len(crowd.ledger.said) >= said + ANSWERS_A_KILL and not ended.done():
+                    killed, said = killed + 1, len(crowd.ledger.said)
+                    process.kill()
+                    if killed % REDIS_KILL == 0:
                         redis.process.kill()
                         redis.process.wait()
                         redis = start_private_redis(Path(directory))
-                    await process.start()
+                    process.start()
             took_s = time.monotonic() - begun
             crowd.done.set()
             await asyncio.gather(*tasks)
             await _report(rows, crowd, sampler, redis.url, overlap, roots, killed, took_s, ended.result())
-            await process.kill()
+            process.kill()
             await client.channel.close()
             await sampler.channel.close()
         redis.stop()

@@ -72,7 +72,7 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
         port = free_port(set())
         settings = {**world.settings, "port": port, "redis_url": redis.url, "queues": {"team": TEAM}}
         process = SamplerProcess(settings)
-        await process.start()
+        process.start()
         sampler = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
         await sampler.runs()  # it answers from now on; starting a run is not tried again
         run = await sampler.start_run(HYPOTHESES, **CONFIG)
@@ -81,12 +81,12 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
             for kill_redis in (False, True, False):
                 enough = len(people.ledger.said) + 6
                 await until(lambda: len(people.ledger.said) >= enough)  # noqa: B023 -- awaited at once
-                await process.kill()
+                process.kill()
                 if kill_redis:
                     redis.process.kill()
                     redis.process.wait()
                     redis = start_private_redis(Path(directory))
-                await process.start()
+                process.start()
             await finished(sampler, run.id, tasks)
         client = connect(redis.url)
         store = TaskStore(client, TaskKeys(world.settings["namespace"]))
@@ -94,7 +94,7 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
             assert (await check(people, sampler, store, 1, HYPOTHESES)).all() == []
         finally:
             await client.aclose()
-            await process.kill()
+            process.kill()
             await people.client.channel.close()
             await sampler.channel.close()
             redis.stop()

@@ -96,6 +96,14 @@ def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
         steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
 
 
+def test_a_late_answer_ends_its_persons_other_lease_and_spares_those_with_room():
+    record = leased(new(overlap=3), "ann", 0.0, 10.0)
+    record = leased(leased(leased(record, "ann", 20.0), "bob", 21.0), "cem", 22.0)
+    change = steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 1, 25.0)
+    assert change.events == (("EXPIRED", "ann"), ("ANSWERED", "ann"))
+    assert [lease.annotator for lease in change.record.held(25.0)] == ["bob", "cem"]
+
+
 def test_a_renewed_lease_never_lasts_longer_than_an_hour():
     record = leased(new(), "ann", 0.0, 60.0)
     record = steps.renew(record, "run.0-0.ann0", 50.0, 60.0).record

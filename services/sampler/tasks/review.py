@@ -78,7 +78,8 @@ class Review:
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
         request = ("amend", answer_id, request_id) if request_id else ()
-        await self._await_commit(run, task_id)
+        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
+            await self._await_commit(run, before)
         record, amended = await self._changes.apply(
             run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request
         )
@@ -96,10 +97,9 @@ class Review:
         await self._correct(run, record, made, adjudicator)
         return made
 
-    async def _await_commit(self, run: Run, task_id: str) -> None:
+    async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """What replaces a pair must stand behind it in the log, so the run has to have recorded its node."""
-        record = (await self._tasks.read(run.id, task_id)).record
-        if record is None or not record.settled:
+        if not record.settled:
             return
         tree, _, ordinal = record.node_id.partition("-")
         [found] = await self._nodes.trees(run.id, [int(tree)])
@@ -108,6 +108,7 @@ class Review:
 
     async def _correct(self, run: Run, record: TaskRecord, made: str, who: str) -> None:
         """Adds the pairs that replace what the run was told, once for each amendment or decision."""
+        await self._await_commit(run, record)
         changed = steps.corrections(record) if record.settled else {}
         pairs = [
             Pair(

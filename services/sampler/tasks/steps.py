@@ -101,7 +101,7 @@ def submit(
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
     after = replace(after, answers=(*record.answers, answer), made=record.made + 1, undone=False)
-    after, surplus = _without_surplus(after, at)
+    after, surplus = _without_surplus(after, held.annotator, at)
     return _decided(
         Change(
             after,
@@ -209,10 +209,12 @@ def _decided(change: Change, at: float) -> Change:
     return replace(change, record=after, events=events)
 
 
-def _without_surplus(record: TaskRecord, at: float) -> tuple[TaskRecord, Events]:
-    """Ends the youngest leases when a late answer has left too little room for all."""
+def _without_surplus(record: TaskRecord, annotator: str, at: float) -> tuple[TaskRecord, Events]:
+    """Ends the leases that a late answer has made needless: the person's own others, and the youngest without room."""
     room = record.overlap - len(record.answers)
-    surplus = sorted(record.held(at), key=lambda lease: lease.taken_at)[room:]
+    others = [lease for lease in record.held(at) if lease.annotator != annotator]
+    kept = sorted(others, key=lambda lease: lease.taken_at)[:room]
+    surplus = [lease for lease in record.held(at) if lease not in kept]
     leases = tuple(replace(lease, ended="MOOT") if lease in surplus else lease for lease in record.leases)
     return replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in surplus)
 
