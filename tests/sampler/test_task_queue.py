@@ -14,6 +14,11 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES
 from aeenc.v1 import sampler_pb2, types_pb2
+from services.kit.redis import connect
+from services.sampler.tasks import steps
+from services.sampler.tasks.controls import read_controls
+from services.sampler.tasks.task_keys import TaskKeys
+from services.sampler.tasks.task_store import TaskStore
 
 QUEUE = {"undo_s": 0.0, "min_lease_s": 30.0, "first_lease_s": 30.0}
 NEVER = 3600.0
@@ -121,8 +126,6 @@ async def test_a_lease_lasts_three_mean_answer_times(world: World):
 
 
 async def world_time(world: World) -> float:
-    from services.kit.redis import connect
-
     redis = connect(world.settings["redis_url"])
     seconds, microseconds = await redis.time()
     await redis.aclose()
@@ -188,6 +191,21 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Worl
             await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
 
 
+async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: World):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [])
+    redis = connect(world.settings["redis_url"])
+    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    read = await store.read(run_id, lease.task.task_id)
+    assert read.record is not None
+    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
+    await redis.aclose()
+    async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
+        run = await asyncio.wait_for(sampler.wait(run_id), 20)
+        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+
+
 async def test_control_items_measure_annotators_and_become_no_pairs(world: World, tmp_path):
     control = {"query": "what is iron", "explains": ["iron is a metal"], "refuses": ["ice is cold", "salt is white"]}
     file = tmp_path / "controls.jsonl"
@@ -243,8 +261,6 @@ async def test_wrong_calls_are_refused_by_name(world: World):
 def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: World, tmp_path):
     with pytest.raises(ValueError, match="other names"):
         world.configure(queues={"fake": {}})
-    from services.sampler.tasks.controls import read_controls
-
     for text, message in (("{", ":1: no control item"), ('{"query": "q"}', "neither"), ("", "holds no")):
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(errors.InvalidArgument, match=message):

@@ -152,21 +152,22 @@ class TaskQueue:
                     return None
 
     async def _candidates(self, run: Run, annotator: str, taken: int) -> list[str]:
-        """The tasks that wait, behind a control item when this person's turn for one has come."""
+        """The tasks that wait and are not this person's, behind a control item when the turn for one has come."""
         waiting = await self._tasks.waiting(run.id)
-        controls = self._controls.get(run.config.oracle, ())
-        if not waiting or not controls:
-            return waiting
+        if not waiting:
+            return []
         answered = await self._tasks.answered_by(run.id, annotator)
-        if _chance(run.id, annotator, len(answered) + taken) >= self._queues[run.config.oracle].control_share:
-            return waiting
         done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
-        for control in controls:
-            record = control_record(run, control)
+        new = [task_id for task_id in waiting if task_id not in done]
+        controls = self._controls.get(run.config.oracle, ())
+        share = self._queues[run.config.oracle].control_share
+        if not new or not controls or _chance(run.id, annotator, len(answered) + taken) >= share:
+            return new
+        for record in (control_record(run, control) for control in controls):
             if record.task.task_id not in done:
                 await self._tasks.put([record])
-                return [record.task.task_id, *waiting]
-        return waiting
+                return [record.task.task_id, *new]
+        return new
 
 
 def _chance(*parts: object) -> float:
