@@ -41,7 +41,7 @@ class SamplerProcess:
         )
 
     def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        """SIGKILL, and waits until it is gone. Nothing happens to one that was never started."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -167,7 +167,7 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
         assert (await aeenc(*decide)).code == 2
         assert (await aeenc(*decide, "--refuses", first)).code == 2
         assert (await aeenc(*decide, "--refuses", second, "--adjudicator", "judge")).code == 0
-        await asyncio.wait_for(sampler.wait(run_id), 20)
+        await asyncio.wait_for(sampler.wait(run_id), 40)
         shown = await aeenc(*target, "tasks", run_id)
         assert "SETTLED" in shown.stdout
         assert (

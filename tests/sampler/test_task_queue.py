@@ -78,7 +78,7 @@ async def test_what_people_say_becomes_the_pairs_of_the_run(world: World):
         await people.submit(one, [ids[0]], seen_upto=3)
         others = {c.premise_id: ABSTAINS for c in two.task.candidates}
         await people.submit(two, others, elapsed_s=4.0)
-        run = await asyncio.wait_for(sampler.wait(run_id), 20)
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert (run.progress.positives, run.progress.negatives, run.progress.skipped) == (1, 2, 5)
         signs = {
@@ -117,12 +117,12 @@ async def test_a_lease_lasts_three_mean_answer_times(world: World):
             return lease.expires_at.ToNanoseconds() / 1e9 - now
 
         first = await take(people, "ann")
-        assert await lasts(first) == pytest.approx(600, abs=5)
+        assert await lasts(first) == pytest.approx(600, abs=15)
         await people.submit(first, [], elapsed_s=20.0)
         second = await take(people, "ann")
-        assert await lasts(second) == pytest.approx(60, abs=5)
+        assert await lasts(second) == pytest.approx(60, abs=15)
         await people.submit(second, [], elapsed_s=9e9)
-        assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=5)
+        assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=15)
 
 
 async def world_time(world: World) -> float:
@@ -152,7 +152,7 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Wor
         lease = await take(people, "ann")
         ids = [c.premise_id for c in lease.task.candidates]
         answer = await people.submit(lease, [ids[0]])
-        await asyncio.wait_for(sampler.wait(run_id), 20)
+        await asyncio.wait_for(sampler.wait(run_id), 40)
         with pytest.raises(errors.FailedPrecondition, match="amend it") as used:
             await people.undo("ann", run_id)
         assert used.value.reason == "ANSWER_USED"
@@ -184,7 +184,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Worl
         with pytest.raises(errors.InvalidArgument, match=ids[1]):
             await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS}, "judge")
         await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: ABSTAINS}, "judge")
-        await asyncio.wait_for(sampler.wait(run_id), 20)
+        await asyncio.wait_for(sampler.wait(run_id), 40)
         found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
         assert found == dict(zip(ids, [(sign, "judge") for sign in "+?--"], strict=True))
         with pytest.raises(errors.NotFound, match="no conflict"):
@@ -202,7 +202,7 @@ async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(wor
     assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
     await redis.aclose()
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
-        run = await asyncio.wait_for(sampler.wait(run_id), 20)
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
 
 
