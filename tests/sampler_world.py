@@ -194,6 +194,7 @@ def brute_force(
     max_judgements: int = 10**9,
     max_negatives: int = 10**9,
     splits: Iterable[str] = (),
+    decides: Callable[[str, str], bool] = explains,
 ) -> PairSet:
     """Algorithm 2 read aloud: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
@@ -208,7 +209,7 @@ def brute_force(
                 if (query, premise) not in seen:
                     if len(seen) >= max_judgements:
                         break
-                    seen[query, premise] = explains(query, premise)
+                    seen[query, premise] = decides(query, premise)
                 if seen[query, premise] and not is_leaf(premise) and premise not in visited and depth < max_depth:
                     visited.add(premise)
                     queue.append((premise, depth + 1, (*path, query)))

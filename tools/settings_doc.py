@@ -11,6 +11,7 @@ from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.settings import ServiceSettings
 from services.sampler.settings import OracleSettings, SamplerSettings
+from services.sampler.tasks.settings import QueueSettings
 from services.trainer.settings import TrainerSettings
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -33,7 +34,9 @@ def render() -> str:
         own = set(settings.model_fields) - common | {"port"}
         parts += [f"## AEENC_{settings.service.upper()}_…", _table(settings, own)]
     parts += ["## An oracle in `AEENC_SAMPLER_ORACLES`", "A JSON object by name, each with these fields.\n"]
-    return "\n".join([*parts, _table(OracleSettings, set(OracleSettings.model_fields), upper=False)])
+    parts += [_table(OracleSettings, set(OracleSettings.model_fields), upper=False)]
+    parts += ["## A queue in `AEENC_SAMPLER_QUEUES`", "A JSON object by name, each with these fields.\n"]
+    return "\n".join([*parts, _table(QueueSettings, set(QueueSettings.model_fields), upper=False)])
 
 
 def _table(settings: type[BaseModel], names: set[str], *, upper: bool = True) -> str:

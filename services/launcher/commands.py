@@ -26,6 +26,9 @@ def up(
         int | None, typer.Option(min=0, max=65000, help=f"First of five ports; 0: free ones.  [default: {BASE_PORT}]")
     ] = None,
     oracle: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of an oracle of yours; repeatable.")] = None,
+    people: Annotated[
+        list[str] | None, typer.Option(help="NAME or NAME=N of a queue of people, N on each task; repeatable.")
+    ] = None,
     gold: Annotated[Path | None, typer.Option(help="Also serve a gold oracle over this directory's trees.")] = None,
     split: Annotated[str, typer.Option(help="The split of --gold that answers.")] = "train",
     redis_url: Annotated[str | None, typer.Option(help="A Redis of yours instead of a private one.")] = None,
@@ -43,6 +46,7 @@ def up(
     options = Options(
         base_port=known.base_port if base_port is None else base_port,
         oracles=known.oracles if oracle is None else dict(_named(text) for text in oracle),
+        people=known.people if people is None else dict(_queue(text) for text in people),
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
         redis_url=known.redis_url if redis_url is None else redis_url,
@@ -86,3 +90,10 @@ def _named(text: str) -> tuple[str, str]:
     if not equals or not name or ":" not in target:
         raise InvalidArgument(f"--oracle {text!r} is no NAME=HOST:PORT, such as mine=127.0.0.1:50055")
     return name, target
+
+
+def _queue(text: str) -> tuple[str, int]:
+    name, equals, overlap = text.partition("=")
+    if not name or (equals and not (overlap.isdecimal() and 1 <= int(overlap) <= 100)):
+        raise InvalidArgument(f"--people {text!r} is no NAME or NAME=N with N from 1 to 100, such as team=2")
+    return name, int(overlap or 1)

@@ -45,6 +45,7 @@ class Options:
 
     base_port: int = BASE_PORT
     oracles: dict[str, str] = field(default_factory=dict)
+    people: dict[str, int] = field(default_factory=dict)
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
@@ -115,11 +116,12 @@ class Fleet:
         """What must be started again because its options are others than the last time."""
         known = self.options() or options
         gold_trees, gold_split = known.gold_trees, known.gold_split
-        if replace(options, oracles=known.oracles, gold_trees=gold_trees, gold_split=gold_split) != known:
+        asked = replace(options, oracles=known.oracles, people=known.people)
+        if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
             return {"redis", *SERVICES, "gold"}  # something that concerns all
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
             return {"gold", "sampler"}
-        return set() if known.oracles == options.oracles else {"sampler"}
+        return set() if (known.oracles, known.people) == (options.oracles, options.people) else {"sampler"}
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what ran."""
@@ -168,6 +170,8 @@ class Fleet:
             settings[f"{peer}_target"] = targets[peer]
         if name == "sampler":
             settings["oracles"] = json.dumps(self._oracles(options, targets))
+            if options.people:  # else AEENC_SAMPLER_QUEUES holds, if it is set
+                settings["queues"] = json.dumps({name: {"overlap": n} for name, n in options.people.items()})
         if self._token and self._admin_token:
             settings |= {"token": self._token, "admin_token": self._admin_token}
             settings |= {"peer_token": self._token, "peer_admin_token": self._admin_token}

@@ -21,6 +21,12 @@ from services.sampler.runner import Runner
 from services.sampler.sampling import Sampling
 from services.sampler.servicer import SamplerServicer
 from services.sampler.settings import SamplerSettings
+from services.sampler.tasks.controls import read_controls
+from services.sampler.tasks.gateway import Gateway, PeopleGateway
+from services.sampler.tasks.queue import TaskQueue
+from services.sampler.tasks.review import Review
+from services.sampler.tasks.task_keys import TaskKeys
+from services.sampler.tasks.task_store import TaskStore
 
 MAX_K = 1000
 
@@ -29,7 +35,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     """The sampler, ready to start."""
     server = GrpcServer(settings)
     redis, keys = connect(settings.redis_url), RunKeys(settings.namespace)
-    store, nodes = RunStore(redis, keys), NodeStore(redis, keys)
+    store, nodes, pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
     index = Channel(settings.index_target, **settings.peer())
     retrieval = Retrieval(IndexClient(index), settings.index_patience_s)
     registry = (
@@ -39,7 +45,13 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     labels = RunLabels(registry)
     metrics = OracleMetrics(server.metrics)
-    oracles = {name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()}
+    tasks = TaskStore(redis, TaskKeys(settings.namespace))
+    controls = {name: read_controls(one.controls) for name, one in settings.queues.items() if one.controls}
+    queue = TaskQueue(store, tasks, settings.queues, controls)
+    oracles: dict[str, Gateway] = {
+        name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
+    }
+    oracles |= {name: PeopleGateway(name, one, store, tasks, queue) for name, one in settings.queues.items()}
     runner = Runner(
         store,
         nodes,
@@ -54,12 +66,10 @@ def build(settings: SamplerSettings) -> GrpcServer:
         poll_s=settings.poll_s,
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
-    sampling = Sampling(
-        store, nodes, PairLog(redis, keys), retrieval, labels, runner, oracles, limits, settings.max_hypotheses
-    )
+    sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
     server.add(
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
-        SamplerServicer(sampling, server),
+        SamplerServicer(sampling, queue, Review(store, nodes, tasks, pairs), server),
         "aeenc.v1.SamplerService",
     )
 

@@ -141,6 +141,7 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
             annotator=pair.annotator,
             judged_at=to_timestamp(parse_time(pair.judged_at)),
             grade=pair.grade,
+            amended=pair.amended,
         ),
     )
 

@@ -19,10 +19,11 @@ from services.kit.tasks import cancel_all
 from services.sampler import acs
 from services.sampler.acs import Candidate, Node, Outcome, Result, Ruling, Tree
 from services.sampler.node_store import NodeCommit, NodeStore, TreeAdvance, Written
-from services.sampler.oracle_gateway import FEW, Judged, OracleFailed, OracleGateway, Unanswered
+from services.sampler.oracle_gateway import FEW, Judged, OracleFailed, Unanswered
 from services.sampler.retrieval import Retrieval
 from services.sampler.run_store import RunStore
 from services.sampler.runs import Pair, Run, Sign, now
+from services.sampler.tasks.gateway import Gateway
 
 log = get(__name__)
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class RunWorker:
         store: RunStore,
         nodes: NodeStore,
         retrieval: Retrieval,
-        oracle: OracleGateway,
+        oracle: Gateway,
         wave_nodes: int,
     ) -> None:
         self._run, self._owner, self._lease_s = run, owner, lease_s

@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Mapping
 
 from aeenc import errors
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tasks import cancel_all
 from services.sampler.node_store import NodeStore
-from services.sampler.oracle_gateway import OracleGateway
 from services.sampler.retrieval import Retrieval
 from services.sampler.run_labels import RunLabels
 from services.sampler.run_store import RunStore
 from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.runs import LIVE, Run, State
+from services.sampler.tasks.gateway import Gateway
 
 log = get(__name__)
 
@@ -34,7 +35,7 @@ class Runner:
         store: RunStore,
         nodes: NodeStore,
         retrieval: Retrieval,
-        oracles: dict[str, OracleGateway],
+        oracles: Mapping[str, Gateway],
         labels: RunLabels,
         readiness: Readiness,
         *,

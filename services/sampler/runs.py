@@ -113,7 +113,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Pair:
-    """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one."""
+    """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
+
+    An `amended` pair replaces the earlier ones of its query and premise in its run.
+    """
 
     query: str
     premise_id: str
@@ -129,6 +132,7 @@ class Pair:
     annotator: str = ""
     judged_at: str = ""
     grade: float = 0.0
+    amended: bool = False
     seq: int = 0
 
     def to_json(self) -> str:

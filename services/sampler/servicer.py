@@ -1,24 +1,26 @@
-"""SamplerService over gRPC: converts and delegates. The calls of the human queue are not part of this build."""
+"""SamplerService over gRPC: converts and delegates. The calls for people who judge are in `tasks/servicer.py`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aeenc import errors
-from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from aeenc.v1 import sampler_pb2
 from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
 from services.kit.wire import to_timestamp
 from services.sampler import convert
 from services.sampler.sampling import Sampling
+from services.sampler.tasks.queue import TaskQueue
+from services.sampler.tasks.review import Review
+from services.sampler.tasks.servicer import TaskCalls
 
 
-class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
+class SamplerServicer(TaskCalls):
     """Converts, delegates, converts back."""
 
-    def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
-        self._sampling = sampling
+    def __init__(self, sampling: Sampling, queue: TaskQueue, review: Review, server: GrpcServer) -> None:
+        self._sampling, self._queue, self._review = sampling, queue, review
         self._server = server
 
     async def StartRun(
@@ -65,17 +67,6 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     ) -> AsyncIterator[sampler_pb2.ExportTreesResponse]:
         async for hypothesis_id, record in self._sampling.export_trees(request.run_id):
             yield sampler_pb2.ExportTreesResponse(hypothesis_id=hypothesis_id, record_json=record)
-
-    async def _judge_by_hand(self, request: Any, context: Any) -> Any:
-        raise errors.Unimplemented("this build has no queue for people who judge; name an oracle in the run instead")
-
-    LeaseTask = RenewLease = ReleaseTask = SubmitVerdicts = _judge_by_hand
-    UndoVerdicts = AmendVerdicts = Adjudicate = GetAgreement = _judge_by_hand
-
-    async def WatchTasks(
-        self, request: sampler_pb2.WatchTasksRequest, context: Any
-    ) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
-        yield await self._judge_by_hand(request, context)
 
     async def GetInfo(
         self, request: sampler_pb2.SamplerServiceGetInfoRequest, context: Any

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath
+from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
+from services.sampler.tasks.settings import QueueSettings
 
 
 class OracleSettings(BaseModel):
@@ -45,9 +46,19 @@ class SamplerSettings(ServiceSettings):
         None, description="the trainer's registry, told to keep each run's encoder version loaded; none: not told"
     )
     oracles: dict[str, OracleSettings] = Field(default_factory=dict, description="oracles by the name that runs use")
+    queues: dict[str, QueueSettings] = Field(
+        default_factory=dict, description="queues of people who judge, by the name that runs use as their oracle"
+    )
     wave_nodes: int = Field(256, ge=1, le=1024, description="most nodes of a run in work at once")
     max_active_runs: int = Field(4, ge=1, description="runs worked on at once; others wait")
     max_hypotheses: int = Field(100_000, ge=1, description="most hypotheses of one run")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another sampler takes over a silent one's run")
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for runs that wait for a sampler")
     index_patience_s: float = Field(300.0, ge=0, description="seconds that a run waits for an index that is away")
+
+    @field_validator("queues", mode="after")
+    @classmethod
+    def _other_names(cls, queues: dict[str, QueueSettings], known: ValidationInfo) -> dict[str, QueueSettings]:
+        if twice := sorted(queues.keys() & known.data.get("oracles", {}).keys()):
+            raise ValueError(f"{twice} name oracles, too; give the queues other names")
+        return queues

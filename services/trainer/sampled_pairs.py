@@ -37,12 +37,19 @@ class SampledPairs:
             )
 
     async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
-        """All pairs of runs, in the order of the runs and of their logs."""
+        """All pairs of runs, in the order of the runs and of their logs, without those that were amended since."""
         for run_id in run_ids:
+            found: dict[tuple[str, str, str], list[Sign]] = {}
             async for pair in self._sampler.pairs(run_id):
                 sign = _SIGNS.get(pair.sign)
                 if sign is not None:
-                    yield JudgedPair(pair.query, pair.premise_id, pair.premise, sign)
+                    signs = found.setdefault((pair.query, pair.premise_id, pair.premise), [])
+                    if pair.provenance.amended:
+                        signs.clear()
+                    signs.append(sign)
+            for key, signs in found.items():
+                for sign in signs:
+                    yield JudgedPair(*key, sign)
 
     async def close(self) -> None:
         """Closes the connection."""

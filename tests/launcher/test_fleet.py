@@ -233,10 +233,10 @@ def test_another_oracle_restarts_the_sampler_alone(home: Path, client: aeenc.Cli
     fleet = Fleet(home)
     before, options = fleet.running(), fleet.options()
     assert options is not None
-    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}))
+    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}, people={"team": 2}))
     after = Fleet(home).running()
     assert {name for name in after if after[name] != before[name]} == {"sampler"}
-    assert set(client.sampler.info().oracles) == {"mine", "other"}
+    assert set(client.sampler.info().oracles) == {"mine", "other", "team"}
 
 
 @pytest.mark.slow

@@ -155,15 +155,6 @@ async def test_imported_pairs_are_a_run_of_their_own(world: World):
             await client.import_pairs("science", [pair], run_id=sampled.id)
 
 
-async def test_the_queue_for_people_is_not_part_of_this_build(world: World):
-    async with world.sampler() as client:
-        stub, unary = client._stub, client.channel.unary
-        with pytest.raises(errors.Unimplemented, match="no queue for people"):
-            await unary(stub.LeaseTask, sampler_pb2.LeaseTaskRequest())
-        with pytest.raises(errors.Unimplemented, match="no queue for people"):
-            await anext(client.channel.stream(stub.WatchTasks, sampler_pb2.WatchTasksRequest()))
-
-
 async def test_info_names_the_oracles_and_the_limits(world: World):
     async with world.sampler() as client:
         info = await client.info()

@@ -215,3 +215,29 @@ async def test_a_run_over_hypotheses_of_another_split_is_not_learned_from():
     await pairs.check("c", ("r",), "")
     with pytest.raises(errors.FailedPrecondition, match=r"split 'dev'.*'train'.*leave the run out"):
         await pairs.check("c", ("r",), "train")
+
+
+async def test_an_amended_pair_replaces_the_earlier_ones_of_its_run_alone():
+    def pair(premise: str, sign: str, *, amended: bool = False) -> types_pb2.Pair:
+        told = types_pb2.Pair(query="q", premise_id=premise, premise=premise, sign=f"PAIR_SIGN_{sign}")
+        told.provenance.amended = amended
+        return told
+
+    logs = {
+        "r1": [pair("a", "POSITIVE"), pair("b", "NEGATIVE"), pair("a", "NEGATIVE", amended=True)],
+        "r2": [pair("a", "POSITIVE"), pair("b", "NEGATIVE"), pair("b", "POSITIVE")],
+    }
+
+    class Runs:
+        async def pairs(self, run_id: str) -> AsyncIterator[types_pb2.Pair]:
+            for one in logs[run_id]:
+                yield one
+
+    found = [pair async for pair in SampledPairs(Runs()).read(("r1", "r2"))]  # type: ignore[arg-type]
+    assert [(pair.premise, pair.sign) for pair in found] == [
+        ("a", "NEGATIVE"),
+        ("b", "NEGATIVE"),
+        ("a", "POSITIVE"),
+        ("b", "NEGATIVE"),
+        ("b", "POSITIVE"),
+    ]

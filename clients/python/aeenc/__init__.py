@@ -15,6 +15,7 @@ from aeenc.errors import AeencError
 from aeenc.found import Fusion, Hit, Retrieved, SearchResult
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
+from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
@@ -33,6 +34,7 @@ __all__ = [
     "Hit",
     "IndexClient",
     "Oracle",
+    "PeopleClient",
     "RegistryClient",
     "Retrieved",
     "SamplerClient",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
+from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.sync import LOOP, Blocking
@@ -21,7 +22,7 @@ TRAINER = "127.0.0.1:50054"
 
 
 class AsyncClient:
-    """The clients of the four services and of the registry. Connects at the first call, not before.
+    """The clients of the four services, of human queues and of the registry. Connects at the first call, not before.
 
     `token` opens the services, `admin_token` those that change what is served (default: `token`). Calls that fail in
     passing (UNAVAILABLE, RESOURCE_EXHAUSTED) are repeated within `timeout_s`, unless `retry` is False.
@@ -52,6 +53,7 @@ class AsyncClient:
         self.encoder = EncoderClient(channel(encoder, token))
         self.index = IndexClient(channel(index, token), channel(index, admin))
         self.sampler = SamplerClient(channel(sampler, token))
+        self.people = PeopleClient(self.sampler.channel)
         self.trainer = TrainerClient(channel(trainer, token))
         self.registry = RegistryClient(channel(trainer, admin))
 

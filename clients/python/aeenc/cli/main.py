@@ -21,6 +21,7 @@ from aeenc.cli import (
     exchange,
     oracle,
     output,
+    people,
     registry,
     retrieve,
     sample,
@@ -129,7 +130,7 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for module in (status, corpus, retrieve, sample, train, work, registry, evaluate, exchange, data, oracle):
+    for module in (status, corpus, retrieve, sample, train, work, people, registry, evaluate, exchange, data, oracle):
         module.register(made)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):

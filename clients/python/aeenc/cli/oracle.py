@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from aeenc.cli.output import Output, output_of
+from aeenc.cli.terminal import terminal
 from aeenc.oracle import Oracle
 from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset
@@ -57,4 +58,5 @@ def register(app: typer.Typer) -> None:
     oracle = typer.Typer(help="Oracles: who says what explains.", no_args_is_help=True)
     oracle.command("gold")(gold)
     oracle_kinds.register(oracle)
+    oracle.command("terminal")(terminal)
     app.add_typer(oracle, name="oracle")

@@ -35,6 +35,18 @@ class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_EVENT_EXPIRED: _ClassVar[TaskEvent]
     TASK_EVENT_CONFLICT: _ClassVar[TaskEvent]
     TASK_EVENT_ADJUDICATED: _ClassVar[TaskEvent]
+    TASK_EVENT_RELEASED: _ClassVar[TaskEvent]
+    TASK_EVENT_UNDONE: _ClassVar[TaskEvent]
+    TASK_EVENT_AMENDED: _ClassVar[TaskEvent]
+    TASK_EVENT_SETTLED: _ClassVar[TaskEvent]
+
+class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_STATE_UNSPECIFIED: _ClassVar[TaskState]
+    TASK_STATE_WAITING: _ClassVar[TaskState]
+    TASK_STATE_DECIDED: _ClassVar[TaskState]
+    TASK_STATE_CONFLICT: _ClassVar[TaskState]
+    TASK_STATE_SETTLED: _ClassVar[TaskState]
 COLLECT_UNSPECIFIED: Collect
 COLLECT_BOTH: Collect
 COLLECT_POSITIVES_ONLY: Collect
@@ -51,6 +63,15 @@ TASK_EVENT_ANSWERED: TaskEvent
 TASK_EVENT_EXPIRED: TaskEvent
 TASK_EVENT_CONFLICT: TaskEvent
 TASK_EVENT_ADJUDICATED: TaskEvent
+TASK_EVENT_RELEASED: TaskEvent
+TASK_EVENT_UNDONE: TaskEvent
+TASK_EVENT_AMENDED: TaskEvent
+TASK_EVENT_SETTLED: TaskEvent
+TASK_STATE_UNSPECIFIED: TaskState
+TASK_STATE_WAITING: TaskState
+TASK_STATE_DECIDED: TaskState
+TASK_STATE_CONFLICT: TaskState
+TASK_STATE_SETTLED: TaskState
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "hypotheses")
@@ -277,14 +298,16 @@ class ExportTreesResponse(_message.Message):
     def __init__(self, hypothesis_id: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
 
 class LeaseTaskRequest(_message.Message):
-    __slots__ = ("run_id", "annotator", "max_tasks")
+    __slots__ = ("run_id", "annotator", "max_tasks", "request_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     annotator: str
     max_tasks: int
-    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class LeaseTaskResponse(_message.Message):
     __slots__ = ("leases",)
@@ -351,14 +374,16 @@ class SubmitVerdictsResponse(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ..., late: bool = ...) -> None: ...
 
 class UndoVerdictsRequest(_message.Message):
-    __slots__ = ("annotator", "count", "run_id")
+    __slots__ = ("annotator", "count", "run_id", "request_id")
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     annotator: str
     count: int
     run_id: str
-    def __init__(self, annotator: _Optional[str] = ..., count: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, annotator: _Optional[str] = ..., count: _Optional[int] = ..., run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class UndoVerdictsResponse(_message.Message):
     __slots__ = ("answer_ids",)
@@ -367,14 +392,16 @@ class UndoVerdictsResponse(_message.Message):
     def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AmendVerdictsRequest(_message.Message):
-    __slots__ = ("answer_id", "verdicts", "annotator")
+    __slots__ = ("answer_id", "verdicts", "annotator", "request_id")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     annotator: str
-    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AmendVerdictsResponse(_message.Message):
     __slots__ = ("answer_id",)
@@ -383,16 +410,18 @@ class AmendVerdictsResponse(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
 
 class AdjudicateRequest(_message.Message):
-    __slots__ = ("task_id", "run_id", "verdicts", "adjudicator")
+    __slots__ = ("task_id", "run_id", "verdicts", "adjudicator", "request_id")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     run_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     adjudicator: str
-    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AdjudicateResponse(_message.Message):
     __slots__ = ("answer_id",)
@@ -407,18 +436,86 @@ class GetAgreementRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetAgreementResponse(_message.Message):
-    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators")
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports")
     COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
     FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
     KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     ANNOTATORS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     cohen_kappa: float
     fleiss_kappa: float
     krippendorff_alpha: float
     candidates: int
     annotators: int
-    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[AnnotatorReport]
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ...) -> None: ...
+
+class AnnotatorReport(_message.Message):
+    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed")
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_CORRECT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    answers: int
+    late: int
+    control_verdicts: int
+    control_correct: int
+    mean_elapsed: _duration_pb2.Duration
+    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ("run_id", "state", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: TaskState
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks", "next_page_token")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[JudgedTask]
+    next_page_token: str
+    def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class JudgedTask(_message.Message):
+    __slots__ = ("task", "state", "answers", "decision", "conflicts", "adjudicator")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    task: _oracle_pb2.OracleTask
+    state: TaskState
+    answers: _containers.RepeatedCompositeFieldContainer[TaskAnswer]
+    decision: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    conflicts: _containers.RepeatedScalarFieldContainer[str]
+    adjudicator: str
+    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
+
+class TaskAnswer(_message.Message):
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at")
+    ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    answer_id: str
+    annotator: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    late: bool
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq")

@@ -120,6 +120,11 @@ class SamplerServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementResponse.FromString,
                 _registered_method=True)
+        self.ListTasks = channel.unary_unary(
+                '/aeenc.v1.SamplerService/ListTasks',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.ListTasksRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListTasksResponse.FromString,
+                _registered_method=True)
         self.WatchTasks = channel.unary_stream(
                 '/aeenc.v1.SamplerService/WatchTasks',
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.WatchTasksRequest.SerializeToString,
@@ -229,7 +234,7 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Extends a lease.
+        """Extends a lease, so that it ends a lease time from now, but never later than an hour after it was given.
 
         Fails with FAILED_PRECONDITION (LEASE_EXPIRED) for a lease that is over, NOT_FOUND for an unknown one.
         """
@@ -238,36 +243,42 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseTask(self, request, context):
-        """Gives a task back unanswered.
+        """Gives a task back unanswered. It goes to the end of the queue.
 
-        Fails with NOT_FOUND for an unknown lease.
+        Fails with NOT_FOUND for an unknown lease. One that is over already is no failure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitVerdicts(self, request, context):
-        """Answers a task. Candidates up to `seen_upto` left unticked are refused, those beyond are unseen.
+        """Answers a task. Candidates up to `seen_upto` left unticked are refused, those beyond are unseen. An answer that comes
+        after its lease has ended is accepted once, unless the task has all its answers by then.
 
-        Fails with INVALID_ARGUMENT for an unknown premise, FAILED_PRECONDITION when the task was answered under another lease.
+        Fails with INVALID_ARGUMENT for an unknown premise, one judged twice, or an answer that says nothing; NOT_FOUND for an
+        unknown lease; FAILED_PRECONDITION when the task was answered under another lease (TASK_ANSWERED), the lease was
+        answered before (LEASE_ANSWERED) or given back (LEASE_RELEASED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndoVerdicts(self, request, context):
-        """Takes a person's last answers back.
+        """Takes a person's last answers back; their tasks are first in the queue again.
 
-        Fails with FAILED_PRECONDITION when an answer was used by a training job and can only be amended.
+        Fails with NOT_FOUND for an unknown run or a person without answers in it, FAILED_PRECONDITION (ANSWER_USED) when the
+        last answer has become pairs of the run, or was adjudicated, and can only be amended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AmendVerdicts(self, request, context):
-        """Replaces single verdicts; the log keeps the old ones.
+        """Replaces single verdicts; the log keeps the old ones. Where the answer has become pairs of the run, pairs are added
+        that replace them (`Provenance.amended`); the tree stays as it was grown.
 
-        Fails with NOT_FOUND for an unknown answer.
+        Fails with NOT_FOUND for an unknown answer, INVALID_ARGUMENT for an unknown premise, FAILED_PRECONDITION for an answer
+        that was amended or taken back before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,7 +287,7 @@ class SamplerServiceServicer(object):
     def Adjudicate(self, request, context):
         """Decides a conflict between annotators.
 
-        Fails with NOT_FOUND for an unknown conflict.
+        Fails with NOT_FOUND for an unknown conflict, INVALID_ARGUMENT when a candidate in conflict is left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -286,6 +297,15 @@ class SamplerServiceServicer(object):
         """Reports how far annotators agree.
 
         Fails with NOT_FOUND for an unknown run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTasks(self, request, context):
+        """Lists the tasks of a run with the answers that hold, in the order in which they were queued.
+
+        Fails with NOT_FOUND for an unknown run, INVALID_ARGUMENT for a malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -396,6 +416,11 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.GetAgreement,
                     request_deserializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementResponse.SerializeToString,
+            ),
+            'ListTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTasks,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListTasksRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.ListTasksResponse.SerializeToString,
             ),
             'WatchTasks': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchTasks,
@@ -868,6 +893,33 @@ class SamplerService(object):
             '/aeenc.v1.SamplerService/GetAgreement',
             aeenc_dot_v1_dot_sampler__pb2.GetAgreementRequest.SerializeToString,
             aeenc_dot_v1_dot_sampler__pb2.GetAgreementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/ListTasks',
+            aeenc_dot_v1_dot_sampler__pb2.ListTasksRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.ListTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

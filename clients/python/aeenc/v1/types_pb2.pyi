@@ -119,7 +119,7 @@ class Pair(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., query: _Optional[str] = ..., premise_id: _Optional[str] = ..., premise: _Optional[str] = ..., sign: _Optional[_Union[PairSign, str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
 
 class Provenance(_message.Message):
-    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade")
+    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class Provenance(_message.Message):
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     JUDGED_AT_FIELD_NUMBER: _ClassVar[int]
     GRADE_FIELD_NUMBER: _ClassVar[int]
+    AMENDED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     rank: int
@@ -140,7 +141,8 @@ class Provenance(_message.Message):
     annotator: str
     judged_at: _timestamp_pb2.Timestamp
     grade: float
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ...) -> None: ...
+    amended: bool
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("total", "queue", "tokenize", "compute", "encode")

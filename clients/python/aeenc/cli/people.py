@@ -1,0 +1,137 @@
+"""`aeenc tasks`, `agreement`, `adjudicate`: what people have judged in a run, how far they agree, who is right."""
+
+from __future__ import annotations
+
+import getpass
+import math
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from aeenc.cli.output import fields_table, output_of, table
+from aeenc.cli.targets import client
+from aeenc.errors import InvalidArgument
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
+from aeenc.v1 import oracle_pb2, sampler_pb2
+
+RunId = Annotated[str, typer.Argument(help="A run whose oracle is a queue.", metavar="RUN")]
+Ids = Annotated[list[str] | None, typer.Option(metavar="ID", help="A premise's id; repeatable.")]
+
+
+class State(StrEnum):
+    """Where a task stands."""
+
+    WAITING = "waiting"
+    DECIDED = "decided"
+    CONFLICT = "conflict"
+    SETTLED = "settled"
+
+
+def tasks(
+    context: typer.Context,
+    run: RunId,
+    state: Annotated[State | None, typer.Option(help="Only tasks in this state.")] = None,
+) -> None:
+    """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
+    wanted = sampler_pb2.TaskState.Value(f"TASK_STATE_{state.upper()}") if state else 0
+    with client(context) as connected:
+        found = [_task_dict(task) for task in connected.people.tasks(run, state=wanted)]
+    rows = [
+        [
+            task["task"],
+            task["state"],
+            ", ".join(answer["annotator"] for answer in task["answers"]),
+            task["query"],
+            "\n".join(f"{conflict['id']}: {conflict['text']} ({conflict['said']})" for conflict in task["conflicts"]),
+        ]
+        for task in found
+    ]
+    output_of(context).result({"tasks": found}, table(["task", "state", "answered by", "query", "in conflict"], rows))
+
+
+def agreement(context: typer.Context, run: RunId) -> None:
+    """Tells how far the annotators of a run agree, and how they did on control items."""
+    with client(context) as connected:
+        found = connected.people.agreement(run)
+    figures = {
+        "cohen_kappa": _number(found.cohen_kappa),
+        "fleiss_kappa": _number(found.fleiss_kappa),
+        "krippendorff_alpha": _number(found.krippendorff_alpha),
+        "candidates": found.candidates,
+        "annotators": found.annotators,
+    }
+    reports = [_report_dict(report) for report in found.reports]
+    columns = ["annotator", "answers", "late", "controls_right", "mean_s"]
+    shown = table([c.replace("_", " ") for c in columns], [[report[c] for c in columns] for report in reports], right=4)
+    output_of(context).result({**figures, "reports": reports}, fields_table(figures), shown)
+
+
+def adjudicate(
+    context: typer.Context,
+    run: RunId,
+    task: Annotated[str, typer.Argument(help="A task in conflict; `aeenc tasks RUN --state conflict` lists them.")],
+    explains: Ids = None,
+    refuses: Ids = None,
+    abstain: Ids = None,
+    adjudicator: Annotated[
+        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.  [default: your login]")
+    ] = None,
+) -> None:
+    """Decides a conflict: names each premise in conflict as explaining, refused, or (abstain) never to learn from."""
+    verdicts: dict[str, Verdict] = {}
+    for ids, judgement in ((explains, EXPLAINS), (refuses, REFUSES), (abstain, ABSTAINS)):
+        for premise_id in ids or ():
+            if premise_id in verdicts:
+                raise InvalidArgument(f"{premise_id} is named twice; decide it once")
+            verdicts[premise_id] = Verdict(judgement)
+    with client(context) as connected:
+        answer_id = connected.people.adjudicate(run, task, verdicts, adjudicator or getpass.getuser())
+    output_of(context).result({"run": run, "task": task, "answer": answer_id})
+
+
+def _task_dict(task: sampler_pb2.JudgedTask) -> dict[str, Any]:
+    texts = {candidate.premise_id: candidate.text for candidate in task.task.candidates}
+    said = {
+        answer.annotator: {verdict.premise_id: _word(verdict) for verdict in answer.verdicts} for answer in task.answers
+    }
+    return {
+        "task": task.task.task_id,
+        "state": sampler_pb2.TaskState.Name(task.state).removeprefix("TASK_STATE_"),
+        "query": task.task.query,
+        "answers": [{"answer": a.answer_id, "annotator": a.annotator, "late": a.late} for a in task.answers],
+        "conflicts": [
+            {
+                "id": premise_id,
+                "text": texts[premise_id],
+                "said": ", ".join(f"{who}: {words[premise_id]}" for who, words in said.items()),
+            }
+            for premise_id in task.conflicts
+        ],
+        "adjudicator": task.adjudicator,
+    }
+
+
+def _report_dict(report: sampler_pb2.AnnotatorReport) -> dict[str, Any]:
+    return {
+        "annotator": report.annotator,
+        "answers": report.answers,
+        "late": report.late,
+        "controls_right": f"{report.control_correct} of {report.control_verdicts}",
+        "mean_s": round(report.mean_elapsed.ToNanoseconds() / 1e9, 1),
+    }
+
+
+def _word(verdict: oracle_pb2.Verdict) -> str:
+    return oracle_pb2.Judgement.Name(verdict.judgement).removeprefix("JUDGEMENT_").lower().replace("_", " ")
+
+
+def _number(figure: float) -> float | None:
+    """JSON knows no NaN."""
+    return None if math.isnan(figure) else figure
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (tasks, agreement, adjudicate):
+        app.command(command.__name__)(command)

@@ -1,0 +1,154 @@
+"""The client of human queues: lease a task, judge it, hand the verdicts in; amend, adjudicate and watch.
+
+lease, = await client.people.lease("ann")
+await client.people.submit(lease, ticked, seen_upto=9)   # what was seen and not ticked is refused
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import UTC, datetime
+
+from google.protobuf.duration_pb2 import Duration
+
+from aeenc.channel import Channel
+from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
+
+Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
+PAGE = 200
+
+
+class PeopleClient:
+    """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
+
+    Verdicts are the ids of what explains, or a mapping from id to a judgement or Verdict. Every call is safe to retry,
+    and is retried as the channel does.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
+
+    async def lease(
+        self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
+    ) -> list[sampler_pb2.Lease]:
+        """Takes the next tasks of a run, or of any; none when nothing waits for this person."""
+        request = sampler_pb2.LeaseTaskRequest(
+            run_id=run_id, annotator=annotator, max_tasks=max_tasks, request_id=request_id or _request_id()
+        )
+        return list((await self.channel.unary(self._stub.LeaseTask, request)).leases)
+
+    async def renew(self, lease_id: str) -> datetime:
+        """Extends a lease; says when it ends now. Raises FailedPrecondition (LEASE_EXPIRED) for one that is over."""
+        request = sampler_pb2.RenewLeaseRequest(lease_id=lease_id)
+        response: sampler_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
+        return response.expires_at.ToDatetime(tzinfo=UTC)
+
+    async def release(self, lease_id: str, reason: str = "") -> None:
+        """Gives a task back unanswered; it goes to the end of the queue."""
+        request = sampler_pb2.ReleaseTaskRequest(lease_id=lease_id, reason=reason)
+        await self.channel.unary(self._stub.ReleaseTask, request)
+
+    async def submit(
+        self,
+        lease: sampler_pb2.Lease,
+        verdicts: Ticks,
+        *,
+        seen_upto: int | None = None,
+        elapsed_s: float | None = None,
+        client_seq: int = 0,
+    ) -> sampler_pb2.SubmitVerdictsResponse:
+        """Answers a task. What is not in `verdicts` is refused up to rank `seen_upto` (default: all) and unseen beyond.
+
+        Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED.
+        """
+        lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
+        request = sampler_pb2.SubmitVerdictsRequest(
+            lease_id=lease.lease_id,
+            verdicts=_verdicts(verdicts),
+            seen_upto=lowest if seen_upto is None else seen_upto,
+            elapsed=None if elapsed_s is None else _duration(elapsed_s),
+            client_seq=client_seq or random.getrandbits(63),
+        )
+        return await self.channel.unary(self._stub.SubmitVerdicts, request)
+
+    async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
+        """Takes the last answers of a person back; their ids, the last first."""
+        request = sampler_pb2.UndoVerdictsRequest(
+            annotator=annotator, run_id=run_id, count=count, request_id=request_id or _request_id()
+        )
+        return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
+
+    async def amend(self, answer_id: str, verdicts: Ticks, annotator: str, *, request_id: str = "") -> str:
+        """Replaces the given verdicts of an answer; the id of the answer that holds from now on."""
+        request = sampler_pb2.AmendVerdictsRequest(
+            answer_id=answer_id,
+            verdicts=_verdicts(verdicts),
+            annotator=annotator,
+            request_id=request_id or _request_id(),
+        )
+        return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
+
+    async def adjudicate(
+        self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = ""
+    ) -> str:
+        """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
+        request = sampler_pb2.AdjudicateRequest(
+            run_id=run_id,
+            task_id=task_id,
+            verdicts=_verdicts(verdicts),
+            adjudicator=adjudicator,
+            request_id=request_id or _request_id(),
+        )
+        return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
+
+    async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
+        """How far the annotators of a run agree, and what each has done. Takes seconds."""
+        request = sampler_pb2.GetAgreementRequest(run_id=run_id)
+        return await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
+
+    async def tasks(
+        self, run_id: str, *, state: sampler_pb2.TaskState = sampler_pb2.TASK_STATE_UNSPECIFIED
+    ) -> AsyncIterator[sampler_pb2.JudgedTask]:
+        """The tasks of a run with the answers that hold, page by page, in the order in which they were queued."""
+        token = ""
+        while True:
+            request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE, page_token=token)
+            page = await self.channel.unary(self._stub.ListTasks, request)
+            for task in page.tasks:
+                yield task
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
+        """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
+        request = sampler_pb2.WatchTasksRequest(run_id=run_id, from_seq=from_seq)
+        async for event in self.channel.stream(self._stub.WatchTasks, request):
+            yield event
+
+
+def _verdicts(ticks: Ticks) -> list[oracle_pb2.Verdict]:
+    given = ticks if isinstance(ticks, Mapping) else dict.fromkeys(ticks, EXPLAINS)
+    messages = []
+    for premise_id, given_verdict in given.items():
+        verdict = given_verdict if isinstance(given_verdict, Verdict) else Verdict(given_verdict)
+        messages.append(
+            oracle_pb2.Verdict(
+                premise_id=premise_id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
+            )
+        )
+    return messages
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration
+
+
+def _request_id() -> str:
+    return uuid.uuid4().hex

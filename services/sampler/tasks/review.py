@@ -1,0 +1,202 @@
+"""What is done with answers afterwards: taking back, amending, adjudicating, listing, agreement, watching."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from aeenc import errors
+from services.sampler.node_store import NodeStore
+from services.sampler.pair_log import PairLog
+from services.sampler.run_store import RunStore
+from services.sampler.runs import Pair, Run, Sign, now
+from services.sampler.tasks import steps
+from services.sampler.tasks.agreement import Agreement, agreement_apart
+from services.sampler.tasks.changes import TaskChanges, check_annotator, parts_of
+from services.sampler.tasks.controls import right_and_judged
+from services.sampler.tasks.deciding import Given
+from services.sampler.tasks.record import Choice, State, TaskRecord
+from services.sampler.tasks.task_store import TaskEvent, TaskStore
+
+PAGE = 100
+MAX_PAGE = 500
+WATCH_WAIT_MS = 1000
+
+
+@dataclass
+class AnnotatorReport:
+    """What one annotator has done in a run."""
+
+    answers: int = 0
+    late: int = 0
+    control_verdicts: int = 0
+    control_correct: int = 0
+    elapsed_s: float = 0.0
+
+
+class Review:
+    """The answers of the human queues of one namespace. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog) -> None:
+        self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
+        self._changes = TaskChanges(tasks)
+        self._agreeing = asyncio.Lock()  # one process of it at a time
+
+    async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
+        """Takes the last answers of a person back, as many as can be. Raises what stands against the first."""
+        check_annotator(annotator)
+        run = await self._runs.get(run_id)
+        undone: list[str] = []
+        for number in range(count or 1):
+            request = ("undo", run_id, annotator, request_id, str(number)) if request_id else ()
+            if request and (earlier := await self._tasks.made(request)):
+                undone.append(earlier)
+                continue
+            answers = await self._tasks.answered_by(run_id, annotator)
+            if not answers:
+                break
+            try:
+                undone.append(await self._undo_one(run, answers[-1], request))
+            except errors.FailedPrecondition:
+                if not undone:
+                    raise
+                break
+        if not undone:
+            raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
+        return undone
+
+    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...]) -> str:
+        _, task_id = parts_of(answer_id, "answer")
+        await self._changes.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request)
+        return answer_id
+
+    async def amend(self, answer_id: str, verdicts: Given, annotator: str, request_id: str) -> str:
+        """Replaces single verdicts of an answer; pairs that the run has made of it are replaced, too."""
+        check_annotator(annotator)
+        run_id, task_id = parts_of(answer_id, "answer")
+        run = await self._runs.get(run_id)
+        request = ("amend", answer_id, request_id) if request_id else ()
+        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
+            await self._await_commit(run, before)
+        record, amended = await self._changes.apply(
+            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request
+        )
+        await self._correct(run, record, amended, annotator)
+        return amended
+
+    async def adjudicate(self, run_id: str, task_id: str, verdicts: Given, adjudicator: str, request_id: str) -> str:
+        """Decides a conflict. Gives the id of the decision."""
+        check_annotator(adjudicator, "adjudicator")
+        run = await self._runs.get(run_id)
+        request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
+        record, made = await self._changes.apply(
+            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request
+        )
+        await self._correct(run, record, made, adjudicator)
+        return made
+
+    async def _await_commit(self, run: Run, record: TaskRecord) -> None:
+        """What replaces a pair must stand behind it in the log, so the run has to have recorded its node."""
+        if not record.settled:
+            return
+        tree, _, ordinal = record.node_id.partition("-")
+        [found] = await self._nodes.trees(run.id, [int(tree)])
+        if int(ordinal) not in found.results:
+            raise errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
+
+    async def _correct(self, run: Run, record: TaskRecord, made: str, who: str) -> None:
+        """Adds the pairs that replace what the run was told, once for each amendment or decision."""
+        await self._await_commit(run, record)
+        changed = steps.corrections(record) if record.settled else {}
+        pairs = [
+            Pair(
+                query=record.task.query,
+                premise_id=candidate.id,
+                premise=candidate.text,
+                sign=_sign(changed[candidate.id], run),
+                run_id=run.id,
+                node_id=record.node_id,
+                rank=candidate.rank,
+                score=candidate.score,
+                model_version=run.model_version,
+                generation=run.generation,
+                oracle=run.config.oracle,
+                annotator=who,
+                judged_at=now(),
+                amended=True,
+            )
+            for candidate in record.task.candidates
+            if candidate.id in changed
+        ]
+        if pairs:
+            await self._pairs.add(run.id, pairs, f"amend {made}")
+
+    async def tasks(self, run_id: str, state: State | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
+        """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
+        await self._runs.get(run_id)
+        size = min(limit or PAGE, MAX_PAGE)
+        ids = await self._tasks.task_ids(run_id, after, size)
+        found, _ = await self._tasks.read_many(run_id, ids)
+        shown = [record for record in found if not record.control and (state is None or record.state == state)]
+        return shown, after + size if len(ids) == size else 0
+
+    async def agreement(self, run_id: str) -> tuple[Agreement, dict[str, AnnotatorReport]]:
+        """How far the annotators of a run agree, and what each has done."""
+        await self._runs.get(run_id)
+        ratings: list[Mapping[str, bool]] = []
+        reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
+        position = 0
+        while ids := await self._tasks.task_ids(run_id, position, MAX_PAGE):
+            position += len(ids)
+            for record in (await self._tasks.read_many(run_id, ids))[0]:
+                _count(record, reports)
+                if not record.control:
+                    ratings += _ratings(record)
+        async with self._agreeing:
+            return await agreement_apart(ratings), dict(sorted(reports.items()))
+
+    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[TaskEvent]:
+        """The events of a run's tasks until it has ended, or (empty) of all, without end."""
+        if run_id:
+            await self._runs.get(run_id)
+        seq = max(from_seq, 1) - 1
+        while True:
+            ended = bool(run_id) and (await self._runs.get(run_id)).ended
+            events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
+            for event in events:
+                yield event
+                seq = event.seq
+            if ended and not events:
+                return
+
+
+def _sign(choice: Choice, run: Run) -> Sign:
+    if choice.accepts:
+        return "POSITIVE"
+    return "NEGATIVE" if choice is Choice.REFUSED and not run.config.rules.positives_only else "SKIPPED"
+
+
+def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
+    """What people have said of each candidate, where it decides anything."""
+    return [
+        {
+            answer.annotator: answer.choices[candidate.id].accepts
+            for answer in record.answers
+            if answer.choices[candidate.id].decides
+        }
+        for candidate in record.task.candidates
+    ]
+
+
+def _count(record: TaskRecord, reports: dict[str, AnnotatorReport]) -> None:
+    for answer in record.answers:
+        report = reports[answer.annotator]
+        report.answers += 1
+        report.late += answer.late
+        report.elapsed_s += answer.elapsed_s
+        if record.control:
+            right, judged = right_and_judged(record, answer.choices)
+            report.control_correct += right
+            report.control_verdicts += judged

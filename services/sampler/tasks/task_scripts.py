@@ -1,0 +1,66 @@
+"""The Lua scripts of the human queues. Each is one step of a task: it happens whole or not at all.
+
+What may happen is decided in `steps`; a script writes it only if nobody has changed the task meanwhile. Streams are
+never trimmed, so a stream's length is the number of its last entry.
+"""
+
+from __future__ import annotations
+
+_APPEND = """
+local function append(key, ...)
+  redis.call('XADD', key, string.format('%d-0', redis.call('XLEN', key) + 1), 'format_version', 1, ...)
+end
+local function note(key, event, run, task, annotator, at)
+  append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
+end
+-- a task has its place in a sorted set, or none
+local function place(key, score, task)
+  if score ~= '' then redis.call('ZADD', key, score, task) else redis.call('ZREM', key, task) end
+end
+"""
+
+# KEYS: task, index, waiting, events, all events.  ARGV: task id, run id, task, record, now, whether people may take it
+PUT = (
+    _APPEND
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local number = redis.call('RPUSH', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
+if ARGV[6] == '1' then
+  redis.call('ZADD', KEYS[3], number, ARGV[1])
+  for i = 4, 5 do
+    note(KEYS[i], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
+  end
+end
+return 1
+"""
+)
+
+# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request
+# ARGV: revision, record, plan (JSON; see TaskStore)
+WRITE = (
+    _APPEND
+    + """
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
+local plan = cjson.decode(ARGV[3])
+redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
+place(KEYS[2], plan.waiting, plan.task)
+for _, lease in ipairs(plan.leases) do redis.call('ZADD', KEYS[3], lease[2], lease[1]) end
+for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
+place(KEYS[4], plan.decided, plan.task)
+for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
+for _, event in ipairs(plan.events) do
+  for i = 6, 7 do
+    note(KEYS[i], event[1], plan.run, plan.task, event[2], plan.at)
+  end
+end
+if plan.elapsed_ms ~= '' then
+  redis.call('HINCRBY', KEYS[8], 'answers', 1)
+  redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
+end
+if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
+if plan.answered ~= '' then redis.call('RPUSH', KEYS[9], plan.answered) end
+if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
+return 1
+"""
+)

@@ -1,0 +1,181 @@
+"""`aeenc oracle terminal` and what belongs to it: a person with nine keys, conflicts, figures of agreement."""
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from io import StringIO
+
+import pytest
+from rich.console import Console, RenderableType
+from sampler_world import World
+from waiting import eventually
+
+import aeenc as sdk
+from aeenc.cli.judging import HELP, Judging
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
+from aeenc.v1 import sampler_pb2
+
+COMMAND = [sys.executable, "-c", "from aeenc.cli.main import main; main()"]
+QUEUE = {"undo_s": 0.0, "first_lease_s": 30.0}
+SIGNS = {EXPLAINS: "+", REFUSES: "-", ABSTAINS: "?", UNSEEN: "."}
+
+
+class Typed:
+    """Keys that were typed beforehand; `\\x00` ends the session."""
+
+    def __init__(self, keys: str) -> None:
+        self._keys: Iterator[str] = iter(keys)
+
+    def key(self, timeout_s: float | None = None) -> str | None:
+        return next(self._keys, "")
+
+
+@asynccontextmanager
+async def queued(world: World, count: int = 2, **queue: object) -> AsyncIterator[tuple[sdk.SamplerClient, str]]:
+    """A run of some hypotheses with twelve candidates each in the queue `team`."""
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
+        roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(count)]
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=12, max_depth=0)
+
+        async def waits() -> bool:
+            return len([t async for t in sdk.PeopleClient(sampler.channel).tasks(run.id)]) == count
+
+        await eventually(waits)
+        yield sampler, run.id
+
+
+async def judge(target: str, run_id: str, keys: str, name: str = "ann") -> tuple[int, list[str]]:
+    """Types keys at a session without waiting; the answers given and the screens shown."""
+    screens: list[str] = []
+
+    def show(screen: RenderableType) -> None:
+        console = Console(width=100, record=True, file=StringIO())
+        console.print(screen)
+        screens.append(console.export_text())
+
+    def work() -> int:
+        with sdk.connect(sampler=target) as client:
+            return Judging(client, name, run_id, Typed(keys), show, wait=False).work()  # type: ignore[arg-type]
+
+    return await asyncio.to_thread(work), screens
+
+
+async def said(sampler: sdk.SamplerClient, run_id: str) -> list[str]:
+    """What each task's only answer says, a sign a candidate in the order of ranks."""
+    shown = []
+    async for task in sdk.PeopleClient(sampler.channel).tasks(run_id):
+        for answer in task.answers:
+            by_id = {v.premise_id: SIGNS[v.judgement] + ("l" if v.leaf else "") for v in answer.verdicts}
+            shown.append("".join(by_id[c.premise_id] for c in task.task.candidates))
+    return shown
+
+
+async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: World):
+    async with queued(world, 3) as (sampler, run_id):
+        answered, screens = await judge(sampler.channel.target, run_id, "134" + "3" + "\n" + "n2l3\n" + " ")
+        assert answered == 3
+        assert await said(sampler, run_id) == ["+--+-----...", "-" * 10 + "++l", "?" * 12]
+        assert "Which of these explain: hypothesis 0" in screens[0]
+        assert HELP.split()[0] in screens[0]
+        assert "page 2 of 2" in "".join(screens)
+
+
+async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: World):
+    async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
+        answered, screens = await judge(sampler.channel.target, run_id, "1\n" + "u" + "2\n" + "9\n")
+        assert answered == 2
+        assert await said(sampler, run_id) == ["++-------...", "--------+..."]
+        assert any("1 [ ok ]" in screen and "hypothesis 0" in screen for screen in screens[3:])
+
+
+async def test_what_can_no_longer_be_undone_is_said(world: World):
+    async with queued(world, 2) as (sampler, run_id):
+        people = sdk.PeopleClient(sampler.channel)
+        answered, screens = await judge(sampler.channel.target, run_id, "u" + "\n", "ann")
+        assert answered == 1
+        assert "Nothing to undo" in "".join(screens)
+
+        async def gone() -> bool:
+            return bool([t async for t in people.tasks(run_id, state=sampler_pb2.TASK_STATE_SETTLED)])
+
+        await eventually(gone)
+
+
+async def test_quitting_and_skipping_give_tasks_back(world: World):
+    async with queued(world, 2) as (sampler, run_id):
+        answered, screens = await judge(sampler.channel.target, run_id, "s" + "q")
+        assert answered == 0
+        assert "hypothesis 1" in screens[-1]
+        people = sdk.PeopleClient(sampler.channel)
+        assert len(await people.lease("bob", run_id=run_id, max_tasks=2)) == 2
+
+
+async def test_a_person_judges_in_a_real_terminal(world: World):
+    async with queued(world, 1) as (sampler, run_id):
+        parent, child = pty.openpty()
+        words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--annotator", "ann"]
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(  # noqa: ASYNC220 -- it must not wait for this loop
+            [*COMMAND, *words], stdin=child, stdout=subprocess.PIPE, stderr=child, text=True, env=environment
+        )
+        os.close(child)
+        shown = ""
+        while "Which of these explain" not in shown:
+            shown += (await asyncio.to_thread(os.read, parent, 4096)).decode()
+        os.write(parent, b"2\r")
+        draining = asyncio.create_task(asyncio.to_thread(_drain, parent))
+        output, _ = await asyncio.to_thread(process.communicate)
+        await draining
+        os.close(parent)
+        assert process.returncode == 0
+        assert "ann has answered 1" in output
+        assert await said(sampler, run_id) == ["-+-------..."]
+        assert (await sampler.run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+
+def _drain(descriptor: int) -> None:
+    """Reads what a terminal shows until nobody writes to it any more."""
+    try:
+        while os.read(descriptor, 4096):
+            pass
+    except OSError:  # Linux's way to say that the other side is closed
+        pass
+
+
+async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: World):
+    async with queued(world, 1, overlap=2) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        for name, keys in (("ann", "1\n"), ("bob", "2\n")):
+            await judge(sampler.channel.target, run_id, keys, name)
+        listed = await aeenc(*target, "--json", "tasks", run_id, "--state", "conflict")
+        [task] = listed.json["tasks"]
+        assert [c["said"] for c in task["conflicts"]] == [
+            "ann: explains, bob: does not explain",
+            "ann: does not explain, bob: explains",
+        ]
+        told = await aeenc(*target, "--json", "agreement", run_id)
+        assert (told.json["candidates"], told.json["annotators"]) == (9, 2)
+        assert told.json["krippendorff_alpha"] < 0.5
+        assert {report["annotator"]: report["answers"] for report in told.json["reports"]} == {"ann": 1, "bob": 1}
+        first, second = (c["id"] for c in task["conflicts"])
+        decide = (*target, "--json", "adjudicate", run_id, task["task"], "--explains", first)
+        assert (await aeenc(*decide)).code == 2
+        assert (await aeenc(*decide, "--refuses", first)).code == 2
+        assert (await aeenc(*decide, "--refuses", second, "--adjudicator", "judge")).code == 0
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        shown = await aeenc(*target, "tasks", run_id)
+        assert "SETTLED" in shown.stdout
+        assert (
+            json.loads((await aeenc(*target, "--json", "tasks", run_id)).stdout)["tasks"][0]["adjudicator"] == "judge"
+        )
+
+
+@pytest.mark.parametrize("words", [("tasks", "x"), ("agreement", "x"), ("oracle", "terminal", "--run", "x")])
+async def test_an_unknown_run_is_wrong_use(aeenc, world: World, words):
+    async with world.sampler() as sampler:
+        assert (await aeenc("--sampler", sampler.channel.target, *words)).code == 2
