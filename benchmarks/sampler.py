@@ -72,9 +72,9 @@ async def encoded(retrieval: Retrieving, texts: Sequence[str]) -> tuple[dict[str
     return dict(zip(texts, np.concatenate(answers), strict=True)), rate
 
 
-async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, rounds: int) -> None:
+async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, trees: int, rounds: int) -> None:
     """All trees in flights and one node at a time, in turn; both against the definition."""
-    hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(dataset.trees(SPLIT))]
+    hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(dataset.trees(SPLIT)[:trees])]
     queries, rate = await encoded(retrieval, [query.text for query in dataset.queries(SPLIT)])
     store = ArtifactStore(retrieval.index.artifacts_dir)
     vectors = np.array(open_generation(store, CORPUS, retrieval.generation).vectors)
@@ -134,7 +134,7 @@ async def main(options: argparse.Namespace) -> None:
     rows = Rows(f"sampler-{options.only}" if options.only else "sampler")
     async with running_retrieval(dataset) as retrieval:
         if options.only in {None, "speed"}:
-            await speed_and_pairs(rows, retrieval, dataset, options.rounds)
+            await speed_and_pairs(rows, retrieval, dataset, options.trees, options.rounds)
         if options.only in {None, "memory"}:
             await memory(rows, retrieval, dataset)
     rows.finish()
@@ -143,5 +143,6 @@ async def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["speed", "memory"], help="one part; its results get a name of their own")
+    parser.add_argument("--trees", type=int, default=1313)
     parser.add_argument("--rounds", type=int, default=2, help="how often the two ways take turns")
     run(main(parser.parse_args()))

@@ -72,9 +72,11 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         self.requests: list[index_pb2.RetrieveRequest] = []
         self.active = "generation-1"
         self.stable = "version-1"
+        self.delay_s = 0.0
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
         if request.corpus != "science":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
         results = [

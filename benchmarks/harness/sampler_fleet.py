@@ -18,11 +18,13 @@ from harness.encoder_fleet import Fleet, running_encoder
 from harness.index_fleet import IndexProcess, running_index
 from harness.int8 import DATA
 from harness.processes import Child, listens
+from harness.rows import ROOT
 from services.kit.artifacts import ArtifactStore
 from services.kit.local_redis import start_private_redis
 from services.launcher.ports import free_port
 
 CORPUS = "entailmentbank"
+KEPT = ROOT / ".aeenc" / "bench" / "sampler"  # generations, by encoder and number of premises
 
 
 @dataclass
@@ -36,15 +38,17 @@ class Retrieving:
 
 @asynccontextmanager
 async def running_retrieval(dataset: Dataset) -> AsyncIterator[Retrieving]:
-    """Starts the encoder and the index, and builds the corpus."""
+    """Starts the encoder and the index, and builds the corpus unless an earlier benchmark has."""
     store = ArtifactStore(STORE)
+    base = base_checkpoint(store)
     premises = [types_pb2.Premise(id=one.id, text=one.text, splits=one.splits) for one in dataset.candidates()]
     async with (
-        running_encoder(store, base_checkpoint(store)) as encoder,
-        running_index(encoder_target=encoder.target) as index,
+        running_encoder(store, base) as encoder,
+        running_index(KEPT / base.id / str(len(premises)), encoder_target=encoder.target) as index,
     ):
         client = index.client()
-        generation = await client.build(CORPUS, premises)
+        corpora = (await client.info()).corpora
+        generation = corpora[0].active if corpora else await client.build(CORPUS, premises)
         await client.channel.close()
         yield Retrieving(encoder, index, generation.id)
 

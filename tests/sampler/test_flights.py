@@ -96,20 +96,26 @@ async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url
 
 
 async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: World, monkeypatch):
-    """Nobody renews here, so each flight finds the lease in doubt; the other sampler takes it in the middle."""
+    """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
     monkeypatch.setattr("services.sampler.runner.LEASES_A_TERM", 0.001)
-    world.oracle.delay_s = 0.05
-    async with world.sampler(wave_nodes=4, lease_s=0.04, poll_s=60.0) as client:
-        run = await client.start_run(HYPOTHESES, **CONFIG)
+    async with world.sampler(lease_s=0.2, poll_s=60.0) as client:
         redis = connect(world.settings["redis_url"])
         store = RunStore(redis, RunKeys(world.settings["namespace"]))
-        await world.oracle.called(3)
-        async with asyncio.timeout(10):
-            while not await store.take_lease(run.id, "another", 60):  # noqa: ASYNC110 -- a test's wait
-                await asyncio.sleep(0.001)
-        asked = world.oracle.calls
-        await asyncio.sleep(0.3)
-        assert world.oracle.calls <= asked + 4, "what had left before the lease went may arrive after"
+        world.index.delay_s = 0.0
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await asyncio.wait_for(client.wait(run.id), 20)  # alone, it goes on when it is in doubt
+        assert await pair_set(client, run.id) == brute_force()
+        world.oracle.calls = 0
+        start = asyncio.create_task(client.start_run(HYPOTHESES, **CONFIG))
+        world.index.delay_s = 1.0
+        taken = (await start).id
+        asked = len(world.index.requests)
+        async with asyncio.timeout(20):
+            while len(world.index.requests) == asked or not await store.take_lease(taken, "another", 60):  # noqa: ASYNC110 -- a test's wait
+                await asyncio.sleep(0.01)
+        assert world.oracle.calls == 0, "the lease was taken before the index had answered"
+        await asyncio.sleep(2.0)
+        assert world.oracle.calls == 0
         await redis.aclose()
 
 

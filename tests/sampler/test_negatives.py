@@ -142,6 +142,19 @@ async def test_positives_only_records_nothing_filtered(world: World):
     assert run.progress.filtered == 0
 
 
+def test_a_cap_leaves_room_for_what_an_ancestor_decides():
+    rules = Rules(k=5, max_negatives_per_query=2, negatives=NegativeFilter(absolute_margin=0.1))
+    scores = {"elder": 0.9, "good": 0.75, "near": 0.7, "nearer": 0.68, "far": 0.2}
+    found = [Candidate(name, name, rank, score) for rank, (name, score) in enumerate(scores.items(), start=1)]
+    refused = dict.fromkeys(("near", "nearer", "far"), Ruling.REFUSED_UNKEPT)
+    below = acs.settle("q", found[1:], found, {}, {"good": Ruling.LEAF, **refused}, rules)
+    assert (below.negatives, [candidate.id for candidate, _ in below.filtered]) == ((), ["near", "nearer"])
+    elsewhere = acs.settle("q", found, found, below.known, {"elder": Ruling.LEAF}, rules)
+    assert [candidate.id for candidate in elsewhere.negatives] == ["near", "nearer"]
+    without = acs.settle("q", found, found, below.known, {"elder": Ruling.REFUSED_UNKEPT}, rules)
+    assert [candidate.id for candidate in without.negatives] == ["far"]
+
+
 def test_what_was_filtered_is_kept_once_a_later_answer_allows_it_and_only_once():
     rules = Rules(k=3, negatives=NegativeFilter(absolute_margin=0.1))
     elder, good, near = Candidate("e", "elder", 1, 0.9), Candidate("g", "good", 2, 0.6), Candidate("n", "near", 3, 0.55)
