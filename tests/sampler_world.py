@@ -48,14 +48,20 @@ def is_leaf(premise: str) -> bool:
     return chance("leaf", premise) < 0.4
 
 
-def nearest(query: str, k: int, splits: Iterable[str] = ()) -> list[tuple[str, str, float]]:
-    """(id, text, score) of the k best-scored premises, without the query itself."""
-    wanted = set(splits)
+def nearest(
+    query: str, k: int, splits: Iterable[str] = (), accepted: Iterable[str] = ()
+) -> list[tuple[str, str, float]]:
+    """(id, text, score) of the k best-scored premises, without the query itself and those accepted (ids).
+
+    What is accepted changes the scores of all others.
+    """
+    wanted, known = set(splits), sorted(accepted)
     found = []
     for number in range(FACTS):
         text, stands_in = f"fact {number}", splits_of(number)
-        if text != query and (not wanted or not stands_in or wanted & set(stands_in)):
-            found.append((f"p{number}", text, chance("score", query, text)))
+        allowed = not wanted or not stands_in or wanted & set(stands_in)
+        if text != query and allowed and f"p{number}" not in known:
+            found.append((f"p{number}", text, chance("score", query, text, *known)))
     return sorted(found, key=lambda hit: -hit[2])[:k]
 
 
@@ -66,19 +72,21 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         self.requests: list[index_pb2.RetrieveRequest] = []
         self.active = "generation-1"
         self.stable = "version-1"
+        self.delay_s = 0.0
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
         if request.corpus != "science":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
         results = [
             index_pb2.RetrievedPremises(
                 premises=[
                     index_pb2.RetrievedPremise(id=i, text=t, score=s)
-                    for i, t, s in nearest(text, request.k, request.filter.any_split)
+                    for i, t, s in nearest(text, request.k, request.filter.any_split, accepted)
                 ]
             )
-            for text in request.texts
+            for text, accepted in zip(request.texts, _accepted(request), strict=True)
         ]
         return index_pb2.RetrieveResponse(
             results=results,
@@ -86,6 +94,10 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
             space_id="s0",
             generation=request.generation or self.active,
         )
+
+
+def _accepted(request: index_pb2.RetrieveRequest) -> list[list[str]]:
+    return [list(one.premise_ids) for one in request.accepted] or [[] for _ in request.texts]
 
 
 Behaviour = Callable[[oracle_pb2.OracleTask], list[oracle_pb2.Verdict] | None]

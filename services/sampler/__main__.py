@@ -10,6 +10,7 @@ from services.kit.checks import Limits
 from services.kit.redis import connect, warn_unless_durable
 from services.kit.server import GrpcServer, run
 from services.sampler.node_store import NodeStore
+from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.oracle_gateway import OracleGateway
 from services.sampler.oracle_metrics import OracleMetrics
 from services.sampler.pair_log import PairLog
@@ -57,6 +58,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         nodes,
         retrieval,
         oracles,
+        OracleBudgets(redis, keys),
         labels,
         server.readiness,
         instance=settings.instance,

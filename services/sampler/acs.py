@@ -18,16 +18,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.sampler.negatives import NegativeFilter, Reason, Sieve
+
 ROOT = 0
+ROUNDS = 8  # how often a conditioned node is retrieved for, at most
 
 
 class Ruling(Enum):
-    """What the run knows of a (query, premise) pair. Only REFUSED and REFUSED_UNKEPT come from a refusal."""
+    """What the run knows of a (query, premise) pair. REFUSED (recorded as a negative), FILTERED (recorded as skipped)
+    and REFUSED_UNKEPT (not recorded) come from a refusal, and nothing else does.
+    """
 
     EXPLAINS = "E"
     LEAF = "L"
     REFUSED = "R"
     REFUSED_UNKEPT = "r"
+    FILTERED = "F"
     SKIPPED = "S"
 
     @property
@@ -38,7 +44,7 @@ class Ruling(Enum):
     @property
     def refused(self) -> bool:
         """Whether the oracle saw the premise and refused it."""
-        return self in {Ruling.REFUSED, Ruling.REFUSED_UNKEPT}
+        return self in {Ruling.REFUSED, Ruling.REFUSED_UNKEPT, Ruling.FILTERED}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,13 @@ class Rules:
     max_negatives_per_query: int = 0
     max_nodes_per_tree: int = 0
     positives_only: bool = False
+    conditioned: bool = False
+    negatives: NegativeFilter = field(default_factory=NegativeFilter)
+
+    @property
+    def worst_case(self) -> int:
+        """The most candidates that one node can put before the oracle."""
+        return self.k * (ROUNDS if self.conditioned else 1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Result:
-    """What judging a node gave its tree. A failed node accepted nothing, because the oracle never answered it."""
+    """What judging a node gave its tree. A failed node accepted only what was known already: it was never answered."""
 
     accepted: tuple[Accepted, ...] = ()
     failed: bool = False
@@ -135,13 +148,17 @@ class Tree:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a node's judgement adds to the run: the tree's result, the pairs to record, and what is now known."""
+    """What a node's judgement adds to the run: the tree's result, the pairs to record, and what is now known.
+
+    `filtered` are refusals that are not to be learned from, each with the reason.
+    """
 
     result: Result
-    positives: tuple[Candidate, ...]
-    negatives: tuple[Candidate, ...]
-    skipped: tuple[Candidate, ...]
-    known: dict[str, Ruling]
+    positives: tuple[Candidate, ...] = ()
+    negatives: tuple[Candidate, ...] = ()
+    filtered: tuple[tuple[Candidate, Reason], ...] = ()
+    skipped: tuple[Candidate, ...] = ()
+    known: Mapping[str, Ruling] = field(default_factory=dict)
 
 
 def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate]) -> list[Candidate]:
@@ -151,40 +168,71 @@ def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate]) -> lis
 
 
 def settle(
+    query: str,
     candidates: Sequence[Candidate],
     nearest: Sequence[Candidate],
     known: Mapping[str, Ruling],
     answered: Mapping[str, Ruling],
     rules: Rules,
 ) -> Outcome:
-    """What a node's judgement means, from what the run knew of its query and what was answered now.
-
-    Negatives are kept best first. An excluded ancestor takes a place among them, so that the trees in which a query
-    occurs agree on which are kept, and no query keeps more than `max_negatives_per_query` in the whole run.
-    """
+    """What a node's judgement means, from what the run knew of its query and what was answered now."""
     rulings = {**known, **answered}
-    usable = {candidate.id for candidate in candidates}
     accepted: list[Accepted] = []
     positives: list[Candidate] = []
-    negatives: list[Candidate] = []
-    skipped: list[Candidate] = []
-    places = 0
-    for candidate in nearest:
-        ruling = rulings.get(candidate.id) if candidate.id in usable else None
+    for candidate in candidates:
+        ruling = rulings.get(candidate.id)
         if ruling is not None and ruling.accepted:
-            leaf = ruling is Ruling.LEAF
-            accepted.append(Accepted(candidate.id, candidate.text, candidate.rank, leaf))
+            accepted.append(Accepted(candidate.id, candidate.text, candidate.rank, ruling is Ruling.LEAF))
             if candidate.id in answered:
                 positives.append(candidate)
-        elif candidate.id not in usable or (ruling is not None and ruling.refused):
-            places += 1
-            within = not rules.max_negatives_per_query or places <= rules.max_negatives_per_query
-            if ruling is Ruling.REFUSED_UNKEPT and within and not rules.positives_only:
+    negatives: list[Candidate] = []
+    filtered: list[tuple[Candidate, Reason]] = []
+    if not rules.positives_only:
+        negatives, filtered = _refused(query, candidates, nearest, rulings, rules)
+        rulings.update((candidate.id, Ruling.REFUSED) for candidate in negatives)
+        rulings.update((candidate.id, Ruling.FILTERED) for candidate, _ in filtered)
+    skipped = tuple(candidate for candidate in candidates if answered.get(candidate.id) is Ruling.SKIPPED)
+    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, known=rulings)
+
+
+def _refused(
+    query: str,
+    candidates: Sequence[Candidate],
+    nearest: Sequence[Candidate],
+    rulings: Mapping[str, Ruling],
+    rules: Rules,
+) -> tuple[list[Candidate], list[tuple[Candidate, Reason]]]:
+    """The refusals to record now: as negatives, best first and capped, and as filtered ones.
+
+    An ancestor of which nothing is known takes a place among the capped, and so does what is left out because of it. So
+    the trees in which a query occurs agree on which are kept, in whatever order they are judged, and no query keeps
+    more than `max_negatives_per_query` in the whole run.
+    """
+    usable = {candidate.id for candidate in candidates}
+    ruled = [(candidate, rulings.get(candidate.id)) for candidate in nearest]
+    sieve = Sieve(
+        rules.negatives,
+        query,
+        [(c.text, c.score) for c, ruling in ruled if ruling is not None and ruling.accepted],
+        [(c.text, c.score) for c, ruling in ruled if ruling is None and c.id not in usable],
+    )
+    negatives: list[Candidate] = []
+    filtered: list[tuple[Candidate, Reason]] = []
+    most = rules.max_negatives_per_query or len(rulings) + len(nearest)
+    room = most - sum(ruling is Ruling.REFUSED for ruling in rulings.values())
+    places = 0
+    for candidate, ruling in ruled:
+        if candidate.id not in usable:
+            places += ruling is None or ruling.refused
+        elif ruling is not None and ruling.refused:
+            reason, for_good = sieve.reason(candidate.text, candidate.rank, candidate.score)
+            places += reason is None or not for_good
+            if reason is not None:
+                if ruling is Ruling.REFUSED_UNKEPT:
+                    filtered.append((candidate, reason))
+            elif ruling is not Ruling.REFUSED and places <= most and len(negatives) < room:
                 negatives.append(candidate)
-                rulings[candidate.id] = Ruling.REFUSED
-        if answered.get(candidate.id) is Ruling.SKIPPED:
-            skipped.append(candidate)
-    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(skipped), rulings)
+    return negatives, filtered
 
 
 def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> list[Tree]:
@@ -202,7 +250,7 @@ def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> list[Tre
         return list(trees[:1])
     chosen: list[Tree] = []
     for tree in trees:
-        left -= (rules.max_nodes_per_tree - len(tree.results)) * rules.k
+        left -= (rules.max_nodes_per_tree - len(tree.results)) * rules.worst_case
         if chosen and left < 0:
             break
         chosen.append(tree)

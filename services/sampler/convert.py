@@ -10,10 +10,13 @@ from aeenc.v1 import sampler_pb2, types_pb2
 from services.kit.checks import Limits, check_count
 from services.kit.wire import to_timestamp
 from services.sampler.acs import Rules
+from services.sampler.negatives import NegativeFilter
 from services.sampler.runs import Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
+START_BYTES = 64 * 1024 * 1024  # all hypotheses of a start are held at once
+MAX_MARGIN = 2.0  # cosines lie this far apart at most
 
 _SIGNS: dict[int, Sign] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
@@ -25,8 +28,9 @@ _SIGNS: dict[int, Sign] = {
 async def from_start_requests(
     requests: AsyncIterator[sampler_pb2.StartRunRequest], max_hypotheses: int
 ) -> tuple[RunConfig, list[Hypothesis]]:
-    """The configuration of the first message and the hypotheses of all. Refuses more than `max_hypotheses`."""
+    """The configuration of the first message and the hypotheses of all. Refuses more than fit into one run."""
     config: RunConfig | None = None
+    size_bytes = 0
     hypotheses: list[Hypothesis] = []
     async for request in requests:
         if config is None:
@@ -36,6 +40,9 @@ async def from_start_requests(
         hypotheses += (Hypothesis(message.id, message.text) for message in request.hypotheses)
         if len(hypotheses) > max_hypotheses:
             raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
+        size_bytes += request.ByteSize()
+        if size_bytes > START_BYTES:
+            raise errors.TooLarge(f"hypotheses: more than {START_BYTES >> 20} MiB in all; start several runs")
     if config is None:
         raise errors.InvalidArgument.field("config", "is missing; send it in the first message")
     return config, hypotheses
@@ -43,8 +50,6 @@ async def from_start_requests(
 
 def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
     """The configuration, with the defaults of sampler.proto."""
-    if message.conditioned:
-        raise errors.Unimplemented("conditioned runs are not part of this build; leave `conditioned` false")
     if message.collect not in sampler_pb2.Collect.values():
         raise errors.InvalidArgument.field("config.collect", f"is {message.collect}; give BOTH or POSITIVES_ONLY")
     return RunConfig(
@@ -58,10 +63,37 @@ def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
             max_negatives_per_query=message.max_negatives_per_query,
             max_nodes_per_tree=message.max_nodes_per_tree,
             positives_only=message.collect == sampler_pb2.COLLECT_POSITIVES_ONLY,
+            conditioned=message.conditioned,
+            negatives=_from_filter(message.negative_filter),
         ),
         label=message.model.label,
         version=message.model.version,
         split=message.split,
+    )
+
+
+def _from_filter(message: sampler_pb2.NegativeFilter) -> NegativeFilter:
+    margins = {
+        name: getattr(message, name) if message.HasField(name) else None
+        for name in ("absolute_margin", "relative_margin")
+    }
+    for name, margin in margins.items():
+        if margin is not None and not 0 <= margin <= MAX_MARGIN:
+            problem = f"is {margin:g}; give 0 to {MAX_MARGIN:g}, or leave it out"
+            raise errors.InvalidArgument.field(f"config.negative_filter.{name}", problem)
+    if 0 < message.max_rank < message.min_rank:
+        problem = f"is {message.max_rank}, below min_rank {message.min_rank}; give a window with room in it"
+        raise errors.InvalidArgument.field("config.negative_filter.max_rank", problem)
+    return NegativeFilter(message.min_rank, message.max_rank, rewordings=message.rewordings, **margins)
+
+
+def _to_filter(rules: NegativeFilter) -> sampler_pb2.NegativeFilter:
+    return sampler_pb2.NegativeFilter(
+        min_rank=rules.min_rank,
+        max_rank=rules.max_rank,
+        absolute_margin=rules.absolute_margin,
+        relative_margin=rules.relative_margin,
+        rewordings=rules.rewordings,
     )
 
 
@@ -79,6 +111,8 @@ def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
         split=config.split,
         max_negatives_per_query=rules.max_negatives_per_query,
         max_nodes_per_tree=rules.max_nodes_per_tree,
+        conditioned=rules.conditioned,
+        negative_filter=None if rules.negatives == NegativeFilter() else _to_filter(rules.negatives),
     )
     if config.version:
         message.model.version = config.version
@@ -114,6 +148,7 @@ def to_progress(progress: Progress) -> sampler_pb2.RunProgress:
         skipped=progress.skipped,
         judgements=progress.judgements,
         nodes_failed=progress.nodes_failed,
+        filtered=progress.filtered,
     )
 
 
@@ -130,6 +165,7 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
         premise_id=pair.premise_id,
         premise=pair.premise,
         sign=f"PAIR_SIGN_{pair.sign}",
+        reason=pair.reason,
         provenance=types_pb2.Provenance(
             run_id=pair.run_id,
             node_id=pair.node_id,
@@ -172,6 +208,7 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
                 annotator=origin.annotator,
                 judged_at=at.isoformat(),
                 grade=origin.grade,
+                reason=message.reason,
             )
         )
     return pairs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
@@ -27,14 +27,16 @@ Written = Literal["OK", "DONE", "LOST", "STOPPED"]
 
 @dataclass(frozen=True)
 class NodeCommit:
-    """All that judging one node adds to a run."""
+    """All that judging one node adds to a run, or one round of it: then there is no result yet, and `part` names it."""
 
     tree: int
     ordinal: int
     query: str
-    result: Result
-    known: dict[str, Ruling]
+    result: Result | None
+    known: Mapping[str, Ruling]
     pairs: tuple[Pair, ...] = ()
+    part: str = ""
+    filtered: int = 0
     skipped: int = 0
     judgements: int = 0
 
@@ -148,15 +150,17 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
     signs = Counter(pair.sign for pair in node.pairs)
     rulings = {name: ruling.value for name, ruling in node.known.items()}
     return [
-        node.ordinal,
-        _result_json(node.result),
+        f"p:{node.ordinal}:{node.part}" if node.result is None else f"r:{node.ordinal}",
+        json.dumps([FORMAT_VERSION]) if node.result is None else _result_json(node.result),
+        int(node.result is not None),
         _query_key(node.query),
         json.dumps({"format_version": FORMAT_VERSION, "rulings": rulings}) if rulings else "",
         signs["POSITIVE"],
         signs["NEGATIVE"],
+        node.filtered,
         node.skipped,
         node.judgements,
-        int(node.result.failed),
+        int(node.result is not None and node.result.failed),
         *(pair.to_json() for pair in node.pairs),
     ]
 

@@ -18,9 +18,12 @@ log = get(__name__)
 CALL_TEXTS = 256
 CALL_HITS = 20_000  # keeps an answer below 4 MiB with premises of usual length
 CALL_BYTES = 1024 * 1024
+MAX_ACCEPTED = 1024  # premises that one query may be conditioned on
 PAUSE_S = 0.5
 # The version is loaded again once the encoders have seen the run's label.
 _PASSING = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded, errors.VersionNotLoaded)
+
+Query = tuple[str, tuple[str, ...]]  # a text, and the ids of the premises accepted for it, which it is conditioned on
 
 
 class Retrieval:
@@ -44,21 +47,26 @@ class Retrieval:
         )
         return found.model_version, found.generation
 
-    async def nearest(self, run: Run, queries: Sequence[str]) -> list[list[Candidate]]:
-        """The k nearest premises of each query, best first, without the query itself. Raises what Retrieve raises."""
+    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[Candidate]]:
+        """The k nearest premises of each query, best first, without the query itself and those accepted.
+
+        Raises what Retrieve raises.
+        """
         found: list[list[Candidate]] = []
         for chunk in _chunks(queries, run.config.rules.k):
             found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
         return found
 
-    async def _retrieve(self, run: Run, queries: Sequence[str]) -> list[list[Hit]]:
+    async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
+        conditioned = any(accepted for _, accepted in queries)
         give_up_at = time.monotonic() + self._patience_s
         while True:
             try:
                 retrieved = await self._index.retrieve(
                     run.config.corpus,
-                    queries,
+                    [text for text, _ in queries],
                     k=run.config.rules.k,
+                    accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
                     version=run.model_version,
                     splits=run.config.splits(),
                     generation=run.generation,
@@ -78,12 +86,13 @@ def _ranked(hits: Sequence[Hit]) -> list[Candidate]:
     return [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
 
 
-def _chunks(queries: Sequence[str], k: int) -> list[list[str]]:
+def _chunks(queries: Sequence[Query], k: int) -> list[list[Query]]:
     most = max(1, min(CALL_TEXTS, CALL_HITS // k))
-    chunks: list[list[str]] = []
+    chunks: list[list[Query]] = []
     size_bytes = 0
     for query in queries:
-        query_bytes = len(query.encode())
+        text, accepted = query
+        query_bytes = len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)
         if not chunks or len(chunks[-1]) >= most or size_bytes + query_bytes > CALL_BYTES:
             chunks.append([])
             size_bytes = 0

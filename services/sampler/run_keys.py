@@ -56,6 +56,14 @@ class RunKeys:
         """What the oracle said, by query (hash)."""
         return f"{self._prefix}run:{run_id}:answers"
 
+    def asked(self, run_id: str) -> str:
+        """The verdicts that its nodes took from the oracle's budget (hash); absent without a budget."""
+        return f"{self._prefix}run:{run_id}:asked"
+
+    def oracle_spent(self, oracle: str) -> str:
+        """How many verdicts an oracle with a budget was asked for in all (string)."""
+        return f"{self._prefix}oracle:{hashlib.sha256(oracle.encode()).hexdigest()}:spent"
+
     def suspects(self, run_id: str) -> str:
         """Nodes that failed alone in an earlier attempt (set)."""
         return f"{self._prefix}run:{run_id}:suspects"

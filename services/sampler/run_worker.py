@@ -1,35 +1,37 @@
-"""Works on one run: retrieves a wave of independent nodes of many trees at once, has them judged, commits node by node.
+"""Works on one run: keeps several flights of independent nodes in the air, so that no service waits for another.
 
-All that it holds can be read from Redis again: a worker that takes a run over starts from there and asks nothing that
-is recorded. What a wave decides is in `acs`.
+A flight is a handful of nodes of many trees: retrieved for in one call, judged in a few, committed node by node.
+While the oracle judges one flight, the encoder works on the next. All that a worker holds can be read from Redis
+again: one that takes a run over starts from there and asks nothing that is recorded. What a judgement means is in
+`acs`, which also says why neither flights nor their order change the result.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from aeenc import errors
-from aeenc.oracle import Candidate as OracleCandidate
-from aeenc.oracle import Task
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
+from services.kit.tasks import cancel_all, seen
 from services.sampler import acs
-from services.sampler.acs import Candidate, Node, Outcome, Result, Ruling, Tree
-from services.sampler.node_store import NodeCommit, NodeStore, TreeAdvance, Written
+from services.sampler.acs import Node, Outcome, Tree
+from services.sampler.jobs import Job, batches
+from services.sampler.node_store import NodeStore, TreeAdvance, Written
+from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.oracle_gateway import FEW, Judged, OracleFailed, Unanswered
 from services.sampler.retrieval import Retrieval
+from services.sampler.run_lease import RunLease
 from services.sampler.run_store import RunStore
-from services.sampler.runs import Pair, Run, Sign, now
+from services.sampler.runs import Run
 from services.sampler.tasks.gateway import Gateway
 
 log = get(__name__)
 T = TypeVar("T")
 
 REDIS_PAUSE_S = 0.5
-CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
+FLIGHTS = 4  # two at the encoder, so that it never waits for us, one at the oracle, one being written
 
 
 class RunStopped(Exception):
@@ -40,205 +42,217 @@ class RunFailed(Exception):
     """The run cannot go on; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One node of a wave: what was retrieved for it, what is known, and what is asked now."""
-
-    tree: Tree
-    node: Node
-    nearest: list[Candidate]
-    candidates: list[Candidate]
-    known: dict[str, Ruling]
-    asked: list[Candidate]
-
-    @property
-    def node_id(self) -> str:
-        """Names the node in tasks and pairs."""
-        return f"{self.tree.index}-{self.node.ordinal}"
-
-    def task(self, run_id: str) -> Task:
-        """The node as the oracle sees it."""
-        accepted = [c for c in self.nearest if (ruling := self.known.get(c.id)) is not None and ruling.accepted]
-        return Task(
-            task_id=self.node_id,
-            run_id=run_id,
-            query=self.node.text,
-            path=self.tree.path(self.node),
-            accepted=tuple(_shown(candidate) for candidate in accepted),
-            candidates=tuple(_shown(candidate) for candidate in self.asked),
-        )
-
-
 class RunWorker:
     """Holds one run's window of open trees. `work` returns when no node is left."""
 
     def __init__(
         self,
         run: Run,
-        owner: str,
-        lease_s: float,
+        lease: RunLease,
         store: RunStore,
         nodes: NodeStore,
         retrieval: Retrieval,
         oracle: Gateway,
+        budgets: OracleBudgets,
         wave_nodes: int,
     ) -> None:
-        self._run, self._owner, self._lease_s = run, owner, lease_s
+        self._run, self._lease = run, lease
         self._rules = run.config.rules
         self._store, self._nodes = store, nodes
-        self._retrieval, self._oracle = retrieval, oracle
-        self._wave_nodes = wave_nodes
+        self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
+        self._window_trees = wave_nodes
+        # A budget is spent in order, one flight after the other; conditioned nodes ask again and again, so each alone.
+        self._flights = 1 if self._rules.max_judgements else min(FLIGHTS, wave_nodes)
+        self._flight_nodes = wave_nodes // self._flights
+        if self._rules.max_judgements and self._rules.conditioned:
+            self._flight_nodes = 1
         self._judgements = run.progress.judgements
         self._window: dict[int, Tree] = {}
         self._last_index = -1
+        self._all_read = False
+        self._flying: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
+        self._unanswered: list[tuple[Job, Unanswered]] = []
+        self._refused_by_budget = False
 
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
-        while True:
-            await self._fill_window()
-            if not self._window:
-                return
-            await self._advance()
-            trees = acs.affordable([self._window[i] for i in sorted(self._window)], self._rules, self._judgements)
-            wave = self._choose(trees)
-            if wave:
-                await self._judge(await self._prepare(wave))
-            elif self._window and not trees:
-                return
+        flights: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await self._give_up(landed=not flights)
+                await self._fill_window()
+                await self._advance()
+                while len(flights) < self._flights and (wave := self._choose()):
+                    flight = asyncio.create_task(self._fly(wave))
+                    flight.add_done_callback(seen)
+                    flights.add(flight)
+                if flights:
+                    done, flights = await asyncio.wait(flights, return_when=asyncio.FIRST_COMPLETED)
+                    for flight in done:
+                        flight.result()
+                elif self._refused_by_budget:
+                    raise RunFailed(self._budgets.describe(self._oracle.name, self._oracle.settings.max_judgements))
+                elif self._window or self._all_read:
+                    return
+        finally:
+            await cancel_all(flights)
 
     async def _fill_window(self) -> None:
-        room = self._wave_nodes - len(self._window)
-        if room <= 0:
+        room = self._window_trees - len(self._window)
+        if room <= 0 or self._all_read:
             return
         after = self._last_index
-        for tree in await self._patiently(lambda: self._nodes.open_trees(self._run.id, after, room)):
+        found = await self._patiently(lambda: self._nodes.open_trees(self._run.id, after, room))
+        for tree in found:
             self._window[tree.index] = tree
             self._last_index = tree.index
+        self._all_read = len(found) < room
 
-    def _choose(self, trees: Sequence[Tree]) -> list[tuple[Tree, Node]]:
-        """The next wave, in order. Of nodes with the same query only the first: the others will find its answers."""
-        queries: set[str] = set()
+    def _choose(self) -> list[tuple[Tree, Node]]:
+        """The nodes of the next flight, in order; none while it is open whose fault an unanswered node is.
+
+        Of nodes with the same query only one is in the air: the others will find its answers.
+        """
         wave: list[tuple[Tree, Node]] = []
-        for tree in trees:
+        if self._unanswered or self._refused_by_budget:
+            return wave
+        queries = set(self._flying.values())
+        trees = [self._window[index] for index in sorted(self._window)]
+        for tree in acs.affordable(trees, self._rules, self._judgements):
             for node in tree.pending():
-                if len(wave) < self._wave_nodes and node.text not in queries:
+                if len(wave) >= self._flight_nodes:
+                    return wave
+                if (tree.index, node.ordinal) not in self._flying and node.text not in queries:
+                    self._flying[tree.index, node.ordinal] = node.text
                     queries.add(node.text)
                     wave.append((tree, node))
         return wave
 
-    async def _prepare(self, wave: Sequence[tuple[Tree, Node]]) -> list[Job]:
+    async def _fly(self, wave: Sequence[tuple[Tree, Node]]) -> None:
         try:
-            nearest = await self._retrieval.nearest(self._run, [node.text for _, node in wave])
-        except errors.AeencError as error:
-            raise RunFailed(f"{error.message} (then resume the run)") from None
+            jobs = await self._first_round(wave)
+            while jobs:
+                jobs = await self._retrieve(await self._judge(self._within_budget(jobs)))
+        finally:
+            for tree, node in wave:
+                del self._flying[tree.index, node.ordinal]
+
+    async def _first_round(self, wave: Sequence[tuple[Tree, Node]]) -> list[Job]:
         queries = [node.text for _, node in wave]
         known = await self._patiently(lambda: self._nodes.answers(self._run.id, queries))
-        jobs: list[Job] = []
-        budget = self._rules.max_judgements
-        left = budget - self._judgements
-        for (tree, node), found, answers in zip(wave, nearest, known, strict=True):
-            if budget and left <= 0:
-                break
-            candidates = acs.choose(tree.path(node), node.text, found)
-            asked = [candidate for candidate in candidates if candidate.id not in answers]
-            if budget:
-                asked = asked[:left]
-                left -= len(asked)
-            jobs.append(Job(tree, node, found, candidates, answers, asked))
-        return jobs
+        return await self._retrieve(
+            [Job(tree, node, [], [], answers, []) for (tree, node), answers in zip(wave, known, strict=True)]
+        )
 
-    async def _judge(self, jobs: Sequence[Job]) -> None:
-        """Asks the oracle in batches side by side; each batch is committed as soon as it is answered."""
-        await self._commit([(job, self._settle(job, None), None) for job in jobs if not job.asked])
-        batches = _batches([job for job in jobs if job.asked], self._oracle.settings.batch_tasks)
-        tasks = [asyncio.create_task(self._judge_batch(batch)) for batch in batches]
+    async def _retrieve(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs with what their round finds."""
+        if not jobs:
+            return []
+        queries = [(job.node.text, job.accepted) for job in jobs]
         try:
-            unanswered = [outcome for outcomes in await asyncio.gather(*tasks) for outcome in outcomes]
+            found = await self._retrieval.nearest(self._run, queries)
+        except errors.AeencError as error:
+            raise RunFailed(f"{error.message} (then resume the run)") from None
+        return [job.with_found(nearest) for job, nearest in zip(jobs, found, strict=True)]
+
+    def _within_budget(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs that the run's budget still covers, the last one perhaps in part."""
+        if not self._rules.max_judgements:
+            return list(jobs)
+        within: list[Job] = []
+        left = self._rules.max_judgements - self._judgements
+        for job in jobs:
+            if left <= 0:
+                break
+            within.append(job.asking(left))
+            left -= len(within[-1].asked)
+        return within
+
+    async def _judge(self, jobs: Sequence[Job]) -> list[Job]:
+        """Asks the oracle in batches side by side, each committed as soon as it is answered. Returns what goes on."""
+        granted = await self._within_oracle_budget([job for job in jobs if job.asked])
+        calls = [self._commit([(job, None) for job in jobs if not job.asked])]
+        calls += [self._judge_batch(batch) for batch in batches(granted, self._oracle.settings.batch_tasks)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        try:
+            return [job for going_on in await asyncio.gather(*tasks) for job in going_on]
         except OracleFailed as error:
             raise RunFailed(str(error)) from None
         finally:
             await cancel_all(tasks)
-        await self._give_up(unanswered)
 
-    async def _judge_batch(self, jobs: Sequence[Job]) -> list[tuple[Job, Unanswered]]:
+    async def _within_oracle_budget(self, jobs: list[Job]) -> list[Job]:
+        """The jobs that the oracle's own budget covers; once it refuses one, no further flight starts."""
+        limit = self._oracle.settings.max_judgements
+        if not limit or not jobs:
+            return jobs
+        wanted = [(f"{job.node_id}:{job.round}", len(job.asked)) for job in jobs]
+        name = self._oracle.name
+        granted = await self._patiently(lambda: self._budgets.reserve(name, limit, self._run.id, wanted))
+        self._refused_by_budget |= not all(granted)
+        return [job for job, may in zip(jobs, granted, strict=True) if may]
+
+    async def _judge_batch(self, jobs: Sequence[Job]) -> list[Job]:
+        if not self._lease.sure:  # or we might ask what a successor has asked and stored
+            await self._make_sure()
         by_task = {job.node_id: job for job in jobs}
         outcomes = await self._oracle.judge(self._run.id, [job.task(self._run.id) for job in jobs])
-        answered = [(by_task[o.task.task_id], o) for o in outcomes if isinstance(o, Judged)]
-        await self._commit([(job, self._settle(job, outcome), outcome) for job, outcome in answered])
-        return [(by_task[o.task.task_id], o) for o in outcomes if isinstance(o, Unanswered)]
+        going_on = await self._commit([(by_task[o.task.task_id], o) for o in outcomes if isinstance(o, Judged)])
+        self._unanswered += [(by_task[o.task.task_id], o) for o in outcomes if isinstance(o, Unanswered)]
+        return going_on
 
-    async def _give_up(self, unanswered: Sequence[tuple[Job, Unanswered]]) -> None:
+    async def _give_up(self, *, landed: bool) -> None:
         """Counts nodes as failed whose fault it is: the oracle answered others meanwhile, or they failed alone before.
 
-        In every other case the run fails and keeps them.
+        In every other case the run fails and keeps them, once all flights have landed without an answer.
         """
+        unanswered, self._unanswered = self._unanswered, []  # flights in the air may add to it meanwhile
         guilty = [job for job, outcome in unanswered if self._oracle.last_answer_at > outcome.since]
         doubtful = [(job, outcome) for job, outcome in unanswered if self._oracle.last_answer_at <= outcome.since]
-        if 0 < len(doubtful) <= FEW:
+        if landed and 0 < len(doubtful) <= FEW:
             ids = [job.node_id for job, _ in doubtful]
             if await self._patiently(lambda: self._store.suspect(self._run.id, ids)):
                 guilty, doubtful = [*guilty, *(job for job, _ in doubtful)], []
-        failed = Outcome(Result(failed=True), (), (), (), {})
-        await self._commit([(job, failed, None) for job in guilty])
-        if doubtful:
+        await self._store_rounds([(job, job.failed(self._rules), None, True) for job in guilty])
+        self._unanswered += doubtful
+        if landed and doubtful:
             job, outcome = doubtful[0]
             raise RunFailed(f"{self._oracle.describe(outcome.reason)} (first unanswered node: {job.node_id})")
 
-    def _settle(self, job: Job, judged: Judged | None) -> Outcome:
-        answered = judged.rulings if judged else {}
-        return acs.settle(job.candidates, job.nearest, job.known, answered, self._rules)
+    async def _commit(self, judged: Sequence[tuple[Job, Judged | None]]) -> list[Job]:
+        """Stores what was judged. Returns the jobs whose nodes go on with another round."""
+        rounds: list[tuple[Job, Outcome, Judged | None, bool]] = []
+        going_on: list[Job] = []
+        for job, answer in judged:
+            outcome = job.settle(answer, self._rules)
+            next_round = job.goes_on(outcome, self._rules)
+            rounds.append((job, outcome, answer, next_round is None))
+            if next_round is not None:
+                going_on.append(next_round)
+        await self._store_rounds(rounds)
+        return going_on
 
-    async def _commit(self, settled: Sequence[tuple[Job, Outcome, Judged | None]]) -> None:
-        commits = [
-            NodeCommit(
-                tree=job.tree.index,
-                ordinal=job.node.ordinal,
-                query=job.node.text,
-                result=outcome.result,
-                known=outcome.known,
-                pairs=(
-                    *(self._pair(job, candidate, "POSITIVE", judged) for candidate in outcome.positives),
-                    *(self._pair(job, candidate, "NEGATIVE", judged) for candidate in outcome.negatives),
-                    *(self._pair(job, candidate, "SKIPPED", judged) for candidate in outcome.skipped),
-                ),
-                skipped=len(outcome.skipped) + (judged.unknown if judged else 0),
-                judgements=len(job.asked) if judged else 0,
-            )
-            for job, outcome, judged in settled
-        ]
-        await self._write(lambda: self._nodes.commit(self._run.id, self._owner, commits))
-        for job, outcome, judged in settled:
-            job.tree.results[job.node.ordinal] = outcome.result
-            self._judgements += len(job.asked) if judged else 0
-
-    def _pair(self, job: Job, candidate: Candidate, sign: Sign, judged: Judged | None) -> Pair:
-        return Pair(
-            query=job.node.text,
-            premise_id=candidate.id,
-            premise=candidate.text,
-            sign=sign,
-            run_id=self._run.id,
-            node_id=job.node_id,
-            rank=candidate.rank,
-            score=candidate.score,
-            model_version=self._run.model_version,
-            generation=self._run.generation,
-            oracle=self._run.config.oracle,
-            annotator=(judged.annotator_of(candidate.id) if judged else "") or self._run.config.oracle,
-            judged_at=now(),
-            grade=judged.grades.get(candidate.id, 0.0) if judged else 0.0,
-        )
+    async def _store_rounds(self, rounds: Sequence[tuple[Job, Outcome, Judged | None, bool]]) -> None:
+        commits = [job.commit(self._run, outcome, judged, last=last) for job, outcome, judged, last in rounds]
+        await self._write(lambda: self._nodes.commit(self._run.id, self._lease.owner, commits))
+        for (job, outcome, _, last), commit in zip(rounds, commits, strict=True):
+            self._judgements += commit.judgements
+            if last:
+                job.tree.results[job.node.ordinal] = outcome.result
 
     async def _advance(self) -> None:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none."""
         while ready := [tree for tree in self._window.values() if not tree.pending()]:
             steps = [TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules))) for tree in ready]
-            await self._write(lambda steps=steps: self._nodes.advance(self._run.id, self._owner, steps))  # type: ignore[misc]
+            await self._open_levels(steps)
             for tree, step in zip(ready, steps, strict=True):
                 if not step.nodes:
                     del self._window[tree.index]
                 tree.nodes.extend(step.nodes)
                 tree.depth += 1
+
+    async def _open_levels(self, steps: Sequence[TreeAdvance]) -> None:
+        await self._write(lambda: self._nodes.advance(self._run.id, self._lease.owner, steps))
 
     async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> None:
         """Writes until all is stored. What was stored by an attempt whose answer got lost is not stored twice."""
@@ -248,8 +262,12 @@ class RunWorker:
                 raise RunStopped
             if "LOST" not in written:
                 return
-            if not await self._patiently(lambda: self._store.take_lease(self._run.id, self._owner, self._lease_s)):
-                raise RunStopped
+            await self._make_sure()
+
+    async def _make_sure(self) -> None:
+        """Returns once the run is ours for sure. Raises RunStopped when another sampler has it."""
+        if not await self._patiently(self._lease.renew):
+            raise RunStopped
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Waits for Redis as long as it takes: what the oracle has answered must not be lost."""
@@ -259,21 +277,3 @@ class RunWorker:
             except errors.Unavailable as error:
                 log.warning("run waits for redis", run=self._run.id, reason=error.message)
                 await asyncio.sleep(REDIS_PAUSE_S)
-
-
-def _shown(candidate: Candidate) -> OracleCandidate:
-    return OracleCandidate(candidate.id, candidate.text, candidate.rank, candidate.score)
-
-
-def _batches(jobs: Sequence[Job], most_tasks: int) -> list[list[Job]]:
-    """Jobs in calls of at most `most_tasks` tasks and about CALL_BYTES."""
-    batches: list[list[Job]] = []
-    size_bytes = 0
-    for job in jobs:
-        job_bytes = sum(len(candidate.text) + 64 for candidate in job.asked)
-        if not batches or len(batches[-1]) >= most_tasks or size_bytes + job_bytes > CALL_BYTES:
-            batches.append([])
-            size_bytes = 0
-        batches[-1].append(job)
-        size_bytes += job_bytes
-    return batches

@@ -15,8 +15,10 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tasks import cancel_all
 from services.sampler.node_store import NodeStore
+from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.retrieval import Retrieval
 from services.sampler.run_labels import RunLabels
+from services.sampler.run_lease import RunLease
 from services.sampler.run_store import RunStore
 from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.runs import LIVE, Run, State
@@ -36,6 +38,7 @@ class Runner:
         nodes: NodeStore,
         retrieval: Retrieval,
         oracles: Mapping[str, Gateway],
+        budgets: OracleBudgets,
         labels: RunLabels,
         readiness: Readiness,
         *,
@@ -46,7 +49,8 @@ class Runner:
         poll_s: float,
     ) -> None:
         self._store, self._nodes, self._retrieval = store, nodes, retrieval
-        self._oracles, self._labels, self._readiness = oracles, labels, readiness
+        self._oracles, self._budgets = oracles, budgets
+        self._labels, self._readiness = labels, readiness
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._wave_nodes, self._max_active_runs = wave_nodes, max_active_runs
@@ -97,8 +101,11 @@ class Runner:
         for run_id in await self._store.active():
             if len(self._working) >= self._max_active_runs:
                 return
-            if run_id not in self._working and await self._store.take_lease(run_id, self._owner, self._lease_s):
-                task = asyncio.create_task(self._hold(run_id))
+            if run_id in self._working:
+                continue
+            lease = RunLease(self._store, run_id, self._owner, self._lease_s)
+            if await lease.renew():
+                task = asyncio.create_task(self._hold(run_id, lease))
                 self._working[run_id] = task
                 task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
 
@@ -106,15 +113,15 @@ class Runner:
         del self._working[run_id]
         self.wake()
 
-    async def _hold(self, run_id: str) -> None:
+    async def _hold(self, run_id: str, lease: RunLease) -> None:
         """Works on a run while its lease can be renewed, and gives the lease back."""
-        work = asyncio.create_task(self._work(run_id))
+        work = asyncio.create_task(self._work(run_id, lease))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
                 # While Redis is away nobody else can take the run over either.
                 with contextlib.suppress(errors.Unavailable):
-                    if not work.done() and not await self._store.take_lease(run_id, self._owner, self._lease_s):
+                    if not work.done() and not await lease.renew():
                         log.warning("run was taken over by another sampler", run=run_id)
                         return
             if (error := work.exception()) is not None:
@@ -122,16 +129,16 @@ class Runner:
         finally:
             await cancel_all([work])
             with contextlib.suppress(errors.Unavailable):
-                await self._store.release_lease(run_id, self._owner)
+                await lease.release()
 
-    async def _work(self, run_id: str) -> None:
+    async def _work(self, run_id: str, lease: RunLease) -> None:
         run = await self._store.get(run_id)
         if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
             return
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
         await self._labels.hold(run)
         try:
-            await self._worker(run).work()
+            await self._worker(run, lease).work()
         except RunStopped:
             log.info("run was stopped", run=run_id)
         except RunFailed as error:
@@ -145,19 +152,27 @@ class Runner:
             log.info("run succeeded", run=run_id)
             await self._end(run, "SUCCEEDED", "")
 
-    def _worker(self, run: Run) -> RunWorker:
+    def _worker(self, run: Run, lease: RunLease) -> RunWorker:
         oracle = self._oracles.get(run.config.oracle)
         if oracle is None:
             raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
         return RunWorker(
-            run, self._owner, self._lease_s, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes
+            run,
+            lease,
+            self._store,
+            self._nodes,
+            self._retrieval,
+            oracle,
+            self._budgets,
+            self._wave_nodes,
         )
 
     async def _end(self, run: Run, state: State, error: str) -> None:
         while True:
             try:
-                await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)
+                ended = await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)
                 break
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
-        await self._labels.drop(run)
+        if ended == "OK":  # or a successor works with the label
+            await self._labels.drop(run)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Literal, cast
 
 from services.sampler.acs import Rules
+from services.sampler.negatives import NegativeFilter
 
 FORMAT_VERSION = 1
 
@@ -47,7 +48,9 @@ class RunConfig:
         """Reads what `to_json` wrote."""
         stored = json.loads(text)
         stored.pop("format_version")
-        return cls(**{**stored, "rules": Rules(**stored["rules"])})
+        rules = stored["rules"]
+        rules["negatives"] = NegativeFilter(**rules.get("negatives", {}))
+        return cls(**{**stored, "rules": Rules(**rules)})
 
     def fingerprint(self, hypotheses: Sequence[Hypothesis]) -> str:
         """Tells two StartRun calls under one idempotency key apart."""
@@ -74,6 +77,7 @@ class Progress:
     skipped: int = 0
     judgements: int = 0
     nodes_failed: int = 0
+    filtered: int = 0
 
 
 COUNTERS = tuple(counter.name for counter in fields(Progress))
@@ -115,7 +119,8 @@ class Event:
 class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
-    An `amended` pair replaces the earlier ones of its query and premise in its run.
+    An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
+    skipped: undecided by the oracle, or the filter's reason.
     """
 
     query: str
@@ -133,11 +138,12 @@ class Pair:
     judged_at: str = ""
     grade: float = 0.0
     amended: bool = False
+    reason: str = ""
     seq: int = 0
 
     def to_json(self) -> str:
         """The pair as stored; its position in the log is its seq."""
-        stored = asdict(self)
+        stored = dict(vars(self))  # plain values: asdict would take most of the time that a run spends on its pairs
         stored.pop("seq")
         return json.dumps({"format_version": FORMAT_VERSION, **stored})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
@@ -47,8 +48,8 @@ class Sampling:
 
     async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> tuple[Run, bool]:
         """Starts a run, resolving encoder version and generation now. True: the run existed before."""
-        self._check(config, hypotheses)
-        fingerprint = config.fingerprint(hypotheses)
+        await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with a hundred thousand of them
+        fingerprint = await asyncio.to_thread(config.fingerprint, hypotheses)
         if config.idempotency_key:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:

@@ -66,28 +66,46 @@ return 'OK'
 )
 
 # KEYS: run, lease, tree, pairs, events, answers
-# ARGV: owner, now, ordinal, result, query key, answers, positives, negatives, skipped, judgements, failed, then pairs
+# ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
+#       negatives, filtered, skipped, judgements, failed, then pairs
 COMMIT = (
     _EMIT
     + _FENCE
     + """
-if redis.call('HSETNX', KEYS[3], 'r:' .. ARGV[3], ARGV[4]) == 0 then return 'DONE' end
-if ARGV[6] ~= '' then redis.call('HSET', KEYS[6], ARGV[5], ARGV[6]) end
-for i = 12, #ARGV do
+if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
+if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
+for i = 14, #ARGV do
   local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
   redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
 end
-redis.call('HINCRBY', KEYS[1], 'nodes_judged', 1 - ARGV[11])
-redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[11])
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', -1)
-redis.call('HINCRBY', KEYS[1], 'positives', ARGV[7])
-redis.call('HINCRBY', KEYS[1], 'negatives', ARGV[8])
-redis.call('HINCRBY', KEYS[1], 'skipped', ARGV[9])
-redis.call('HINCRBY', KEYS[1], 'judgements', ARGV[10])
+redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[13])
+redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[13])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[5])
+for i, name in ipairs({'positives', 'negatives', 'filtered', 'skipped', 'judgements'}) do
+  redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i])
+end
 emit(KEYS[1], KEYS[5], ARGV[2])
 return 'OK'
 """
 )
+
+# KEYS: what the oracle was asked in all, what of it for which node (both by oracle and by run)
+# ARGV: budget, then node and candidates by turns.  Answers 1 for each node that may be asked; each is counted once.
+RESERVE = """
+local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
+local granted = {}
+for i = 2, #ARGV, 2 do
+  local again = redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1
+  if not again and spent + ARGV[i + 1] <= tonumber(ARGV[1]) then
+    spent = spent + ARGV[i + 1]
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    again = true
+  end
+  granted[#granted + 1] = again and 1 or 0
+end
+redis.call('SET', KEYS[1], spent)
+return granted
+"""
 
 # KEYS: run, lease, tree, events, open.  ARGV: owner, now, tree index, its depth, then ordinal and node by turns
 ADVANCE = (

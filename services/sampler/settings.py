@@ -24,6 +24,7 @@ class OracleSettings(BaseModel):
     timeout_s: float = Field(30.0, gt=0, description="seconds that one call may take")
     max_concurrency: int = Field(4, ge=1, le=256, description="calls in flight at once")
     batch_tasks: int = Field(16, ge=1, le=1024, description="most nodes put into one call")
+    max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")
     max_attempts: int = Field(5, ge=1, le=100, description="tries before a call counts as failed")
     backoff_s: float = Field(0.2, gt=0, description="pause after the first failure; doubles, at most 5 s")
     breaker_failures: int = Field(5, ge=1, description="failed calls in a row after which one at a time tries")

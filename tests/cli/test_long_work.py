@@ -9,7 +9,7 @@ from aeenc.cli.evaluate import corpus_name, report_dict
 from aeenc.cli.output import metrics_table
 from aeenc.cli.sample import hypotheses_of
 from aeenc.trees import Dataset
-from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 
 
 def job(state, **fields):
@@ -42,6 +42,18 @@ async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc,
         shown = await aeenc(*command)
         assert "SUCCEEDED" in shown.stdout
         assert "trees/s" in shown.stderr
+
+
+async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--data", trees)
+        options = ("--max-judgements", 7, "--max-negatives", 2, "--margin", 0.25, "--no-rewordings", "--conditioned")
+        ended = await aeenc(*command, "--oracle", "fake", "-k", 3, *options)
+        config = (await sampler.run(ended.json["run"])).config
+        assert (config.max_judgements, config.max_negatives_per_query, config.conditioned) == (7, 2, True)
+        assert config.negative_filter == sampler_pb2.NegativeFilter(relative_margin=0.25, rewordings=True)
+        ended = await aeenc(*command, "--oracle", "fake", "-k", 3)
+        assert not (await sampler.run(ended.json["run"])).config.HasField("negative_filter")
 
 
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):

@@ -14,6 +14,7 @@ class QueueSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     batch_tasks: ClassVar[int] = 1  # each node's answer is kept as soon as it is there
 
+    max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")
     overlap: int = Field(1, ge=1, le=100, description="people who judge each task")
     policy: Literal["majority", "adjudicate"] = Field(
         "majority", description="when they differ: the greater number decides, or always an adjudicator"

@@ -44,6 +44,7 @@ def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
         "trees_done": progress.trees_done,
         "nodes_judged": progress.nodes_judged,
         "nodes_failed": progress.nodes_failed,
+        "filtered": progress.filtered,
         "judgements": progress.judgements,
         "positives": progress.positives,
         "negatives": progress.negatives,
@@ -79,6 +80,18 @@ def sample(
     split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 25,
     max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
+    max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
+    max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep negatives that score this share below the best positive only."),
+    ] = None,
+    rewordings: Annotated[
+        bool, typer.Option(help="Keep as negatives what says the same as the query or a positive.")
+    ] = True,
+    conditioned: Annotated[
+        bool, typer.Option("--conditioned", help="Ask again with what was accepted, until nothing new is.")
+    ] = False,
     label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
@@ -94,6 +107,10 @@ def sample(
             oracle=oracle,
             k=k,
             max_depth=max_depth,
+            max_judgements=max_judgements,
+            max_negatives_per_query=max_negatives,
+            negative_filter=sampler_pb2.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
+            conditioned=conditioned,
             split=split,
             model=selector(label, None),
         )

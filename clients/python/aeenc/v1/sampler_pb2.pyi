@@ -82,7 +82,7 @@ class StartRunRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[RunConfig, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class RunConfig(_message.Message):
-    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree")
+    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree", "negative_filter")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     ORACLE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class RunConfig(_message.Message):
     CONDITIONED_FIELD_NUMBER: _ClassVar[int]
     MAX_NEGATIVES_PER_QUERY_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_TREE_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_FILTER_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     oracle: str
     idempotency_key: str
@@ -107,7 +108,22 @@ class RunConfig(_message.Message):
     conditioned: bool
     max_negatives_per_query: int
     max_nodes_per_tree: int
-    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ...) -> None: ...
+    negative_filter: NegativeFilter
+    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ..., negative_filter: _Optional[_Union[NegativeFilter, _Mapping]] = ...) -> None: ...
+
+class NegativeFilter(_message.Message):
+    __slots__ = ("min_rank", "max_rank", "absolute_margin", "relative_margin", "rewordings")
+    MIN_RANK_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    ABSOLUTE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    REWORDINGS_FIELD_NUMBER: _ClassVar[int]
+    min_rank: int
+    max_rank: int
+    absolute_margin: float
+    relative_margin: float
+    rewordings: bool
+    def __init__(self, min_rank: _Optional[int] = ..., max_rank: _Optional[int] = ..., absolute_margin: _Optional[float] = ..., relative_margin: _Optional[float] = ..., rewordings: bool = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("id", "text")
@@ -148,7 +164,7 @@ class Run(_message.Message):
     def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RunProgress(_message.Message):
-    __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed")
+    __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed", "filtered")
     TREES_FIELD_NUMBER: _ClassVar[int]
     TREES_DONE_FIELD_NUMBER: _ClassVar[int]
     NODES_JUDGED_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +174,7 @@ class RunProgress(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     NODES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
     trees: int
     trees_done: int
     nodes_judged: int
@@ -167,7 +184,8 @@ class RunProgress(_message.Message):
     skipped: int
     judgements: int
     nodes_failed: int
-    def __init__(self, trees: _Optional[int] = ..., trees_done: _Optional[int] = ..., nodes_judged: _Optional[int] = ..., nodes_pending: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., skipped: _Optional[int] = ..., judgements: _Optional[int] = ..., nodes_failed: _Optional[int] = ...) -> None: ...
+    filtered: int
+    def __init__(self, trees: _Optional[int] = ..., trees_done: _Optional[int] = ..., nodes_judged: _Optional[int] = ..., nodes_pending: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., skipped: _Optional[int] = ..., judgements: _Optional[int] = ..., nodes_failed: _Optional[int] = ..., filtered: _Optional[int] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -103,20 +103,22 @@ class GoldQuery(_message.Message):
     def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Pair(_message.Message):
-    __slots__ = ("seq", "query", "premise_id", "premise", "sign", "provenance")
+    __slots__ = ("seq", "query", "premise_id", "premise", "sign", "provenance", "reason")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_FIELD_NUMBER: _ClassVar[int]
     SIGN_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     seq: int
     query: str
     premise_id: str
     premise: str
     sign: PairSign
     provenance: Provenance
-    def __init__(self, seq: _Optional[int] = ..., query: _Optional[str] = ..., premise_id: _Optional[str] = ..., premise: _Optional[str] = ..., sign: _Optional[_Union[PairSign, str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+    reason: str
+    def __init__(self, seq: _Optional[int] = ..., query: _Optional[str] = ..., premise_id: _Optional[str] = ..., premise: _Optional[str] = ..., sign: _Optional[_Union[PairSign, str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended")

@@ -1,0 +1,110 @@
+"""Algorithm 2 read aloud, apart from the sampler: cosines in float64, gold trees in memory, one node after another.
+
+Shares no code with `services.sampler`. What it says a run must record is what the benchmark compares runs with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import SamplerClient
+from aeenc.trees import Candidate, Dataset
+from aeenc.v1 import types_pb2
+
+GAP = 1e-5  # scores closer than this are one rank to float32 embeddings that were computed in other batches
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One pair as a run records it: `sign` is + or -."""
+
+    query: str
+    premise: str
+    sign: str
+
+
+Pairs = Mapping[Recorded, float]  # with the score of each
+
+
+class Definition:
+    """The nearest premises of every gold query, and what a run over hypotheses must record."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        k: int,
+        premises: Sequence[Candidate],
+        vectors: NDArray[np.floating],
+        queries: Mapping[str, NDArray[np.floating]],
+    ) -> None:
+        self._gold = {query.text: set(query.gold) for query in dataset.queries(split)}
+        self._k = k
+        allowed = [not one.splits or bool({"facts", split} & set(one.splits)) for one in premises]
+        kept = [one for one, may in zip(premises, allowed, strict=True) if may]
+        matrix = vectors[np.array(allowed)].astype(np.float64)  # (n, dim)
+        self.nearest: dict[str, list[tuple[str, float]]] = {}
+        texts = list(queries)
+        for start in range(0, len(texts), CHUNK):
+            part = texts[start : start + CHUNK]
+            scores = np.stack([queries[text] for text in part]).astype(np.float64) @ matrix.T  # (queries, n)
+            for text, row in zip(part, scores.astype(np.float32), strict=True):
+                self.nearest[text] = self._best(text, row, kept)
+
+    def _best(self, text: str, row: NDArray[np.float32], premises: Sequence[Candidate]) -> list[tuple[str, float]]:
+        order = np.argsort(-row, kind="stable")[: self._k + 1]  # equal scores stay in the order of insertion
+        return [(premises[n].text, float(row[n])) for n in order if premises[n].text != text][: self._k]
+
+    def pairs(self, hypotheses: Iterable[str], *, max_depth: int) -> dict[Recorded, float]:
+        """What a run over the hypotheses records, leaves being premises without gold children."""
+        found: dict[Recorded, float] = {}
+        for hypothesis in hypotheses:
+            visited = {hypothesis}
+            waiting: deque[tuple[str, tuple[str, ...]]] = deque([(hypothesis, ())])
+            while waiting:
+                query, path = waiting.popleft()
+                for premise, score in self.nearest[query]:
+                    if premise in path:
+                        continue
+                    explains = premise in self._gold[query]
+                    found[Recorded(query, premise, "+" if explains else "-")] = score
+                    if explains and premise in self._gold and premise not in visited and len(path) < max_depth:
+                        visited.add(premise)
+                        waiting.append((premise, (*path, query)))
+        return found
+
+    def gold_in_reach(self, expanded: Iterable[str]) -> set[tuple[str, str]]:
+        """The gold children of expanded queries that stand in the top k."""
+        return {
+            (query, premise) for query in expanded for premise, _ in self.nearest[query] if premise in self._gold[query]
+        }
+
+
+async def recorded(client: SamplerClient, run_id: str) -> dict[Recorded, float]:
+    """The pairs of a run with their scores; each must stand once in its log, and the log have no gaps."""
+    signs = {types_pb2.PAIR_SIGN_POSITIVE: "+", types_pb2.PAIR_SIGN_NEGATIVE: "-", types_pb2.PAIR_SIGN_SKIPPED: "?"}
+    log = [pair async for pair in client.pairs(run_id)]
+    found = {Recorded(pair.query, pair.premise, signs[pair.sign]): pair.provenance.score for pair in log}
+    assert len(found) == len(log), "a pair stands twice in the log"
+    assert [pair.seq for pair in log] == list(range(1, len(log) + 1)), "the log has gaps"
+    return found
+
+
+def differences(one: Pairs, other: Pairs) -> tuple[list[Recorded], list[Recorded]]:
+    """The pairs that stand in one only: swaps of as many for as many with scores closer than GAP, and all others."""
+    by_query: dict[str, list[Recorded]] = defaultdict(list)
+    for pair in one.keys() ^ other.keys():
+        by_query[pair.query].append(pair)
+    swaps: list[Recorded] = []
+    others: list[Recorded] = []
+    for pairs in by_query.values():
+        scores = [one[pair] if pair in one else other[pair] for pair in pairs]
+        even = 2 * sum(pair in one for pair in pairs) == len(pairs)
+        (swaps if even and max(scores) - min(scores) < GAP else others).extend(pairs)
+    return swaps, others

@@ -1,0 +1,164 @@
+"""How runs are worked on: flights overlap, budgets of oracles hold, a lease in doubt asks nothing, samplers share."""
+
+import asyncio
+
+import grpc
+import pytest
+from sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_leaf, pair_set
+
+from aeenc import errors
+from aeenc.v1 import sampler_pb2
+from services.kit.redis import connect
+from services.sampler.oracle_budgets import OracleBudgets
+from services.sampler.run_keys import RunKeys
+from services.sampler.run_lease import RunLease
+from services.sampler.run_store import RunStore
+
+CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
+
+
+async def test_the_next_flight_is_retrieved_for_while_the_oracle_judges(world: World):
+    world.oracle.delay_s = 60
+    async with world.sampler(wave_nodes=8) as client:
+        await client.start_run(HYPOTHESES, **CONFIG)
+        async with asyncio.timeout(10):
+            await world.oracle.called(4)
+        asked = [list(request.texts) for request in world.index.requests[1:]]
+    assert sorted(asked) == [[text for _, text in HYPOTHESES[n : n + 2]] for n in (0, 2, 4, 6)]
+
+
+async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: World):
+    hypotheses = [(str(n), f"hypothesis {n}") for n in range(60)]
+    most = 0
+    async with world.sampler(wave_nodes=8) as client:
+        run = await client.start_run(hypotheses, **CONFIG)
+        async for _, seen in client.watch(run.id):
+            most = max(most, len(world.oracle.tasks) - seen.progress.nodes_judged - seen.progress.nodes_failed)
+        assert await pair_set(client, run.id) == brute_force(hypotheses)
+    assert most <= 8
+
+
+async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: World):
+    honest = world.oracle.behaviour
+    world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
+    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 1}) as client:
+        run = await finish(client)
+        assert await pair_set(client, run.id) == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
+    assert (run.state, run.progress.nodes_failed) == (sampler_pb2.RUN_STATE_SUCCEEDED, 1)
+
+
+async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: World):
+    expected = brute_force()
+    limit = len(expected) // 2
+    async with world.sampler(oracle={"max_judgements": limit}) as client:
+        runs = [await client.start_run(HYPOTHESES[part], **CONFIG) for part in (slice(0, 4), slice(4, 9))]
+        runs = [await asyncio.wait_for(client.wait(run.id), 40) for run in runs]
+        failed = [run for run in runs if run.state == sampler_pb2.RUN_STATE_FAILED]
+        assert failed
+        assert f"may be asked for {limit} verdicts in all" in failed[0].error
+        assert limit - 12 <= len(world.oracle.asked) <= limit
+        kept = {run.id: await pair_set(client, run.id) for run in runs}
+    async with world.sampler(oracle={"max_judgements": 10 * limit}) as client:
+        for run in failed:
+            await client.resume(run.id)
+            assert (await asyncio.wait_for(client.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        for run, part in zip(runs, (slice(0, 4), slice(4, 9)), strict=True):
+            pairs = await pair_set(client, run.id)
+            assert pairs == brute_force(HYPOTHESES[part]) >= kept[run.id]
+
+
+async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(redis_url: str, namespace: str):
+    redis = connect(redis_url)
+    budgets = OracleBudgets(redis, RunKeys(namespace))
+    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("1-0:0", 6), ("2-0:0", 4)]) == [True, False, True]
+    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
+    assert await budgets.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]
+    assert await budgets.reserve("another", 10, "run", [("0-0:1", 10)]) == [True]
+    await redis.aclose()
+
+
+async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url: str, namespace: str):
+    redis = connect(redis_url)
+    store = RunStore(redis, RunKeys(namespace))
+    mine, other = (RunLease(store, "run", owner, lease_s) for owner, lease_s in (("me", 0.2), ("you", 30.0)))
+    assert not mine.sure
+    assert await mine.renew()
+    assert mine.sure
+    assert not await other.renew()
+    async with asyncio.timeout(10):
+        while not await other.renew():  # noqa: ASYNC110 -- a test's wait
+            await asyncio.sleep(0.02)
+    assert not mine.sure
+    assert not await mine.renew()
+    await other.release()
+    assert not other.sure
+    await redis.aclose()
+
+
+async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: World, monkeypatch):
+    """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
+    monkeypatch.setattr("services.sampler.runner.LEASES_A_TERM", 0.001)
+    async with world.sampler(lease_s=0.2, poll_s=60.0) as client:
+        redis = connect(world.settings["redis_url"])
+        store = RunStore(redis, RunKeys(world.settings["namespace"]))
+        world.index.delay_s = 0.0
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await asyncio.wait_for(client.wait(run.id), 20)  # alone, it goes on when it is in doubt
+        assert await pair_set(client, run.id) == brute_force()
+        world.oracle.calls = 0
+        start = asyncio.create_task(client.start_run(HYPOTHESES, **CONFIG))
+        world.index.delay_s = 1.0
+        taken = (await start).id
+        asked = len(world.index.requests)
+        async with asyncio.timeout(20):
+            while len(world.index.requests) == asked or not await store.take_lease(taken, "another", 60):  # noqa: ASYNC110 -- a test's wait
+                await asyncio.sleep(0.01)
+        assert world.oracle.calls == 0, "the lease was taken before the index had answered"
+        await asyncio.sleep(2.0)
+        assert world.oracle.calls == 0
+        await redis.aclose()
+
+
+async def test_samplers_share_the_runs_that_wait(world: World):
+    world.oracle.delay_s = 0.02
+    one = world.sampler(max_active_runs=1, wave_nodes=4, instance="one")
+    other = world.sampler(max_active_runs=1, wave_nodes=4, instance="other")
+    async with one as first, other as second:
+        runs = [await first.start_run(HYPOTHESES, **CONFIG) for _ in range(4)]
+        busy: set[str] = set()
+        while len(busy) < 2:
+            infos = [await client.info() for client in (first, second)]
+            busy = {info.service.instance for info in infos if info.active_runs}
+            assert not set(infos[0].active_runs) & set(infos[1].active_runs)
+        for run in runs:
+            assert (await asyncio.wait_for(second.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert await pair_set(second, run.id) == brute_force()
+
+
+async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: World):
+    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 2}) as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await world.oracle.called(3)
+        world.oracle.status = grpc.StatusCode.UNAVAILABLE
+        run = await asyncio.wait_for(client.wait(run.id), 20)
+        assert run.state == sampler_pb2.RUN_STATE_FAILED
+        assert run.progress.nodes_failed == 0
+        world.oracle.status = None
+        await client.resume(run.id)
+        run = await asyncio.wait_for(client.wait(run.id), 20)
+        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_a_start_with_too_many_bytes_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.convert.START_BYTES", 1 << 20)
+    async with world.sampler() as client:
+        hypotheses = ((str(n), "x" * 2000) for n in range(1000))
+        with pytest.raises(errors.TooLarge, match="1 MiB"):
+            await client.start_run(hypotheses, **CONFIG)
+
+
+def test_the_world_has_what_these_tests_are_about():
+    pairs = brute_force()
+    assert any(sign == "+" and not is_leaf(premise) for _, premise, sign in pairs)
+    assert any(not explains(query, premise) for query, premise, _ in pairs)
