@@ -7,7 +7,7 @@ from pathlib import Path
 from tinymodel import DIM, tiny_tokenizer
 
 
-def write_tiny_base(directory: Path) -> Path:
+def write_tiny_base(directory: Path, dropout: float = 0.1) -> Path:
     """Writes config.json, model.safetensors and tokenizer.json into `directory`."""
     import torch
     from transformers import BertConfig, BertModel
@@ -20,7 +20,8 @@ def write_tiny_base(directory: Path) -> Path:
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=64,
-        hidden_dropout_prob=0.1,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         pad_token_id=0,
     )
     torch.manual_seed(0)

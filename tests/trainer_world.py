@@ -30,7 +30,7 @@ from services.kit.generation import (
 from services.kit.server import GrpcServer
 from services.trainer.__main__ import build
 from services.trainer.evaluation import EvaluationQuery
-from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.job_files import JobFiles, Means, TrainingPlan
 from services.trainer.jobs import JobConfig
 from services.trainer.settings import TrainerSettings
 from services.trainer.training_set import JudgedPair
@@ -84,10 +84,14 @@ class Space:
 @pytest.fixture(scope="session")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """The tiny space; shared by all tests, which keep apart by corpus."""
+    return make_space(tmp_path_factory.mktemp("space"))
+
+
+def make_space(root: Path, dropout: float = 0.1) -> Space:
+    """Exports a tiny base model into a store of its own."""
     from services.trainer.learning.pretrained import export_pretrained
 
-    root = tmp_path_factory.mktemp("space")
-    base = write_tiny_base(root / "base")
+    base = write_tiny_base(root / "base", dropout)
     store = ArtifactStore(root / "artifacts")
     options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
     request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
@@ -103,15 +107,16 @@ def corpus(space: Space) -> str:
     return name
 
 
-PAIRS = [JudgedPair(query, f"f{n}", FACTS[n], "POSITIVE") for n, query in enumerate(QUERIES)]
+PAIRS = [JudgedPair(query, f"f{n}", FACTS[n], "POSITIVE", "train") for n, query in enumerate(QUERIES)]
 PAIRS += [
-    JudgedPair(query, f"f{(n + shift) % len(FACTS)}", FACTS[(n + shift) % len(FACTS)], "NEGATIVE")
+    JudgedPair(query, f"f{(n + shift) % len(FACTS)}", FACTS[(n + shift) % len(FACTS)], "NEGATIVE", "train")
     for n, query in enumerate(QUERIES)
     for shift in (1, 2)
 ]
 VALIDATION = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:8])]
 
 MakeJob = Callable[..., JobFiles]
+CPU = Means()
 
 
 @pytest.fixture
@@ -119,17 +124,21 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
     """Writes the inputs of a job; keywords are fields of JobConfig."""
 
     def make(
-        pairs: Sequence[JudgedPair] = PAIRS, validation: Sequence[EvaluationQuery] = VALIDATION, **fields: Any
+        pairs: Sequence[JudgedPair] = PAIRS,
+        validation: Sequence[EvaluationQuery] = VALIDATION,
+        held_out: Sequence[str] = (),
+        means: Means = CPU,
+        **fields: Any,
     ) -> JobFiles:
         active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]
         config = JobConfig(
             corpus=corpus, run_ids=("r",), base_version=space.version, batch_size=8, learning_rate=1e-3, split="train"
         )
         job_id = uuid.uuid4().hex[:8]
-        plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), "cpu", 1)
+        plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), means)
         files = JobFiles(tmp_path / job_id)
         files.write_plan(plan)
-        files.write_inputs(pairs, validation)
+        files.write_inputs(pairs, validation, held_out)
         return files
 
     return make

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.sampler import SamplerClient
@@ -13,8 +15,10 @@ from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import CrossEncoder
+from services.trainer.data_sets import DataSets
 from services.trainer.evaluating import Evaluating
 from services.trainer.exports import Exports
+from services.trainer.job_files import Means
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.pretrained_space import PretrainedSpace
@@ -39,22 +43,21 @@ def build(settings: TrainerSettings) -> GrpcServer:
     cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
+    data_sets = DataSets(settings.data_sets, settings.text_bytes)
     runner = JobRunner(
         store,
         checkpoints,
         pairs,
+        data_sets,
         server.readiness,
         instance=settings.instance,
         jobs_dir=settings.state_dir / "jobs",
-        device=settings.device,
-        threads=settings.threads,
-        int8=settings.int8,
-        fp16=settings.fp16,
+        means=Means(**{field.name: getattr(settings, field.name) for field in fields(Means)}),
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
-    jobs = TrainingJobs(store, checkpoints, pairs, runner, limits)
+    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
     evaluating = Evaluating(
         checkpoints.store, EncoderClient(Channel(settings.encoder_target, **settings.peer())), limits
     )

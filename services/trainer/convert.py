@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,23 +14,35 @@ from services.kit.registry import CheckpointRow, LabelRow, RolloutRow
 from services.kit.wire import to_timestamp
 from services.trainer.evaluating import Evaluation
 from services.trainer.evaluation import EvaluationQuery, Metrics
-from services.trainer.jobs import Job, JobConfig, Loss, Progress
+from services.trainer.jobs import Batching, Job, JobConfig, Loss, Progress, defaults_of
 from services.trainer.publishing import Publication
 
 _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_UNSPECIFIED: "FULL_CORPUS_SOFTMAX",
     trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX: "FULL_CORPUS_SOFTMAX",
     trainer_pb2.LOSS_TRIPLET_MARGIN: "TRIPLET_MARGIN",
+    trainer_pb2.LOSS_PAIRWISE_CONTRASTIVE: "PAIRWISE_CONTRASTIVE",
+    trainer_pb2.LOSS_SUPERVISED_CONTRASTIVE: "SUPERVISED_CONTRASTIVE",
+    trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING: "MULTIPLE_NEGATIVES_RANKING",
+    trainer_pb2.LOSS_GIST: "GIST",
+    trainer_pb2.LOSS_NLI_CLASSIFICATION: "NLI_CLASSIFICATION",
 }
-_LEARNING_RATE: dict[Loss, float] = {"FULL_CORPUS_SOFTMAX": 1e-4, "TRIPLET_MARGIN": 2e-5}
-_REGULARIZATION: dict[Loss, float] = {"FULL_CORPUS_SOFTMAX": 0.0, "TRIPLET_MARGIN": 0.1}
+_BATCHINGS: dict[int, Batching] = {
+    trainer_pb2.BATCHING_UNSPECIFIED: "QUERIES",
+    trainer_pb2.BATCHING_QUERIES: "QUERIES",
+    trainer_pb2.BATCHING_ITEMS: "ITEMS",
+}
 
 
 def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
     """A job's configuration with the defaults that the contract states, and its validation queries."""
-    loss = _LOSSES.get(message.loss)
+    loss, batching = _LOSSES.get(message.loss), _BATCHINGS.get(message.batching)
     if loss is None:
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
+    if batching is None:
+        raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
+    given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
+    defaults = defaults_of(loss)
     config = JobConfig(
         corpus=message.corpus,
         run_ids=tuple(message.run_ids),
@@ -38,41 +51,31 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         loss=loss,
         epochs=message.epochs or 3,
         batch_size=message.batch_size or 32,
-        learning_rate=_short(message.learning_rate) or _LEARNING_RATE[loss],
-        temperature=_short(message.temperature) or 0.03,
-        margin=_short(message.margin) if message.HasField("margin") else 0.1,
-        regularization=(
-            _short(message.regularization) if message.HasField("regularization") else _REGULARIZATION[loss]
-        ),
+        learning_rate=_short(message.learning_rate) or defaults.learning_rate,
+        temperature=_short(message.temperature) or defaults.temperature,
+        margin=given.get("margin", defaults.margin),
+        regularization=given.get("regularization", defaults.regularization),
         refused_weight=_short(message.refused_weight) or 1.0,
         seed=message.seed,
         split=message.split,
         note=message.note,
+        data_sets=tuple(message.data_sets),
+        batching=batching,
+        hard_negatives=message.hard_negatives if message.HasField("hard_negatives") else 1,
+        guide_version=message.guide_version,
+        guide_margin=_short(message.guide_margin),
+        accumulation=message.accumulation or 1,
+        items_per_epoch=message.items_per_epoch,
     )
     return config, [(query.text, list(query.premises)) for query in message.validation]
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
     """A job, without its validation queries."""
-    config = job.config
     return trainer_pb2.Job(
         id=job.id,
         config=trainer_pb2.JobConfig(
-            corpus=config.corpus,
-            run_ids=config.run_ids,
-            idempotency_key=config.idempotency_key,
-            base_version=config.base_version,
-            loss=f"LOSS_{config.loss}",
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-            learning_rate=config.learning_rate,
-            temperature=config.temperature,
-            margin=config.margin,
-            regularization=config.regularization,
-            refused_weight=config.refused_weight,
-            seed=config.seed,
-            split=config.split,
-            note=config.note,
+            **{**asdict(job.config), "loss": f"LOSS_{job.config.loss}", "batching": f"BATCHING_{job.config.batching}"}
         ),
         state=f"JOB_STATE_{job.state}",
         error=job.error,
@@ -200,19 +203,9 @@ def _short(value: float) -> float:
 def _progress(progress: Progress) -> trainer_pb2.JobProgress:
     remaining = Duration()
     remaining.FromNanoseconds(int(progress.remaining_s * 1e9))
-    return trainer_pb2.JobProgress(
-        phase=progress.phase,
-        epochs_done=progress.epochs_done,
-        steps_done=progress.steps_done,
-        steps=progress.steps,
-        loss=progress.loss,
-        validation_map=progress.validation_map,
-        best_validation_map=progress.best_validation_map,
-        remaining=remaining,
-        queries=progress.queries,
-        positives=progress.positives,
-        negatives=progress.negatives,
-    )
+    fields = asdict(progress)
+    fields.pop("remaining_s")
+    return trainer_pb2.JobProgress(**fields, remaining=remaining)
 
 
 def _metrics(metrics: Metrics) -> types_pb2.RetrievalMetrics:

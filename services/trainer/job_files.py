@@ -1,7 +1,7 @@
 """The directory of one training job: what the trainer gives its child process, and what the child leaves there.
 
-`job.json`, `pairs.jsonl` and `validation.jsonl` are written before the child starts; `progress.json` and `result.json`
-come from the child; `epoch.safetensors` is where it goes on from.
+`job.json`, `pairs.jsonl`, `held_out.jsonl` and `validation.jsonl` are written before the child starts; `progress.json`
+and `result.json` come from the child; `epoch.safetensors` is where it goes on from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from services.kit.artifacts import atomic_write
 from services.trainer.evaluation import EvaluationQuery
@@ -18,6 +18,20 @@ from services.trainer.jobs import JobConfig
 from services.trainer.training_set import JudgedPair
 
 FORMAT_VERSION = 1
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a job computes with. `threads` are those of all its processes together."""
+
+    device: str = "cpu"
+    threads: int = 1
+    int8: bool = True
+    fp16: bool = False
+    precision: Precision = "float32"
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -28,16 +42,14 @@ class TrainingPlan:
     config: JobConfig
     generation: str
     artifacts_dir: str
-    device: str
-    threads: int
-    int8: bool = True
-    fp16: bool = False
+    means: Means = Means()
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
         """Reads what was written for the child."""
         record.pop("format_version")
-        return cls(**{**record, "config": JobConfig.from_record(record["config"])})
+        config = JobConfig.from_record(record["config"])
+        return cls(**{**record, "config": config, "means": Means(**record["means"])})
 
 
 class JobFiles:
@@ -51,9 +63,12 @@ class JobFiles:
         record = {"format_version": FORMAT_VERSION, **asdict(plan)}
         atomic_write(self.directory / "job.json", json.dumps(record, indent=1).encode())
 
-    def write_inputs(self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery]) -> None:
+    def write_inputs(
+        self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
+    ) -> None:
         """Writes what is learned from; `validation.jsonl` last: with it, the inputs are complete."""
-        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign] for p in pairs))
+        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign, p.split] for p in pairs))
+        self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
 
     @property
@@ -67,8 +82,13 @@ class JobFiles:
 
     def pairs(self) -> Iterator[JudgedPair]:
         """The pairs to learn from."""
-        for query, premise_id, premise, sign in self._lines("pairs.jsonl"):
-            yield JudgedPair(query, premise_id, premise, sign)
+        for fields in self._lines("pairs.jsonl"):
+            yield JudgedPair(*fields)
+
+    def held_out(self) -> set[str]:
+        """Texts to learn from only where trees of the job's split have them; the validation queries are among them."""
+        known = self._lines("held_out.jsonl") if (self.directory / "held_out.jsonl").is_file() else ()
+        return {*known, *(query.text for query in self.validation())}
 
     def validation(self) -> list[EvaluationQuery]:
         """The queries that choose the epoch."""

@@ -16,11 +16,13 @@ from services.kit.readiness import Readiness
 from services.kit.tasks import cancel_all, finish
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, describe_exit
+from services.trainer.data_sets import DataSets
 from services.trainer.evaluation import EvaluationQuery
-from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.job_files import JobFiles, Means, TrainingPlan
 from services.trainer.job_store import JobStore
-from services.trainer.jobs import LIVE, Job, Progress, State
+from services.trainer.jobs import LIVE, Job, JobConfig, Progress, State
 from services.trainer.sampled_pairs import SampledPairs
+from services.trainer.training_set import JudgedPair
 
 log = get(__name__)
 T = TypeVar("T")
@@ -29,7 +31,11 @@ LEASES_A_TERM = 3  # how often a lease is renewed before it would end
 
 
 class JobFailed(Exception):
-    """Why a job ends as failed; the message names the remedy."""
+    """Why a job ends as failed; the message names the remedy. `version`: what it has learned until then; or empty."""
+
+    def __init__(self, reason: str, version: str = "") -> None:
+        super().__init__(reason)
+        self.version = version
 
 
 class JobStopped(Exception):
@@ -44,22 +50,20 @@ class JobRunner:
         store: JobStore,
         checkpoints: Checkpoints,
         pairs: SampledPairs,
+        data_sets: DataSets,
         readiness: Readiness,
         *,
         instance: str,
         jobs_dir: Path,
-        device: str,
-        threads: int,
-        int8: bool,
-        fp16: bool = False,
+        means: Means,
         lease_s: float,
         poll_s: float,
     ) -> None:
-        self._store, self._checkpoints, self._pairs, self._readiness = store, checkpoints, pairs, readiness
+        self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
+        self._pairs, self._data_sets = pairs, data_sets
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
-        self._jobs_dir, self._device, self._threads, self._int8 = jobs_dir, device, threads, int8
-        self._fp16 = fp16
+        self._jobs_dir, self._means = jobs_dir, means
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
         self._work: asyncio.Task[None] | None = None
@@ -134,7 +138,7 @@ class JobRunner:
         except JobStopped:
             log.info("job was stopped", job=job_id)
         except JobFailed as error:
-            await self._end(job_id, "FAILED", error=str(error))
+            await self._end(job_id, "FAILED", error=str(error), version=error.version)
         except OSError as error:
             reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
             await self._end(job_id, "FAILED", error=reason)
@@ -154,10 +158,11 @@ class JobRunner:
             files.forget_result()
             await self._prepare(job, files)
             result = await self._run_child(job, files)
+        version = str(result.get("version", ""))
+        if version:
+            await self._patiently(lambda: self._checkpoints.register(version))
         if "error" in result:
-            raise JobFailed(str(result["error"]))
-        version = str(result["version"])
-        await self._patiently(lambda: self._checkpoints.register(version))
+            raise JobFailed(str(result["error"]), version)
         return version
 
     async def _prepare(self, job: Job, files: JobFiles) -> None:
@@ -167,16 +172,20 @@ class JobRunner:
             config=job.config,
             generation=job.generation,
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
-            device=self._device,
-            threads=self._threads,
-            int8=self._int8,
-            fp16=self._fp16,
+            means=self._means,
         )
         await asyncio.to_thread(files.write_plan, plan)  # what is a setting may be another than at the first attempt
         if not files.has_inputs:
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
-            await asyncio.to_thread(files.write_inputs, pairs, validation)
+            await asyncio.to_thread(self._write_inputs, job.config, files, pairs, validation)
+
+    def _write_inputs(
+        self, config: JobConfig, files: JobFiles, pairs: list[JudgedPair], validation: list[EvaluationQuery]
+    ) -> None:
+        names, split = config.data_sets, config.split
+        pairs.extend(self._data_sets.read(names, split))
+        files.write_inputs(pairs, validation, self._data_sets.held_out(names, split))
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         child = await Child.start("job", str(files.directory.resolve()))

@@ -12,8 +12,43 @@ from typing import Any, Literal, Self
 FORMAT_VERSION = 1
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
-Loss = Literal["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"]
+Loss = Literal[
+    "FULL_CORPUS_SOFTMAX",
+    "TRIPLET_MARGIN",
+    "PAIRWISE_CONTRASTIVE",
+    "SUPERVISED_CONTRASTIVE",
+    "MULTIPLE_NEGATIVES_RANKING",
+    "GIST",
+    "NLI_CLASSIFICATION",
+]
+Batching = Literal["QUERIES", "ITEMS"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
+
+
+@dataclass(frozen=True)
+class LossDefaults:
+    """What a loss takes where the configuration says nothing."""
+
+    learning_rate: float
+    temperature: float = 0.05
+    margin: float = 0.1
+    regularization: float = 0.0
+
+
+_DEFAULTS: dict[Loss, LossDefaults] = {
+    "FULL_CORPUS_SOFTMAX": LossDefaults(1e-4, temperature=0.03),
+    "TRIPLET_MARGIN": LossDefaults(1e-4, regularization=0.1),
+    "PAIRWISE_CONTRASTIVE": LossDefaults(1e-4, margin=0.5, regularization=0.1),
+    "SUPERVISED_CONTRASTIVE": LossDefaults(1e-4),
+    "MULTIPLE_NEGATIVES_RANKING": LossDefaults(1e-4),
+    "GIST": LossDefaults(1e-4),
+    "NLI_CLASSIFICATION": LossDefaults(2e-5),
+}
+
+
+def defaults_of(loss: Loss) -> LossDefaults:
+    """The defaults of a loss; measured on gold trees in batches of queries (docs/experiments.md)."""
+    return _DEFAULTS[loss]
 
 
 @dataclass(frozen=True)
@@ -35,11 +70,19 @@ class JobConfig:
     seed: int = 0
     split: str = ""
     note: str = ""
+    data_sets: tuple[str, ...] = ()
+    batching: Batching = "QUERIES"
+    hard_negatives: int = 1
+    guide_version: str = ""
+    guide_margin: float = 0.0
+    accumulation: int = 1
+    items_per_epoch: int = 0
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Reads what JSON made of it."""
-        return cls(**{**record, "run_ids": tuple(record["run_ids"])})
+        names = {name: tuple(record.get(name, ())) for name in ("run_ids", "data_sets")}
+        return cls(**{**record, **names})
 
     def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
         """Tells two StartJob calls under one idempotency key apart."""
@@ -62,6 +105,9 @@ class Progress:
     queries: int = 0
     positives: int = 0
     negatives: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    outside: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class SampledPairs:
     def __init__(self, sampler: SamplerClient) -> None:
         self._sampler = sampler
 
-    async def check(self, corpus: str, run_ids: tuple[str, ...], split: str) -> None:
+    async def check(self, corpus: str, run_ids: tuple[str, ...], split: str, *, need_positives: bool = True) -> None:
         """Raises NotFound for an unknown run, FailedPrecondition for runs of another corpus or without positives."""
         positives = 0
         for run_id in run_ids:
@@ -30,15 +30,19 @@ class SampledPairs:
                     "only; leave the run out, or the split empty"
                 )
             positives += run.progress.positives
-        if not positives:
+        if need_positives and not positives:
             names = ", ".join(run_ids)
             raise FailedPrecondition(
                 f"runs {names} hold no positive pair yet; let the oracle accept something first", reason="NO_POSITIVES"
             )
 
     async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
-        """All pairs of runs, in the order of the runs and of their logs, without those that were amended since."""
+        """All pairs of runs, in the order of the runs and of their logs, without those that were amended since.
+
+        Each has the split of its run's hypotheses.
+        """
         for run_id in run_ids:
+            split = (await self._sampler.run(run_id)).config.split
             found: dict[tuple[str, str, str], list[Sign]] = {}
             async for pair in self._sampler.pairs(run_id):
                 sign = _SIGNS.get(pair.sign)
@@ -49,7 +53,7 @@ class SampledPairs:
                     signs.append(sign)
             for key, signs in found.items():
                 for sign in signs:
-                    yield JudgedPair(*key, sign)
+                    yield JudgedPair(*key, sign, split)
 
     async def close(self) -> None:
         """Closes the connection."""

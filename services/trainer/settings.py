@@ -30,8 +30,15 @@ class TrainerSettings(ServiceSettings):
     max_tokens: int = Field(256, ge=8, description="longest text that the base model sees, in tokens")
     query_prefix: str = Field("", description="put before every query, where the base model wants one")
     premise_prefix: str = Field("", description="put before every premise, where the base model wants one")
+    data_sets: dict[str, Path] = Field(
+        default_factory=dict, description="data sets by the name that jobs use: directories of trees, JSON lines"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where jobs compute")
-    threads: int = Field(os.cpu_count() or 1, ge=1, description="threads of a job on the CPU")
+    threads: int = Field(
+        os.cpu_count() or 1, ge=1, description="threads of a job on the CPU, all its processes together"
+    )
+    processes: int = Field(1, ge=1, le=64, description="processes of a job: as many as GPUs it is to use")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="what jobs multiply in")
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
     fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")

@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from aeenc import errors
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import folder_of, read_active
+from services.kit.registry import CheckpointRow
 from services.kit.wire import position_of
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import SPACE as CROSS_ENCODERS
+from services.trainer.data_sets import DataSets
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.jobs import LIVE, Event, Job, JobConfig, Progress
@@ -29,10 +31,16 @@ class TrainingJobs:
     """All jobs of one namespace. Raises the classes of `aeenc.errors`."""
 
     def __init__(
-        self, store: JobStore, checkpoints: Checkpoints, pairs: SampledPairs, runner: JobRunner, limits: Limits
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        pairs: SampledPairs,
+        data_sets: DataSets,
+        runner: JobRunner,
+        limits: Limits,
     ) -> None:
-        self._store, self._checkpoints, self._pairs = store, checkpoints, pairs
-        self._runner = runner
+        self._store, self._checkpoints = store, checkpoints
+        self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
         self.limits = limits
 
     async def start(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[Job, bool]:
@@ -44,7 +52,7 @@ class TrainingJobs:
             if existing is not None:
                 return _same(existing, fingerprint), True
         generation, base_version = await self._resolve(config)
-        await self._pairs.check(config.corpus, config.run_ids, config.split)
+        await self._check_data(config)
         job = Job(
             id=uuid.uuid4().hex[:16],
             config=replace(config, base_version=base_version),
@@ -69,24 +77,31 @@ class TrainingJobs:
             raise errors.NotFound(f"no corpus {config.corpus!r}; build it and activate a generation")
         artifact = await asyncio.to_thread(store.open, folder_of(config.corpus), generation, verify="size")
         base_version = config.base_version or str(artifact.meta["premise_version"])
-        row = await self._checkpoints.get(base_version)
+        for version in filter(None, (base_version, config.guide_version)):
+            self._check_space(await self._checkpoints.get(version), config.corpus, str(artifact.meta["space_id"]))
+        return generation, base_version
+
+    def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
         if row.space_id == CROSS_ENCODERS:
             raise errors.FailedPrecondition(
-                f"checkpoint {base_version} is a cross-encoder, which jobs do not train; start from a checkpoint of "
-                f"corpus {config.corpus!r}'s space {artifact.meta['space_id']}"
+                f"checkpoint {row.version} is a cross-encoder, which jobs do not train; name a checkpoint of "
+                f"corpus {corpus!r}'s space {space_id}"
             )
-        if row.space_id != artifact.meta["space_id"]:
+        if row.space_id != space_id:
             raise errors.SpaceMismatch(
-                f"checkpoint {base_version} is of space {row.space_id}, corpus {config.corpus!r} of space "
-                f"{artifact.meta['space_id']}; start from a checkpoint of that space"
+                f"checkpoint {row.version} is of space {row.space_id}, corpus {corpus!r} of space {space_id}; name a "
+                "checkpoint of that space"
             )
-        return generation, base_version
+
+    async def _check_data(self, config: JobConfig) -> None:
+        await asyncio.to_thread(self._data_sets.check, config.data_sets, config.split)
+        await self._pairs.check(config.corpus, config.run_ids, config.split, need_positives=not config.data_sets)
 
     def _check(self, config: JobConfig, validation: Sequence[Gold]) -> None:
         if not config.corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
-        if not config.run_ids:
-            raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one sampling run")
+        if not (config.run_ids or config.data_sets):
+            raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
         _within("epochs", config.epochs, 1, 100)
         _within("batch_size", config.batch_size, 1, 1024)
         _within("learning_rate", config.learning_rate, 1e-8, 1.0)
@@ -94,6 +109,9 @@ class TrainingJobs:
         _within("margin", config.margin, 0.0, 2.0)
         _within("regularization", config.regularization, 0.0, 1000.0)
         _within("refused_weight", config.refused_weight, 1e-3, 1000.0)
+        _within("hard_negatives", config.hard_negatives, 0, 64)
+        _within("guide_margin", config.guide_margin, -1.0, 1.0)
+        _within("accumulation", config.accumulation, 1, config.batch_size)
         if validation:
             check_texts([text for text, _ in validation], self.limits, "config.validation")
             empty = [n for n, (_, gold) in enumerate(validation) if not gold]

@@ -1,4 +1,4 @@
-"""Pairs of sampling runs as a training set over one generation. Pure numpy; knows neither torch nor Redis.
+"""Pairs from runs and data sets as a training set over one generation. Pure numpy; knows neither torch nor Redis.
 
 What may not be learned from is dropped here and counted: pairs of other splits, contradictions, a premise as its own
 explanation.
@@ -7,42 +7,52 @@ explanation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.errors import FailedPrecondition
 from services.kit.generation import PremiseRecord
 
-Sign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
+# CONTRADICTED is refused, too; natural language inference tells it from what is merely unrelated.
+Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
 Ordinals = NDArray[np.int64]
+Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
+
+REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """What training needs of a pair."""
+    """What training needs of a pair. `split` is that of the trees that it comes from; empty: nobody knows."""
 
     query: str
     premise_id: str
     premise: str
     sign: Sign
+    split: str = ""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One query: the ordinals of what explains it, of what was refused, and of what is no negative for it."""
+    """One query: the ordinals of what explains it, of what was refused, and of what is no negative for it.
+
+    `contradicted` are those of the refused that contradict the query.
+    """
 
     query: str
     positives: Ordinals
     refused: Ordinals
     excluded: Ordinals
+    contradicted: Ordinals
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Examples that have a positive, in order of first appearance.
+    """Examples that have a positive or a refused premise, in order of first appearance.
 
     `outside` holds the texts of premises that the generation does not have, whose ordinals follow its own; they take
     part as positives and refused premises. `excluded` (n,) marks premises that no query may learn from, because they
@@ -64,6 +74,12 @@ class TrainingSet:
         """The number of refused pairs."""
         return sum(len(example.refused) for example in self.examples)
 
+    def pairs(self, ordinals_of: Callable[[Example], Ordinals]) -> Pairs:
+        """(example, ordinal) for every ordinal that the function names of an example, in order of the examples."""
+        named = [ordinals_of(example) for example in self.examples]
+        rows = np.repeat(np.arange(len(named)), [len(ordinals) for ordinals in named])
+        return np.stack([rows, np.concatenate(named) if named else rows], axis=1).astype(np.int64)
+
     def triplets(self) -> NDArray[np.int64]:
         """P(q) x N(q) of every query: rows of (example, positive ordinal, refused ordinal), (t, 3)."""
         rows = [
@@ -73,11 +89,15 @@ class TrainingSet:
         return np.concatenate(rows) if rows else np.empty((0, 3), dtype=np.int64)
 
 
-def build_training_set(pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str) -> TrainingSet:
+def build_training_set(
+    pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
+) -> TrainingSet:
     """The training set of pairs over a generation's premises.
 
-    With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise.
-    A pair that is both positive and refused (in other runs or by other annotators) is neither; it is excluded.
+    With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
+    neither is a text of `held_out`, except in a pair from trees of the split itself. A pair that is both positive and
+    refused (in other runs or by other annotators) is neither; it is excluded. Raises FailedPrecondition for a pair that
+    has no text and an id that the generation does not know.
     """
     by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
     by_text = {premise.text: n for n, premise in enumerate(premises)}
@@ -87,32 +107,46 @@ def build_training_set(pairs: Iterable[JudgedPair], premises: Sequence[PremiseRe
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
     dropped = 0
     for pair in pairs:
-        own = by_text.get(pair.query)
-        ordinal = by_text.get(pair.premise)
-        if ordinal is None and not pair.premise:
-            ordinal = by_id.get(pair.premise_id)
-        if ordinal is None:
-            ordinal = outside.setdefault(pair.premise, len(premises) + len(outside))
-        foreign = ordinal < len(premises) and excluded[ordinal]
-        if foreign or pair.premise == pair.query or (own is not None and excluded[own]):
+        text, own, ordinal = pair.premise, by_text.get(pair.query), by_text.get(pair.premise)
+        if ordinal is None and not text:
+            ordinal = _known(by_id, pair)
+            text = premises[ordinal].text
+        foreign = any(known is not None and excluded[known] for known in (own, ordinal))
+        stranger = bool(split) and pair.split != split
+        if foreign or text == pair.query or (stranger and not held_out.isdisjoint((pair.query, text))):
             dropped += 1
             continue
+        if ordinal is None:
+            ordinal = outside.setdefault(text, len(premises) + len(outside))
         judged[pair.query][ordinal].add(pair.sign)
     examples = []
     for query, signs in judged.items():
         example = _example(query, signs, by_text.get(query))
-        dropped += sum({"POSITIVE", "NEGATIVE"} <= found for found in signs.values())
-        if len(example.positives):
+        dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
+        if len(example.positives) or len(example.refused):
             examples.append(example)
     return TrainingSet(examples, list(outside), excluded, dropped)
 
 
-def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Example:
-    def only(sign: Sign, other: Sign) -> Ordinals:
-        return np.array([n for n, found in signs.items() if sign in found and other not in found], dtype=np.int64)
+def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
+    ordinal = by_id.get(pair.premise_id)
+    if ordinal is None:
+        raise FailedPrecondition(
+            f"premise {pair.premise_id!r} of query {pair.query[:80]!r} is not in the corpus's generation, and the pair "
+            "has no text; import it with its text, or activate a generation that has the premise",
+            reason="UNKNOWN_PREMISE",
+        )
+    return ordinal
 
-    positives, refused = only("POSITIVE", "NEGATIVE"), only("NEGATIVE", "POSITIVE")
+
+def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Example:
+    def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
+        return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
+
+    positives = where(lambda found: "POSITIVE" in found and not REFUSED & found)
+    refused = where(lambda found: "POSITIVE" not in found and bool(REFUSED & found))
+    contradicted = where(lambda found: "POSITIVE" not in found and REFUSED & found == {"CONTRADICTED"})
     undecided = set(signs) - set(positives.tolist()) - set(refused.tolist())
     if own is not None:
         undecided.add(own)
-    return Example(query, positives, refused, np.array(sorted(undecided), dtype=np.int64))
+    return Example(query, positives, refused, np.array(sorted(undecided), dtype=np.int64), contradicted)

@@ -20,8 +20,13 @@ from services.encoder.onnx_session import CPU
 from services.kit.generation import PremiseRecord
 from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
+from services.trainer.job_files import JobFiles, Means
 from services.trainer.learning import training
-from services.trainer.learning.job import run_job
+from services.trainer.learning.epoch_state import BEST
+from services.trainer.learning.job import prepare_torch, run_job, train
+from services.trainer.learning.losses import FullCorpusSoftmax
+from services.trainer.learning.materials import Materials
+from services.trainer.learning.ranks import Rank
 from services.trainer.learning.training import Diverged
 from services.trainer.training_set import JudgedPair
 
@@ -34,9 +39,19 @@ def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
     return load_file(space.store.open("checkpoints", version).file("model.safetensors"))
 
 
-def run(files) -> str:
+def run(files: JobFiles) -> str:
     run_job(files)
-    return files.result()["version"]
+    result = files.result()
+    assert result is not None
+    return result["version"]
+
+
+def trained(files: JobFiles) -> dict[str, np.ndarray]:
+    """The weights that a job keeps, without the export."""
+    prepare_torch(files.plan().means.threads)
+    materials = Materials.load(files, Rank())
+    train(files, materials, materials.encoder(), materials.objective(), Rank())
+    return load_file(files.directory / BEST)
 
 
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
@@ -79,26 +94,26 @@ def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Spa
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"])
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
 def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(
     space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str
 ):
     options = {"epochs": 3, "loss": loss, "regularization": 0.1, "validation": []}  # the last epoch is kept
-    whole = weights_of(space, run(make_job(**options)))
+    options |= {"batching": "ITEMS", "items_per_epoch": 40, "accumulation": 2, "means": Means(threads=2)}
+    whole = trained(make_job(**options))
     files = make_job(**options)
     saved = training.save_standing
 
-    def die_after_two(directory, standing, encoder, optimizer) -> None:
-        saved(directory, standing, encoder, optimizer)
+    def die_after_two(directory, standing, learner, optimizer) -> None:
+        saved(directory, standing, learner, optimizer)
         if standing.epochs_done == 2:
             raise Killed
 
     monkeypatch.setattr(training, "save_standing", die_after_two)
     with pytest.raises(Killed):
-        run_job(files)
-    assert files.result() is None
+        trained(files)
     monkeypatch.setattr(training, "save_standing", saved)
-    resumed = weights_of(space, run(files))
+    resumed = trained(files)
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
     pretrained = weights_of(space, space.version)
     assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
@@ -111,8 +126,8 @@ def test_the_epoch_with_the_best_validation_map_is_kept(
     maps = iter([0.3, 0.9, 0.5])
     original = training.Training.__init__
 
-    def scripted(self, plan, encoder, objective, validate, directory, tell) -> None:
-        original(self, plan, encoder, objective, lambda: next(maps), directory, tell)
+    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
+        original(self, plan, encoder, objective, lambda: next(maps), *rest)
 
     monkeypatch.setattr(training.Training, "__init__", scripted)
     monkeypatch.setattr(
@@ -125,12 +140,37 @@ def test_the_epoch_with_the_best_validation_map_is_kept(
     assert len(kept) == 2
 
 
-def test_a_loss_that_is_not_finite_ends_the_job_and_says_at_which_step(make_job: MakeJob, monkeypatch):
-    from services.trainer.learning import objective
+def diverge_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    calls = iter(range(1, 1000))
+    formula = FullCorpusSoftmax.__call__
 
-    monkeypatch.setattr(objective, "full_corpus_softmax", lambda scores, *_, **__: scores.sum() * float("nan"))
-    with pytest.raises(Diverged, match="step 1; lower the learning rate"):
+    def diverging(self, *given):
+        return formula(self, *given) * (float("nan") if next(calls) == step else 1.0)
+
+    monkeypatch.setattr(FullCorpusSoftmax, "__call__", diverging)
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_and_says_where(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    diverge_at(monkeypatch, step=1)
+    with pytest.raises(Diverged, match=r"the loss became nan at step 1 of 9; lower the learning rate \(epoch 1 of 3\)"):
         run_job(make_job())
+
+
+def test_the_best_epoch_before_the_loss_went_wrong_becomes_a_checkpoint(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    diverge_at(monkeypatch, step=8)
+    files = make_job(epochs=3)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    assert "step 8 of 9" in result["error"]
+    artifact = space.store.open("checkpoints", result["version"])
+    assert artifact.meta["lineage"]["best_epoch"] in {1, 2}
+    assert "step 8" in artifact.meta["lineage"]["failure"]
+    kept, best = weights_of(space, result["version"]), load_file(files.directory / BEST)
+    assert all(np.isfinite(tensor).all() for tensor in kept.values())
+    assert all(np.array_equal(kept[name], best[name]) for name in kept)
 
 
 def test_pairs_that_may_not_be_learned_from_end_the_job_with_their_number(make_job: MakeJob):
@@ -141,14 +181,35 @@ def test_pairs_that_may_not_be_learned_from_end_the_job_with_their_number(make_j
 
 
 def test_the_triplet_loss_needs_refused_premises(make_job: MakeJob):
-    with pytest.raises(FailedPrecondition, match="collect BOTH"):
+    with pytest.raises(FailedPrecondition, match="collect BOTH") as caught:
         run_job(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="TRIPLET_MARGIN"))
+    assert caught.value.reason == "NO_NEGATIVES"
+
+
+def test_the_triplet_loss_needs_a_query_with_both_sides(make_job: MakeJob):
+    pairs = [replace(pair, query=f"{pair.sign} {pair.query}") for pair in PAIRS]
+    with pytest.raises(FailedPrecondition, match="no query has both") as caught:
+        run_job(make_job(pairs, loss="TRIPLET_MARGIN"))
+    assert caught.value.reason == "NO_NEGATIVES"
+
+
+def test_refused_pairs_alone_teach_nothing(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match="no positive pair of run r ") as caught:
+        run_job(make_job([pair for pair in PAIRS if pair.sign == "NEGATIVE"]))
+    assert caught.value.reason == "NO_POSITIVES"
+
+
+def test_a_pair_without_text_whose_premise_nobody_knows_ends_the_job_by_name(make_job: MakeJob):
+    with pytest.raises(FailedPrecondition, match=r"premise 'f999' of query") as caught:
+        run_job(make_job([*PAIRS, JudgedPair(QUERIES[0], "f999", "", "POSITIVE")]))
+    assert caught.value.reason == "UNKNOWN_PREMISE"
 
 
 def test_a_premise_outside_the_generation_is_learned_from_with_its_pretrained_vector(space: Space, make_job: MakeJob):
-    pairs = [*PAIRS, JudgedPair(QUERIES[0], "", "a fact that no generation has", "POSITIVE")]
+    pairs = [*PAIRS, JudgedPair(QUERIES[0], "", "a fact that no generation has", "POSITIVE", "train")]
     artifact = space.store.open("checkpoints", run(make_job(pairs, epochs=1)))
-    assert artifact.meta["lineage"]["positives"] == len(QUERIES) + 1
+    lineage = artifact.meta["lineage"]
+    assert (lineage["positives"], lineage["outside"]) == (len(QUERIES) + 1, 1)
 
 
 def test_without_validation_the_last_epoch_is_kept_and_nothing_is_measured(space: Space, make_job: MakeJob):

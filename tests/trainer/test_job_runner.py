@@ -16,6 +16,8 @@ from services.kit.readiness import Readiness
 from services.kit.redis import connect
 from services.trainer import job_runner
 from services.trainer.child import Child
+from services.trainer.data_sets import DataSets
+from services.trainer.job_files import Means
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.jobs import LIVE, Job, JobConfig, Progress
@@ -56,12 +58,11 @@ class Bench:
             store,
             Checkpoints(jobs_dir.parent),  # type: ignore[arg-type]
             NoPairs(),  # type: ignore[arg-type]
+            DataSets({}, 1024),
             Readiness(),
             instance="i",
             jobs_dir=jobs_dir,
-            device="cpu",
-            threads=1,
-            int8=True,
+            means=Means(),
             lease_s=3,
             poll_s=0.05,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -50,6 +51,7 @@ class World:
 
 @pytest.fixture
 async def world(space: Space, corpus: str, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    imported = tmp_path / "imported.jsonl"
     common = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.1}
     async with AsyncExitStack() as stack:
         sampler_server = await stack.enter_async_context(build_sampler(SamplerSettings(**common)))
@@ -64,8 +66,11 @@ async def world(space: Space, corpus: str, redis_url: str, namespace: str, tmp_p
             "encoder_target": f"127.0.0.1:{encoder_server.port}",
         }
         trainer_server, trainer = await stack.enter_async_context(
-            serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
+            serve_trainer(
+                space, redis_url, namespace, tmp_path / "trainer", **targets, data_sets={"imported": imported}
+            )
         )
+        imported.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
         pairs = [
             types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
             for pair in PAIRS
@@ -110,7 +115,8 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
     assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
     job = await world.trainer.job(job.id)
     assert (job.state, job.error) == (SUCCEEDED, "")
-    assert job.progress.positives == len(QUERIES)
+    # Nobody knows the split of an import, so that its pairs of validation queries are held out.
+    assert (job.progress.positives, job.progress.dropped) == (len(QUERIES) - len(VALIDATION), 3 * len(VALIDATION))
     assert {"loading", "exporting"} <= {phase for _, phase in events}
     checkpoint = await world.trainer.checkpoint(job.version)
     assert (checkpoint.job_id, checkpoint.space_id) == (job.id, world.space.space_id)
@@ -120,6 +126,19 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
         await world.trainer.resume(job.id)
     with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
         await world.trainer.cancel(job.id)
+
+
+@pytest.mark.slow
+async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: World):
+    fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
+    fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
+    job = await world.start(run_ids=[], data_sets=["imported"], epochs=1, validation=[], **fields)
+    job = await world.trainer.wait(job.id)
+    assert (job.state, job.error) == (SUCCEEDED, "")
+    assert (job.progress.positives, job.progress.negatives, job.progress.steps) == (1, 1, 1)
+    assert {name: getattr(job.config, name) for name in fields} == fields
+    lineage = world.space.store.open("checkpoints", job.version).meta["lineage"]
+    assert (lineage["loss"], lineage["data_sets"], lineage["guide_margin"]) == ("GIST", ["imported"], 0.25)
 
 
 @pytest.mark.slow
@@ -171,6 +190,13 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
         ({"corpus": "../etc"}, errors.InvalidArgument, "no corpus name"),
         ({"corpus": "unknown"}, errors.NotFound, "build it"),
         ({"run_ids": []}, errors.InvalidArgument, "at least one"),
+        ({"data_sets": ["nothing"]}, errors.NotFound, "names: imported"),
+        ({"loss": 99}, errors.InvalidArgument, "enum Loss"),
+        ({"batching": 99}, errors.InvalidArgument, "enum Batching"),
+        ({"hard_negatives": 65}, errors.InvalidArgument, "0 to 64"),
+        ({"accumulation": 33}, errors.InvalidArgument, "1 to 32"),
+        ({"guide_margin": 2.0}, errors.InvalidArgument, "-1 to 1"),
+        ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),
         ({"run_ids": [empty]}, errors.FailedPrecondition, "no positive pair"),
         ({"epochs": 101}, errors.InvalidArgument, "1 to 100"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from aeenc.errors import FailedPrecondition
 from services.kit.generation import PremiseRecord
 from services.trainer.training_set import JudgedPair, build_training_set
 
@@ -57,8 +59,37 @@ def test_a_text_neither_explains_itself_nor_is_its_own_negative():
     assert (example.positives.tolist(), example.excluded.tolist()) == ([0], [4])
 
 
-def test_a_query_without_positives_is_left_out():
-    assert build_training_set([pair("q", "text a", "NEGATIVE")], PREMISES, "train").examples == []
+def test_a_query_without_positives_stays_for_losses_over_single_pairs():
+    (example,) = build_training_set([pair("q", "text a", "NEGATIVE")], PREMISES, "train").examples
+    assert (example.positives.tolist(), example.refused.tolist()) == ([], [0])
+    assert build_training_set([pair("q", "text a", "SKIPPED")], PREMISES, "train").examples == []
+
+
+def test_what_contradicts_is_refused_and_remembered_as_such():
+    pairs = [pair("q", "text a"), pair("q", "text b", "CONTRADICTED"), pair("q", "text d", "NEGATIVE")]
+    (example,) = build_training_set(pairs, PREMISES, "train").examples
+    assert (example.refused.tolist(), example.contradicted.tolist()) == ([1, 3], [1])
+    pairs += [pair("q", "text b", "NEGATIVE")]
+    (example,) = build_training_set(pairs, PREMISES, "train").examples
+    assert (example.refused.tolist(), example.contradicted.tolist()) == ([1, 3], [])
+
+
+def test_held_out_texts_are_learned_from_only_where_trees_of_the_split_have_them():
+    held_out = {"a dev hypothesis", "text d"}
+    stranger = [pair("a dev hypothesis", "text a"), pair("q", "text d"), pair("q", "text b")]
+    training_set = build_training_set(stranger, PREMISES, "train", held_out)
+    assert [(e.query, e.positives.tolist()) for e in training_set.examples] == [("q", [1])]
+    assert training_set.dropped == 2
+    of_train = [JudgedPair("a dev hypothesis", "", "text a", "POSITIVE", "train")]
+    assert build_training_set(of_train, PREMISES, "train", held_out).dropped == 0
+    of_dev = [JudgedPair("a dev hypothesis", "", "text a", "POSITIVE", "dev")]
+    assert build_training_set(of_dev, PREMISES, "train", held_out).dropped == 1
+    assert build_training_set(stranger, PREMISES, "", held_out).dropped == 0
+
+
+def test_an_id_that_the_generation_does_not_know_is_named():
+    with pytest.raises(FailedPrecondition, match="premise 'zz' of query 'q'"):
+        build_training_set([JudgedPair("q", "zz", "", "POSITIVE")], PREMISES, "train")
 
 
 def test_premises_outside_the_generation_follow_its_ordinals():

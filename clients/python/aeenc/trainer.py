@@ -30,7 +30,7 @@ class TrainerClient:
         self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
 
     async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
-        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, loss, epochs, …)."""
+        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …)."""
         config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
         request = trainer_pb2.StartJobRequest(config=config)
         retry = bool(config.idempotency_key)

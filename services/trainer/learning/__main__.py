@@ -1,5 +1,5 @@
 """The trainer's child process: `python -m services.trainer.learning job DIR`, `… pretrained REQUEST` or
-`… cross-encoder REQUEST`.
+`… cross-encoder REQUEST`; and `… rank DIR NUMBER`, which a job starts where it uses several processes.
 
 torch is loaded here and nowhere else, so that the trainer keeps answering while a job computes, and a job that is
 killed for memory takes nothing else along. It ends when its parent does.
@@ -26,10 +26,18 @@ def main() -> None:
     """Runs one command of the parent's."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     command, path = sys.argv[1], Path(sys.argv[2])
-    if command != "job":
+    if command == "job":
+        _job(JobFiles(path))
+    elif command == "rank":
+        from services.trainer.learning.job import run_rank
+
+        run_rank(JobFiles(path), int(sys.argv[3]))
+    else:
         _export(command, path)
-        return
-    files = JobFiles(path)
+
+
+def _job(files: JobFiles) -> None:
+    """Answers in the job's result, as far as it can be written."""
     from services.trainer.learning.job import run_job
     from services.trainer.learning.training import Diverged
 
@@ -44,9 +52,24 @@ def main() -> None:
             raise
         traceback.print_exc()
         sys.exit(EXIT_DISK_FULL)  # the result could not be written either
+    except (MemoryError, RuntimeError) as error:
+        traceback.print_exc()
+        files.write_result({"error": _no_memory(error) or _internal(error)})
     except Exception as error:  # noqa: BLE001 - the job must say why it failed; the traceback goes to the trainer's log
         traceback.print_exc()
-        files.write_result({"error": f"internal error ({type(error).__name__}); the trainer's log has it"})
+        files.write_result({"error": _internal(error)})
+
+
+def _no_memory(error: Exception) -> str:
+    """What to say about a lack of memory, which is a RuntimeError of torch; empty for another error."""
+    words = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in words or "allocate memory" in words:
+        return "out of memory; lower the batch size or raise `accumulation`, then start a new job"
+    return ""
+
+
+def _internal(error: Exception) -> str:
+    return f"internal error ({type(error).__name__}); the trainer's log has it"
 
 
 def _export(command: str, path: Path) -> None:

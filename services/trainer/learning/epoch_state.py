@@ -13,8 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
 
+from aeenc.errors import FailedPrecondition
 from services.kit.artifacts import atomic_write
 
+FORMAT_VERSION = 2  # 1 had no head, and no number
 FILE = "epoch.safetensors"
 BEST = "best.safetensors"
 
@@ -30,22 +32,28 @@ class Standing:
     best_epoch: int = 0
 
 
-def save_standing(directory: Path, standing: Standing, encoder: nn.Module, optimizer: optim.Optimizer) -> None:
+def save_standing(directory: Path, standing: Standing, learner: nn.Module, optimizer: optim.Optimizer) -> None:
     """Replaces the state as a whole; tensors and standing are in one file, so they cannot disagree."""
-    tensors = {f"weights/{name}": tensor for name, tensor in encoder.state_dict().items()}
-    for name, parameter in encoder.named_parameters():
+    tensors = {f"weights/{name}": tensor for name, tensor in learner.state_dict().items()}
+    for name, parameter in learner.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{moment}/{name}"] = value
-    _save(directory / FILE, tensors, {"standing": json.dumps(asdict(standing))})
+    metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(standing))}
+    _save(directory / FILE, tensors, metadata)
 
 
-def load_standing(directory: Path, encoder: nn.Module, optimizer: optim.Optimizer) -> Standing:
-    """Puts weights and moments back; a fresh standing when there is no state."""
+def load_standing(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> Standing:
+    """Puts weights and moments back; a fresh standing when there is no state.
+
+    Raises FailedPrecondition for a state that another version of the trainer wrote.
+    """
     path = directory / FILE
     if not path.is_file():
         return Standing()
-    parameters = dict(encoder.named_parameters())
+    parameters = dict(learner.named_parameters())
     with safe_open(path, framework="pt") as state:
+        if state.metadata().get("format_version") != str(FORMAT_VERSION):
+            raise FailedPrecondition(f"{path} was written by another version of the trainer; start a new job")
         standing = Standing(**json.loads(state.metadata()["standing"]))
         weights = {}
         for key in state.keys():  # noqa: SIM118 - it is no mapping
@@ -55,7 +63,7 @@ def load_standing(directory: Path, encoder: nn.Module, optimizer: optim.Optimize
             else:
                 device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
                 optimizer.state[parameters[name]][kind] = state.get_tensor(key).to(device)
-    encoder.load_state_dict(weights)
+    learner.load_state_dict(weights)
     return standing
 
 

@@ -4,170 +4,135 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from aeenc.errors import FailedPrecondition
-from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.generation import Generation, open_generation
-from services.trainer.evaluation import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.protocol import merge_queries
-from services.trainer.job_files import JobFiles, TrainingPlan
-from services.trainer.learning.epoch_state import BEST
-from services.trainer.learning.export import FOLDER, write_checkpoint
-from services.trainer.learning.objective import MarginObjective, Objective, Queries, SoftmaxObjective
-from services.trainer.learning.quantization import Trial
-from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
-from services.trainer.learning.training import Step, Training
-from services.trainer.space import SpaceSpec
-from services.trainer.training_set import TrainingSet, build_training_set
+from services.trainer.evaluation import Report
+from services.trainer.job_files import JobFiles
+from services.trainer.learning.epoch_state import BEST, Standing
+from services.trainer.learning.export import write_checkpoint
+from services.trainer.learning.materials import Materials
+from services.trainer.learning.objective import Objective
+from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.learning.ranks import Rank, together
+from services.trainer.learning.training import Diverged, Step, Training
 
-
-@dataclass(frozen=True)
-class Materials:
-    """What a job works with, loaded."""
-
-    plan: TrainingPlan
-    base: Artifact
-    generation: Generation
-    training_set: TrainingSet
-    validation: list[EvaluationQuery]
-    spec: SpaceSpec
-    batches: TextBatches
-    device: torch.device
+# What a checkpoint's lineage leaves out of a job's configuration: it stands elsewhere in the manifest, or says nothing.
+_ELSEWHERE = ("base_version", "idempotency_key")
 
 
 def run_job(files: JobFiles) -> None:
-    """Does a job and writes its result. Raises what makes it fail."""
+    """Does a job and writes its result. Raises what makes it fail.
+
+    Where the loss is no number any more, the best epoch before becomes a checkpoint and the result has both, the
+    version and the error.
+    """
     plan = files.plan()
-    torch.set_num_threads(plan.threads)
-    store = ArtifactStore(Path(plan.artifacts_dir))
-    _say(files, "loading")
-    materials = _load(plan, store, files)
-    encoder = load_encoder(materials.base.path, materials.spec).to(materials.device)
-    before = _evaluate(materials, encoder)
+    rank = Rank(0, plan.means.processes)
+    prepare_torch(plan.means.threads // rank.processes)
+    files.write_progress({"phase": "loading"})
+    materials = Materials.load(files, rank)
+    encoder = materials.encoder()
+    before = materials.evaluate(encoder)
+    objective = materials.objective()
+    failure = ""
+    try:
+        standing = train(files, materials, encoder, objective, rank)
+    except Diverged as error:
+        if not error.standing.best_epoch:
+            raise
+        failure, standing = str(error), error.standing
+    version = _export(files, materials, objective, standing, before, failure)
+    kept = f"; version {version} is epoch {standing.best_epoch}, the last good one"
+    files.write_result({"version": version, **({"error": failure + kept} if failure else {})})
+
+
+def run_rank(files: JobFiles, number: int) -> None:
+    """Takes part in a job that another process leads."""
+    means = files.plan().means
+    rank = Rank(number, means.processes)
+    prepare_torch(means.threads // rank.processes)
+    materials = Materials.load(files, rank)
+    train(files, materials, materials.encoder(), materials.objective(), rank)
+
+
+def prepare_torch(threads: int) -> None:
+    """Sets how torch computes in this process: with so many threads, and twice the same on a CPU."""
+    torch.set_num_threads(max(1, threads))
+    if not torch.cuda.is_available():  # there it would refuse what has no deterministic kernel
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def train(files: JobFiles, materials: Materials, encoder: QueryEncoder, objective: Objective, rank: Rank) -> Standing:
+    """Trains with what is loaded; the weights to keep then lie in the job's directory."""
     training = Training(
-        plan,
+        materials.plan,
         encoder,
-        _objective(materials, store),
+        objective,
         (lambda: _map_of(materials, encoder)) if materials.validation else None,
         files.directory,
-        lambda step: _tell(files, materials.training_set, step),
+        lambda step: _tell(files, materials, objective, step),
+        rank,
     )
-    standing = training.run()
-    best = load_encoder(materials.base.path, materials.spec, load_file(files.directory / BEST)).to(materials.device)
-    artifact = write_checkpoint(
-        store,
+    with together(files.directory, rank, materials.device):
+        return training.run()
+
+
+def _export(
+    files: JobFiles, materials: Materials, objective: Objective, standing: Standing, before: Report | None, failure: str
+) -> str:
+    best = materials.encoder(files.directory / BEST)
+    return write_checkpoint(
+        materials.store,
         best,
         materials.batches,
         materials.base.path,
-        _meta(materials, standing.best_epoch, standing.best_map),
-        _metrics(materials, before, _evaluate(materials, best)),
-        _trial(materials),
-        fp16=plan.fp16,
-    )
-    files.write_result({"version": artifact.id})
-
-
-def _load(plan: TrainingPlan, store: ArtifactStore, files: JobFiles) -> Materials:
-    base = store.open(FOLDER, plan.config.base_version)
-    generation = open_generation(store, plan.config.corpus, plan.generation)
-    training_set = build_training_set(files.pairs(), generation.premises, plan.config.split)
-    if not training_set.examples:
-        raise FailedPrecondition(
-            f"no positive pair of runs {', '.join(plan.config.run_ids)} may be learned from with split "
-            f"{plan.config.split!r} ({training_set.dropped} were dropped); sample hypotheses of that split",
-            reason="NO_POSITIVES",
-        )
-    spec = SpaceSpec.of_meta(base.meta)
-    batches = TextBatches(base.path, spec, base.meta["pad_id"])
-    device = torch.device("cuda" if plan.device != "cpu" and torch.cuda.is_available() else "cpu")
-    validation = merge_queries(files.validation())
-    return Materials(plan, base, generation, training_set, validation, spec, batches, device)
-
-
-def _objective(materials: Materials, store: ArtifactStore) -> Objective:
-    plan, training_set, spec = materials.plan, materials.training_set, materials.spec
-    vectors = [materials.generation.float32()]
-    pretrained = None
-    if training_set.outside or plan.config.regularization:
-        artifact = store.open(FOLDER, materials.generation.premise_version)
-        frozen = load_encoder(artifact.path, spec).to(materials.device)
-        if training_set.outside:
-            vectors.append(encode(frozen, materials.batches, training_set.outside, spec.premise_prefix))
-        if plan.config.regularization:
-            texts = [example.query for example in training_set.examples]
-            held = encode(frozen, materials.batches, texts, spec.query_prefix)
-            pretrained = torch.from_numpy(held).to(materials.device)
-    premises = torch.from_numpy(np.concatenate(vectors)).to(materials.device)
-    queries = Queries(training_set, materials.batches, spec.query_prefix, materials.device, pretrained)
-    if plan.config.loss == "FULL_CORPUS_SOFTMAX":
-        return SoftmaxObjective(training_set, queries, premises, plan)
-    objective = MarginObjective(training_set, queries, premises, plan)
-    if not objective.size:
-        raise FailedPrecondition(
-            "no query has both a premise that explains it and a refused one, which the triplet loss needs; "
-            "sample with collect BOTH, or use the softmax loss"
-        )
-    return objective
-
-
-def _evaluate(materials: Materials, encoder: QueryEncoder) -> Report | None:
-    if not materials.validation:
-        return None
-    texts = [query.text for query in materials.validation]
-    vectors = encode(encoder, materials.batches, texts, materials.spec.query_prefix)
-    generation = materials.generation
-    return evaluate(materials.validation, vectors, generation.float32(), generation.ordinal_by_text)
-
-
-def _trial(materials: Materials) -> Trial | None:
-    """What an int8 model is tried on; None where none is wanted or nothing is known about its quality."""
-    if not (materials.plan.int8 and materials.validation):
-        return None
-    ids = materials.batches.ids([query.text for query in materials.validation], materials.spec.query_prefix)
-    generation = materials.generation
-    return Trial(materials.validation, ids, generation.float32(), generation.ordinal_by_text)
+        _meta(materials, objective, standing, failure),
+        _metrics(materials, before, materials.evaluate(best)),
+        materials.trial(),
+        fp16=materials.plan.means.fp16,
+    ).id
 
 
 def _map_of(materials: Materials, encoder: QueryEncoder) -> float:
-    report = _evaluate(materials, encoder)
+    report = materials.evaluate(encoder)
     return report.strict.map if report else 0.0
 
 
-def _meta(materials: Materials, best_epoch: int, best_map: float) -> dict[str, Any]:
+def _meta(materials: Materials, objective: Objective, standing: Standing, failure: str) -> dict[str, Any]:
     plan, base = materials.plan, materials.base
-    recipe = {
-        name: getattr(plan.config, name)
-        for name in ("loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization")
-    }
+    recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
         "space_id": base.meta["space_id"],
         "pretrained": False,
         "pad_id": base.meta["pad_id"],
         "base_version": base.id,
         "job_id": plan.job_id,
-        "validation_map": best_map,
+        "validation_map": standing.best_map,
         "lineage": {
             **recipe,
-            "refused_weight": plan.config.refused_weight,
-            "seed": plan.config.seed,
-            "corpus": plan.config.corpus,
             "generation": plan.generation,
-            "run_ids": list(plan.config.run_ids),
-            "split": plan.config.split,
-            "best_epoch": best_epoch,
-            "queries": len(materials.training_set.examples),
-            "positives": materials.training_set.positives,
-            "negatives": materials.training_set.negatives,
-            "dropped": materials.training_set.dropped,
-            "note": plan.config.note,
+            "precision": plan.means.precision,
+            "processes": plan.means.processes,
+            "best_epoch": standing.best_epoch,
+            **_counts(materials, objective),
+            **({"failure": failure} if failure else {}),
         },
+    }
+
+
+def _counts(materials: Materials, objective: Objective) -> dict[str, int]:
+    training_set = materials.training_set
+    return {
+        "queries": len(training_set.examples) - objective.skipped,
+        "positives": training_set.positives,
+        "negatives": training_set.negatives,
+        "dropped": training_set.dropped,
+        "skipped": objective.skipped,
+        "outside": len(training_set.outside),
     }
 
 
@@ -186,11 +151,7 @@ def _metrics(materials: Materials, before: Report | None, after: Report | None) 
     }
 
 
-def _say(files: JobFiles, phase: str) -> None:
-    files.write_progress({"phase": phase})
-
-
-def _tell(files: JobFiles, training_set: TrainingSet, step: Step) -> None:
+def _tell(files: JobFiles, materials: Materials, objective: Objective, step: Step) -> None:
     standing = step.standing
     files.write_progress(
         {
@@ -202,8 +163,6 @@ def _tell(files: JobFiles, training_set: TrainingSet, step: Step) -> None:
             "validation_map": standing.validation_map,
             "best_validation_map": standing.best_map,
             "remaining_s": step.remaining_s,
-            "queries": len(training_set.examples),
-            "positives": training_set.positives,
-            "negatives": training_set.negatives,
+            **_counts(materials, objective),
         }
     )

@@ -5,16 +5,18 @@ The same plan and inputs give the same weights on the same machine, whether or n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import optim
+from torch import Tensor, nn, optim
 
 from services.trainer.job_files import TrainingPlan
 from services.trainer.learning.epoch_state import (
@@ -26,6 +28,7 @@ from services.trainer.learning.epoch_state import (
 )
 from services.trainer.learning.objective import Objective
 from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.learning.ranks import Rank
 
 WEIGHT_DECAY = 0.01
 WARM_UP = 0.1  # share of all steps
@@ -34,7 +37,11 @@ TELL_S = 0.5
 
 
 class Diverged(Exception):
-    """The loss is not finite; nothing of this epoch is kept."""
+    """The loss is not finite; nothing of this epoch is kept. `standing`: the last good one."""
+
+    def __init__(self, what: str, standing: Standing | None = None) -> None:
+        super().__init__(what)
+        self.standing = standing or Standing()
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,19 @@ class Step:
     remaining_s: float
 
 
+class Learner(nn.Module):
+    """What the optimiser moves: the encoder, and what the loss trains beside it."""
+
+    def __init__(self, encoder: QueryEncoder, objective: Objective) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, objective.head
+        self._objective = objective
+
+    def forward(self, units: NDArray[np.int64]) -> Tensor:
+        """The loss of some units, a scalar."""
+        return self._objective.loss(self.encoder, units)
+
+
 class Training:
     """One run of the loop. `validate` gives the strict MAP of the encoder as it is; None: the last epoch is kept."""
 
@@ -60,64 +80,93 @@ class Training:
         validate: Callable[[], float] | None,
         directory: Path,
         tell: Callable[[Step], None],
+        rank: Rank = Rank(),  # noqa: B008 - frozen
     ) -> None:
-        self._plan, self._encoder, self._objective = plan, encoder, objective
-        self._validate, self._directory, self._tell = validate, directory, tell
-        self._optimizer = optim.AdamW(encoder.parameters(), lr=plan.config.learning_rate, weight_decay=WEIGHT_DECAY)
+        self._config, self._encoder, self._objective = plan.config, encoder, objective
+        self._validate, self._directory, self._tell, self._rank = validate, directory, tell, rank
+        self._learner = Learner(encoder, objective)
+        self._optimizer = optim.AdamW(
+            self._learner.parameters(), lr=self._config.learning_rate, weight_decay=WEIGHT_DECAY
+        )
         self._loss = 0.0
-        self._steps = -(-objective.size // plan.config.batch_size) * plan.config.epochs
+        an_epoch = min(objective.size, self._config.items_per_epoch or objective.size)
+        self._steps = -(-an_epoch // self._config.batch_size) * self._config.epochs
 
     def run(self) -> Standing:
         """Trains what is left to train; the weights to keep then lie in `best.safetensors`. Raises Diverged."""
-        standing = load_standing(self._directory, self._encoder, self._optimizer)
-        for epoch in range(standing.epochs_done + 1, self._plan.config.epochs + 1):
-            self._epoch(epoch, standing)
-            self._say("evaluating", standing, standing.steps_done, 0.0)
-            standing.validation_map = self._validate() if self._validate else 0.0
-            if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
-                standing.best_epoch, standing.best_map = epoch, standing.validation_map
-                save_weights(self._directory / BEST, self._encoder.transformer.state_dict())
-            standing.epochs_done = epoch
-            save_standing(self._directory, standing, self._encoder, self._optimizer)
+        standing = load_standing(self._directory, self._learner, self._optimizer)
+        wrapped = self._rank.wrap(self._learner)
+        for epoch in range(standing.epochs_done + 1, self._config.epochs + 1):
+            try:
+                standing.steps_done = self._epoch(wrapped, epoch, standing)
+            except Diverged as error:
+                raise Diverged(f"{error} (epoch {epoch} of {self._config.epochs})", standing) from None
+            if self._rank.leads:
+                self._keep(epoch, standing)
+            self._rank.meet()
         self._say("exporting", standing, standing.steps_done, 0.0)
         return standing
 
-    def _epoch(self, epoch: int, standing: Standing) -> None:
-        torch.manual_seed((self._plan.config.seed + 1_000_003 * epoch) % 2**63)
-        generator = np.random.default_rng([self._plan.config.seed, epoch])
-        self._encoder.train()
+    def _keep(self, epoch: int, standing: Standing) -> None:
+        self._say("evaluating", standing, standing.steps_done, 0.0)
+        standing.validation_map = self._validate() if self._validate else 0.0
+        if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
+            standing.best_epoch, standing.best_map = epoch, standing.validation_map
+            save_weights(self._directory / BEST, self._encoder.transformer.state_dict())
+        standing.epochs_done = epoch
+        save_standing(self._directory, standing, self._learner, self._optimizer)
+
+    def _epoch(self, learner: nn.Module, epoch: int, standing: Standing) -> int:
+        """Takes the steps of an epoch; returns how many there are by now."""
+        seed = self._config.seed + 1_000_003 * epoch + 7_919 * self._rank.number
+        torch.manual_seed(seed % 2**63)
+        generator = np.random.default_rng([self._config.seed, epoch])
+        self._learner.train()
         losses: list[float] = []
         done, started, told_at = standing.steps_done, time.monotonic(), 0.0
-        for items in self._objective.batches(generator, self._plan.config.batch_size):
-            losses.append(self._step(items, done))
+        for units in self._objective.batches(generator, self._config.batch_size):
+            losses.append(self._step(learner, units, done))
             done += 1
             now = time.monotonic()
             if now - told_at >= TELL_S:
                 pace_s = (now - started) / (done - standing.steps_done)
                 self._loss, losses, told_at = float(np.mean(losses)), [], now
                 self._say("training", standing, done, pace_s * (self._steps - done))
-        standing.steps_done = done
+        return done
 
-    def _step(self, items: NDArray[np.int64], done: int) -> float:
+    def _step(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.config.learning_rate * schedule(done, self._steps)
-        loss = self._objective.loss(self._encoder, items)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise Diverged(f"the loss became {value} at step {done + 1}; lower the learning rate")
+            group["lr"] = self._config.learning_rate * schedule(done, self._steps)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._encoder.parameters(), MAX_GRADIENT_NORM)
+        parts = np.array_split(units, min(self._config.accumulation, len(units)))
+        value = 0.0
+        for number, part in enumerate(parts, start=1):
+            own, weight = self._rank.share(part)
+            with _apart(learner, number < len(parts)):
+                loss = learner(own) * (weight * len(part) / len(units))
+                loss.backward()
+            value += float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged(f"the loss became {value} at step {done + 1} of {self._steps}; lower the learning rate")
+        norm = float(nn.utils.clip_grad_norm_(self._learner.parameters(), MAX_GRADIENT_NORM))
         if not math.isfinite(norm):
-            raise Diverged(f"the gradient became {norm} at step {done + 1}; lower the learning rate")
+            raise Diverged(f"the gradient became {norm} at step {done + 1} of {self._steps}; lower the learning rate")
         self._optimizer.step()
         return value
 
     def _say(self, phase: str, standing: Standing, done: int, remaining_s: float) -> None:
-        self._tell(Step(phase, standing, done, self._steps, self._loss, remaining_s))
+        if self._rank.leads:
+            self._tell(Step(phase, standing, done, self._steps, self._loss, remaining_s))
 
 
 def schedule(step: int, steps: int) -> float:
     """The share of the peak learning rate at a step, from 0: linear warm-up, then linear decay to 0."""
     warm_up = max(1.0, WARM_UP * steps)
     return min((step + 1) / warm_up, (steps - step) / max(1.0, steps - warm_up), 1.0)
+
+
+def _apart(learner: nn.Module, apart: bool) -> Any:
+    """Where gradients are only summed up, not yet averaged over processes."""
+    if apart and isinstance(learner, nn.parallel.DistributedDataParallel):
+        return learner.no_sync()
+    return contextlib.nullcontext()

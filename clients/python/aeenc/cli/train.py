@@ -1,4 +1,4 @@
-"""`aeenc train`: a training job on the pairs of sampling runs, followed to its checkpoint."""
+"""`aeenc train`: a training job on the pairs of sampling runs and data sets, followed to its checkpoint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ TRAINING_SPLIT = "train"
 class Loss(StrEnum):
     """A training objective, by the name that people type."""
 
-    SOFTMAX = "full-corpus-softmax"
-    TRIPLET = "triplet-margin"
+    FULL_CORPUS_SOFTMAX = "full-corpus-softmax"
+    TRIPLET_MARGIN = "triplet-margin"
+    PAIRWISE_CONTRASTIVE = "pairwise-contrastive"
+    SUPERVISED_CONTRASTIVE = "supervised-contrastive"
+    MULTIPLE_NEGATIVES_RANKING = "multiple-negatives-ranking"
+    GIST = "gist"
+    NLI_CLASSIFICATION = "nli-classification"
 
 
-_LOSSES = {Loss.SOFTMAX: trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, Loss.TRIPLET: trainer_pb2.LOSS_TRIPLET_MARGIN}
+class Batching(StrEnum):
+    """What a step of the optimiser takes, by the name that people type."""
+
+    QUERIES = "queries"
+    ITEMS = "items"
 
 
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -47,6 +56,9 @@ def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
         "queries": progress.queries,
         "positives": progress.positives,
         "negatives": progress.negatives,
+        "dropped": progress.dropped,
+        "skipped": progress.skipped,
+        "outside": progress.outside,
         "seconds": lasted_s(job.created_at, job.ended_at),
     }
 
@@ -82,16 +94,37 @@ def show_job(job: trainer_pb2.Job, out: Output) -> None:
 def train(
     context: typer.Context,
     corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
-    runs: Annotated[list[str], typer.Option("--run", help="Learn from this run's pairs; may be repeated.")],
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", help="Learn from this run's pairs; may be repeated.")
+    ] = None,
+    data_sets: Annotated[
+        list[str] | None,
+        typer.Option("--data-set", help="Learn from this data set of the trainer's settings; may be repeated."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
-    loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.SOFTMAX,
+    loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.FULL_CORPUS_SOFTMAX,
     epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    batching: Annotated[
+        Batching, typer.Option(help="A step takes so many queries with all they have, or single triplets and pairs.")
+    ] = Batching.QUERIES,
+    items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
+    accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
-    temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
-    margin: Annotated[float | None, typer.Option(help="Of the triplet loss.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    refused_weight: Annotated[
+        float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")
+    ] = 0.0,
+    hard_negatives: Annotated[
+        int | None, typer.Option(min=0, help="Refused premises for each positive, of the ranking losses.")
+    ] = None,
+    guide_version: Annotated[
+        str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
+    ] = "",
+    guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
@@ -104,14 +137,22 @@ def train(
             validation=validation,
             corpus=corpus,
             run_ids=runs,
+            data_sets=data_sets,
             base_version=base_version,
-            loss=_LOSSES[loss],
+            loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}"),
             epochs=epochs,
             batch_size=batch_size,
+            batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}"),
+            items_per_epoch=items_per_epoch,
+            accumulation=accumulation,
             learning_rate=learning_rate,
             temperature=temperature,
             margin=margin,
             regularization=regularization,
+            refused_weight=refused_weight,
+            hard_negatives=hard_negatives,
+            guide_version=guide_version,
+            guide_margin=guide_margin,
             seed=seed,
             split=TRAINING_SPLIT,
         )

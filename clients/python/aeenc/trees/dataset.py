@@ -114,14 +114,19 @@ class Dataset:
         return self._candidates
 
     def distractor_triplets(self, split: str) -> Iterator[tuple[str, str, str]]:
-        """(query, gold premise, distractor) of task_2: each step's premises against each sentence no step uses."""
-        for tree in read_trees(self.directory / "dataset" / "task_2" / f"{split}.jsonl"):
+        """(query, gold premise, distractor) of task_2: each step's premises against each sentence no step uses.
+
+        A premise that a step names twice counts twice, as the literature counts triplets; few steps do. None where the
+        directory has no task_2.
+        """
+        path = self.directory / "dataset" / "task_2" / f"{split}.jsonl"
+        for tree in read_trees(path) if path.is_file() else ():
             leaves = set(tree.leaves)
             distractors = [text for label, text in tree.sentences.items() if label not in leaves]
-            for label, children in tree.children.items():
-                for child in children:
+            for step in tree.steps:
+                for premise in step.premises:
                     for distractor in distractors:
-                        yield tree.texts[label], tree.texts[child], distractor
+                        yield step.text, tree.texts[premise], distractor
 
 
 def _split_order(split: str) -> tuple[int, str]:

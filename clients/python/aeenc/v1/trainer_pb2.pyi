@@ -10,11 +10,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Batching(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BATCHING_UNSPECIFIED: _ClassVar[Batching]
+    BATCHING_QUERIES: _ClassVar[Batching]
+    BATCHING_ITEMS: _ClassVar[Batching]
+
 class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LOSS_UNSPECIFIED: _ClassVar[Loss]
     LOSS_FULL_CORPUS_SOFTMAX: _ClassVar[Loss]
     LOSS_TRIPLET_MARGIN: _ClassVar[Loss]
+    LOSS_PAIRWISE_CONTRASTIVE: _ClassVar[Loss]
+    LOSS_SUPERVISED_CONTRASTIVE: _ClassVar[Loss]
+    LOSS_MULTIPLE_NEGATIVES_RANKING: _ClassVar[Loss]
+    LOSS_GIST: _ClassVar[Loss]
+    LOSS_NLI_CLASSIFICATION: _ClassVar[Loss]
 
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,9 +35,17 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_SUCCEEDED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
+BATCHING_UNSPECIFIED: Batching
+BATCHING_QUERIES: Batching
+BATCHING_ITEMS: Batching
 LOSS_UNSPECIFIED: Loss
 LOSS_FULL_CORPUS_SOFTMAX: Loss
 LOSS_TRIPLET_MARGIN: Loss
+LOSS_PAIRWISE_CONTRASTIVE: Loss
+LOSS_SUPERVISED_CONTRASTIVE: Loss
+LOSS_MULTIPLE_NEGATIVES_RANKING: Loss
+LOSS_GIST: Loss
+LOSS_NLI_CLASSIFICATION: Loss
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_PENDING: JobState
 JOB_STATE_RUNNING: JobState
@@ -41,7 +60,7 @@ class StartJobRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
 
 class JobConfig(_message.Message):
-    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note")
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +77,13 @@ class JobConfig(_message.Message):
     VALIDATION_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    DATA_SETS_FIELD_NUMBER: _ClassVar[int]
+    BATCHING_FIELD_NUMBER: _ClassVar[int]
+    HARD_NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     idempotency_key: str
@@ -74,7 +100,14 @@ class JobConfig(_message.Message):
     validation: _containers.RepeatedCompositeFieldContainer[_types_pb2.GoldQuery]
     split: str
     note: str
-    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    data_sets: _containers.RepeatedScalarFieldContainer[str]
+    batching: Batching
+    hard_negatives: int
+    guide_version: str
+    guide_margin: float
+    accumulation: int
+    items_per_epoch: int
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job", "existed")
@@ -105,7 +138,7 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[JobConfig, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., error: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., version: _Optional[str] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives")
+    __slots__ = ("phase", "epochs_done", "steps_done", "steps", "loss", "validation_map", "best_validation_map", "remaining", "queries", "positives", "negatives", "dropped", "skipped", "outside")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +150,9 @@ class JobProgress(_message.Message):
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     POSITIVES_FIELD_NUMBER: _ClassVar[int]
     NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     phase: str
     epochs_done: int
     steps_done: int
@@ -128,7 +164,10 @@ class JobProgress(_message.Message):
     queries: int
     positives: int
     negatives: int
-    def __init__(self, phase: _Optional[str] = ..., epochs_done: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_map: _Optional[float] = ..., best_validation_map: _Optional[float] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queries: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ...) -> None: ...
+    dropped: int
+    skipped: int
+    outside: int
+    def __init__(self, phase: _Optional[str] = ..., epochs_done: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_map: _Optional[float] = ..., best_validation_map: _Optional[float] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queries: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., dropped: _Optional[int] = ..., skipped: _Optional[int] = ..., outside: _Optional[int] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)

@@ -94,8 +94,8 @@ class TrainerServiceServicer(object):
     def StartJob(self, request, context):
         """Starts a training job and returns at once.
 
-        Fails with INVALID_ARGUMENT for a wrong setting; NOT_FOUND for an unknown corpus, run or version; FAILED_PRECONDITION
-        (NO_POSITIVES) when the runs hold no positive pair; ALREADY_EXISTS when the idempotency key was used with another
+        Fails with INVALID_ARGUMENT for a wrong setting; NOT_FOUND for an unknown corpus, run, data set or version;
+        FAILED_PRECONDITION (NO_POSITIVES) when there are only runs and they hold no positive pair; ALREADY_EXISTS when the idempotency key was used with another
         configuration; UNAVAILABLE when the job cannot be stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,70 @@
+"""Wall time to the dev MAP at which sentence-transformers' TripletLoss ends: `make bench NAME=trainer-speed`.
+
+The same 10,000 gold triplets of train, the same MiniLM, the same machine, one after the other. `--triplets 1000` makes
+it shorter. Needs EntailmentBank in `../shared/data/entailmentbank`, and the packages index for their trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from harness.checkpoints import base_checkpoint
+from harness.int8 import entailmentbank
+from harness.rows import Rows
+from harness.trainer_fleet import STORE, build_corpus
+from harness.trainer_speed import corpus_generation, gold_triplets, ours, theirs
+from services.kit.artifacts import ArtifactStore
+from services.trainer.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.jobs import JobConfig
+
+CORPUS = "entailmentbank"
+SEED = 7
+BATCH = 32
+BAR = 10.0
+
+
+def main() -> None:
+    """Runs both and prints the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--triplets", type=int, default=10_000)
+    parser.add_argument("--epochs", type=int, default=1, help="of sentence-transformers")
+    parser.add_argument("--learning-rate", type=float, default=2e-5, help="of sentence-transformers")
+    arguments = parser.parse_args()
+    rows, threads = Rows("trainer-speed"), os.cpu_count() or 1
+    dataset, store = entailmentbank(), ArtifactStore(STORE)
+    base = base_checkpoint(store)
+    generation = build_corpus(store, base, dataset, CORPUS)
+    rows.note("candidates", corpus_generation(store, CORPUS, generation), "")
+    triplets = gold_triplets(dataset, arguments.triplets, SEED)
+    they = theirs(
+        dataset,
+        find_base_model(DEFAULT_NAME),
+        triplets,
+        threads=threads,
+        margin=0.1,
+        epochs=arguments.epochs,
+        batch_size=BATCH,
+        learning_rate=arguments.learning_rate,
+        seed=SEED,
+    )
+    rows.note(
+        f"TripletLoss of sentence-transformers, {len(triplets)} triplets", they.map, "MAP", f"{they.seconds:.0f} s"
+    )
+    config = JobConfig(
+        corpus=CORPUS,
+        run_ids=(),
+        epochs=20,
+        batch_size=BATCH,
+        learning_rate=1e-4,
+        seed=SEED,
+        items_per_epoch=10 * BATCH,
+    )
+    we = ours(store, base, generation, dataset, triplets, they.map, threads=threads, config=config)
+    rows.note("ours, at the first epoch that is as good", we.map, "MAP", f"{we.seconds:.1f} s")
+    rows.at_least("their time to their dev MAP / ours", they.seconds / we.seconds, "x", BAR, f"{they.seconds:.0f} s")
+    rows.finish()
+
+
+if __name__ == "__main__":
+    main()

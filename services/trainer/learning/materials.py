@@ -1,0 +1,114 @@
+"""What a job works with, loaded: the encoder it starts from, the premise matrix, the training set, gold queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from services.kit.artifacts import Artifact, ArtifactStore
+from services.kit.generation import Generation, open_generation
+from services.trainer.evaluation import EvaluationQuery, Report, evaluate
+from services.trainer.evaluation.protocol import merge_queries
+from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.learning.export import FOLDER
+from services.trainer.learning.objective import Objective, Queries
+from services.trainer.learning.objectives import build_objective, check_training_set
+from services.trainer.learning.quantization import Trial
+from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
+from services.trainer.learning.ranks import Rank
+from services.trainer.space import SpaceSpec
+from services.trainer.training_set import TrainingSet, build_training_set
+
+
+@dataclass(frozen=True)
+class Materials:
+    """A job's data, on the device that it computes on."""
+
+    plan: TrainingPlan
+    store: ArtifactStore
+    base: Artifact
+    generation: Generation
+    training_set: TrainingSet
+    validation: list[EvaluationQuery]
+    spec: SpaceSpec
+    batches: TextBatches
+    device: torch.device
+
+    @classmethod
+    def load(cls, files: JobFiles, rank: Rank) -> Materials:
+        """Reads what a job's directory names. Raises FailedPrecondition for data that its loss cannot use."""
+        plan = files.plan()
+        store = ArtifactStore(Path(plan.artifacts_dir))
+        base = store.open(FOLDER, plan.config.base_version)
+        generation = open_generation(store, plan.config.corpus, plan.generation)
+        training_set = build_training_set(files.pairs(), generation.premises, plan.config.split, files.held_out())
+        check_training_set(training_set, plan.config)
+        spec = SpaceSpec.of_meta(base.meta)
+        batches = TextBatches(base.path, spec, base.meta["pad_id"])
+        device = device_of(plan.means.device, rank)
+        validation = merge_queries(files.validation())
+        return cls(plan, store, base, generation, training_set, validation, spec, batches, device)
+
+    def encoder(self, weights: Path | None = None) -> QueryEncoder:
+        """The encoder that training starts from, or that of a file of weights."""
+        tensors = None if weights is None else load_file(weights)
+        return load_encoder(self.base.path, self.spec, tensors).to(self.device)
+
+    def objective(self) -> Objective:
+        """The loss on the data. Premises outside the generation are encoded here, once, by the premise encoder."""
+        config, training_set = self.plan.config, self.training_set
+        vectors = [self.generation.float32()]
+        if training_set.outside:
+            vectors.append(self._frozen("", training_set.outside, self.spec.premise_prefix))
+        premises = torch.from_numpy(np.concatenate(vectors)).to(self.device)
+        queries = Queries(
+            training_set,
+            self.batches,
+            self.spec.query_prefix,
+            self.device,
+            self._queries_by("") if config.regularization else None,
+            config.regularization,
+            self.plan.means.precision,
+        )
+        guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
+        return build_objective(training_set, queries, premises, config, guide)
+
+    def evaluate(self, encoder: QueryEncoder) -> Report | None:
+        """The quality on the gold queries; None where there are none."""
+        if not self.validation:
+            return None
+        texts = [query.text for query in self.validation]
+        vectors = encode(encoder, self.batches, texts, self.spec.query_prefix)
+        return evaluate(self.validation, vectors, self.generation.float32(), self.generation.ordinal_by_text)
+
+    def trial(self) -> Trial | None:
+        """What an int8 model is tried on; None where none is wanted or nothing is known about its quality."""
+        if not (self.plan.means.int8 and self.validation):
+            return None
+        ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
+        return Trial(self.validation, ids, self.generation.float32(), self.generation.ordinal_by_text)
+
+    def _queries_by(self, version: str) -> Tensor:
+        texts = [example.query for example in self.training_set.examples]
+        return torch.from_numpy(self._frozen(version, texts, self.spec.query_prefix)).to(self.device)
+
+    def _frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
+        """Vectors (n, dim) of texts by a version; empty: the space's pre-trained encoder."""
+        artifact = self.store.open(FOLDER, version or self.generation.premise_version)
+        frozen = load_encoder(artifact.path, self.spec).to(self.device)
+        vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
+        return vectors
+
+
+def device_of(wanted: str, rank: Rank) -> torch.device:
+    """The device of a process: its own GPU, where there are any."""
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", rank.number % torch.cuda.device_count())

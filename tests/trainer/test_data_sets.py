@@ -1,0 +1,115 @@
+"""Data sets as judged pairs: gold trees, triplets, pairs, natural language inference; and what they keep out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.trees import Dataset
+from services.kit.generation import PremiseRecord
+from services.trainer.data_sets import DataSets
+from services.trainer.training_set import build_training_set
+
+SAMPLE = Path(__file__).resolve().parents[2] / "data" / "sample"
+
+
+def lines(path: Path, *records: object) -> DataSets:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return DataSets({"set": path}, text_bytes=64)
+
+
+def test_gold_trees_give_children_as_positives_and_distractors_as_refused():
+    pairs = list(DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train"))
+    dataset = Dataset.load(SAMPLE)
+    positives = {(pair.query, pair.premise) for pair in pairs if pair.sign == "POSITIVE"}
+    assert positives == {(query.text, premise) for query in dataset.queries("train") for premise in query.gold}
+    refused = {(pair.query, pair.premise) for pair in pairs if pair.sign == "NEGATIVE"}
+    assert refused == {(query, other) for query, _, other in dataset.distractor_triplets("train")} - positives
+    assert {pair.split for pair in pairs} == {"train"}
+
+
+def test_texts_of_other_splits_alone_are_held_out():
+    held_out = DataSets({"gold": SAMPLE}, 1024).held_out(["gold"], "train")
+    dataset = Dataset.load(SAMPLE)
+    texts = {split: {text for tree in dataset.trees(split) for text in tree.texts.values()} for split in dataset.splits}
+    assert held_out == (texts["dev"] | texts["test"]) - texts["train"] - set(dataset.facts.values())
+    assert held_out
+
+
+def test_the_sample_leaks_nothing_of_dev_or_test_into_training():
+    sets, dataset = DataSets({"gold": SAMPLE}, 1024), Dataset.load(SAMPLE)
+    premises = [PremiseRecord(c.id, c.text, c.aliases, c.splits) for c in dataset.candidates()]
+    foreign = [pair for split in ("dev", "test") for pair in sets.read(["gold"], split)]
+    smuggled = [type(pair)(pair.query, "", pair.premise, pair.sign) for pair in foreign]  # as an import would be
+    pairs = [*sets.read(["gold"], "train"), *smuggled]
+    training_set = build_training_set(pairs, premises, "train", sets.held_out(["gold"], "train"))
+    used = {example.query for example in training_set.examples}
+    numbers = {n for e in training_set.examples for n in (*e.positives, *e.refused)}
+    used |= {premises[n].text for n in numbers if n < len(premises)} | set(training_set.outside)
+    assert not used & sets.held_out(["gold"], "train")
+    queries = {query.text for query in dataset.queries("dev")} - {query.text for query in dataset.queries("train")}
+    assert not used & queries
+    assert training_set.dropped > 0
+
+
+def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
+    sets = lines(
+        tmp_path / "set.jsonl",
+        {"query": "q", "positive": "p", "negative": "n"},
+        {"query": "q", "premise": "s", "sign": "skipped"},
+        {"query": "q", "premise_id": "f1", "sign": "POSITIVE"},
+        {"premise": "a man sleeps", "hypothesis": "a person sleeps", "label": "entailment"},
+        {"premise": "a man sleeps", "hypothesis": "a man runs", "label": "contradiction"},
+        {"premise": "a man sleeps", "hypothesis": "he is tired", "label": "neutral"},
+        {"premise": "a man sleeps", "hypothesis": "nobody agreed", "label": "-"},
+    )
+    sets.check(["set"], "")
+    found = [(pair.query, pair.premise_id or pair.premise, pair.sign) for pair in sets.read(["set"], "")]
+    assert found == [
+        ("q", "p", "POSITIVE"),
+        ("q", "n", "NEGATIVE"),
+        ("q", "s", "SKIPPED"),
+        ("q", "f1", "POSITIVE"),
+        ("a person sleeps", "a man sleeps", "POSITIVE"),
+        ("a man runs", "a man sleeps", "CONTRADICTED"),
+        ("he is tired", "a man sleeps", "NEGATIVE"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[1]",
+        '{"query": "q"}',
+        '{"query": "q", "premise": "p", "sign": "perhaps"}',
+        '{"query": "", "positive": "p", "negative": "n"}',
+        '{"query": "q", "positive": 1, "negative": "n"}',
+        '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+    ],
+)
+def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
+    path = tmp_path / "set.jsonl"
+    path.write_text(f'{{"query": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
+    with pytest.raises(InvalidArgument, match=r"set\.jsonl:3 is no pair"):
+        list(DataSets({"set": path}, 64).read(["set"], ""))
+
+
+def test_a_text_that_is_too_long_is_named(tmp_path: Path):
+    sets = lines(tmp_path / "set.jsonl", {"query": "q", "positive": "p" * 65, "negative": "n"})
+    with pytest.raises(InvalidArgument, match=r":1 has a text over 64 bytes"):
+        list(sets.read(["set"], ""))
+
+
+def test_names_are_checked_before_a_job_starts(tmp_path: Path):
+    sets = DataSets({"gold": SAMPLE, "gone": tmp_path / "gone"}, 64)
+    with pytest.raises(NotFound, match="names: gold, gone"):
+        sets.check(["golden"], "train")
+    with pytest.raises(FailedPrecondition, match="is not there"):
+        sets.check(["gone"], "train")
+    with pytest.raises(InvalidArgument, match="holds trees by split"):
+        sets.check(["gold"], "")
+    sets.check(["gold"], "train")
