@@ -56,13 +56,14 @@ class LexicalIndex:
     ordinals: NDArray[np.int32]
     starts: NDArray[np.int32]
     rows: int
+    stems: str = STEMS
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> LexicalIndex:
-        """The index of texts, in memory."""
-        built, vocabulary = _build(texts)
+    def of(cls, texts: Sequence[str], stems: str = STEMS) -> LexicalIndex:
+        """The index of texts, in memory; `stems` "" takes words as they stand."""
+        built, vocabulary = _build(texts, stems)
         weights, ordinals, starts = (built.scores[name] for name in ("data", "indices", "indptr"))
-        return cls(vocabulary, weights, ordinals, starts, len(texts))
+        return cls(vocabulary, weights, ordinals, starts, len(texts), stems)
 
     @classmethod
     def open(cls, artifact: Artifact, rows: int) -> LexicalIndex | None:
@@ -90,7 +91,7 @@ class LexicalIndex:
         What stands in two of them is explained already and counts less; what stands in one is still to be explained.
         """
         counts, texts = Counter[int](), Counter[int]()
-        for words in words_of([text, *accepted]):
+        for words in words_of([text, *accepted], self.stems):
             known = [self.vocabulary[word] for word in words if word in self.vocabulary]
             counts.update(known)
             texts.update(set(known))
@@ -173,11 +174,11 @@ class LexicalIndex:
 
 def write_lexical(path: Path, texts: Sequence[str]) -> None:
     """Indexes texts and writes the files into the directory `path`. Equal texts give equal bytes."""
-    _build(texts)[0].save(path, show_progress=False, **FILES)
+    _build(texts, STEMS)[0].save(path, show_progress=False, **FILES)
 
 
-def _build(texts: Sequence[str]) -> tuple[bm25s.BM25, dict[str, int]]:
-    words = words_of(texts)
+def _build(texts: Sequence[str], stems: str) -> tuple[bm25s.BM25, dict[str, int]]:
+    words = words_of(texts, stems)
     vocabulary = {word: n for n, word in enumerate(sorted({word for line in words for word in line}))} or {"": 0}
     index = bm25s.BM25(k1=K1, b=B, method="lucene")
     ids = [[vocabulary[word] for word in line] for line in words]
@@ -185,11 +186,12 @@ def _build(texts: Sequence[str]) -> tuple[bm25s.BM25, dict[str, int]]:
     return index, vocabulary
 
 
-def words_of(texts: Sequence[str]) -> list[list[str]]:
-    """The stems of each text's words, in lower case."""
+def words_of(texts: Sequence[str], stems: str = STEMS) -> list[list[str]]:
+    """The stems of each text's words, in lower case; with `stems` "" the words."""
+    stemmer = Stemmer.Stemmer(stems) if stems else None  # its own: it may not be used from two threads
     found: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords=STOP_WORDS, stemmer=Stemmer.Stemmer(STEMS), return_ids=False, show_progress=False
-    )  # a stemmer of its own: it may not be used from two threads
+        list(texts), stopwords=STOP_WORDS, stemmer=stemmer, return_ids=False, show_progress=False
+    )
     return found
 
 

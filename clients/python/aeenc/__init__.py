@@ -15,6 +15,7 @@ from aeenc.errors import AeencError
 from aeenc.found import Fusion, Hit, Retrieved, SearchResult
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
+from aeenc.rankings import Retrieval
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
@@ -34,6 +35,7 @@ __all__ = [
     "IndexClient",
     "Oracle",
     "RegistryClient",
+    "Retrieval",
     "Retrieved",
     "SamplerClient",
     "Scored",

@@ -14,7 +14,22 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import corpus, data, evaluate, oracle, output, registry, retrieve, sample, status, targets, train, work
+from aeenc.cli import (
+    compare,
+    corpus,
+    data,
+    evaluate,
+    loop,
+    oracle,
+    output,
+    registry,
+    retrieve,
+    sample,
+    status,
+    targets,
+    train,
+    work,
+)
 
 EXIT_CODES = """Exit codes:
 
@@ -115,7 +130,7 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for module in (status, corpus, retrieve, sample, train, work, registry, evaluate, data, oracle):
+    for module in (status, corpus, retrieve, sample, train, work, registry, loop, evaluate, compare, data, oracle):
         module.register(made)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
