@@ -82,9 +82,7 @@ class Research:
 
     def train(self, key: str, fields: Mapping[str, Any]) -> trainer_pb2.Job:
         """The job of a key, started unless it was before, to its end. Raises Unfinished for one that fails."""
-        unknown = set(fields) - set(trainer_pb2.JobConfig.DESCRIPTOR.fields_by_name)
-        if unknown:
-            raise Unfinished(f"jobs of this build have no {', '.join(sorted(unknown))}")
+        _check_known(fields)
         job = self.client.trainer.start_job(
             validation=validation_of(self.dataset, VALIDATION),
             corpus=self.corpus,
@@ -101,6 +99,7 @@ class Research:
 
     def loop(self, key: str, *, rounds: int, run: Mapping[str, Any], job: Mapping[str, Any]) -> Loop:
         """The loop of a key, to its end; it begins with the pre-trained encoder."""
+        _check_known(job)
         plan = LoopPlan(
             corpus=self.corpus,
             hypotheses=hypotheses_of(self.dataset, TRAINING_SPLIT),
@@ -177,6 +176,12 @@ def at_hand(base_model: str) -> str:
     except Exception as error:  # noqa: BLE001 -- the hub's client raises many unrelated classes
         return f"{base_model} is not at hand ({type(error).__name__}); download it, then run the row again"
     return ""
+
+
+def _check_known(fields: Mapping[str, Any]) -> None:
+    unknown = set(fields) - set(trainer_pb2.JobConfig.DESCRIPTOR.fields_by_name)
+    if unknown:
+        raise Unfinished(f"jobs of this build have no {', '.join(sorted(unknown))}")
 
 
 def _variable(name: str) -> str:

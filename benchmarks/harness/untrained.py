@@ -14,6 +14,7 @@ from services.index.lexical import LexicalIndex, Terms, best
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import Ranks, Standard
 
+DEPTH = 1000
 Mask = NDArray[np.bool_]
 
 
@@ -38,10 +39,10 @@ def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
-    """Iterative BM25 (Chia et al. 2020) over the same words, ranking as many as have a word in common."""
+    """Iterative BM25 (Chia et al. 2020) over the same words; the first 1,000, the first premise's words in full."""
 
     def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
-        return index.iterate(terms, index.rows, allowed).ordinals
+        return index.iterate(terms, DEPTH, allowed, first_scale=1.0).ordinals
 
     return _ranked(dataset, split, rank)
 

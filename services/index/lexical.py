@@ -113,11 +113,14 @@ class LexicalIndex:
         length = float(np.linalg.norm(own.weights)) or 1.0
         return self.scores(own) / (self._lengths * np.float32(length))
 
-    def iterate(self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None) -> Found:
+    def iterate(
+        self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None, *, first_scale: float = DOWNSCALE
+    ) -> Found:
         """The k best by iterative BM25 (Chia et al. 2020), scored by cosine with the query as it was in their round.
 
         Each round takes the closest premises, twice as many as the round before, and puts their words into the query,
-        term by term the larger weight, scaled down by DOWNSCALE once a round.
+        term by term the larger weight, scaled down by `first_scale` and then by DOWNSCALE more each round. A first scale
+        of 1 takes the first premise's words in full, which costs quality (MAP .467 instead of .474 without stems).
         """
         terms = self._as_document(terms)
         query = np.zeros(len(self.starts) - 1, np.float32)
@@ -125,7 +128,7 @@ class LexicalIndex:
         open_ = np.ones(self.rows, dtype=bool) if allowed is None else allowed.copy()
         ordinals: list[NDArray[np.int64]] = []
         scores: list[NDArray[np.float32]] = []
-        taken, size, scale = 0, 1, DOWNSCALE
+        taken, size, scale = 0, 1, first_scale
         while taken < k:
             known = np.flatnonzero(query)
             found = best(self.scores(Terms(known, query[known])) / self._lengths, min(size, k - taken), open_)
