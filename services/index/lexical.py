@@ -118,9 +118,9 @@ class LexicalIndex:
     ) -> Found:
         """The k best by iterative BM25 (Chia et al. 2020), scored by cosine with the query as it was in their round.
 
-        Each round takes the closest premises, twice as many as the round before, and puts their words into the query,
-        term by term the larger weight, scaled down by `first_scale` and then by DOWNSCALE more each round. A first scale
-        of 1 takes the first premise's words in full, which costs quality (MAP .467 instead of .474 without stems).
+        Each round takes the closest premises, twice as many as before, and puts their words into the query, term by
+        term the larger weight, scaled down by `first_scale` and by DOWNSCALE more each round. A first scale of 1
+        takes the first premise's words in full, which costs quality (MAP .467 instead of .474 without stems).
         """
         terms = self._as_document(terms)
         query = np.zeros(len(self.starts) - 1, np.float32)
