@@ -23,6 +23,7 @@ from harness.research import Research, Unfinished, at_hand, research
 from harness.rows import ROOT
 from harness.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow
 from harness.table_text import Measured, markdown
+from services.trainer.base_model import DEFAULT_NAME
 
 RESULTS = ROOT / "docs" / "results"
 FORMAT_VERSION = 1
@@ -54,7 +55,8 @@ def measure_all(todo: Sequence[tuple[TableRow, int]], dataset: Dataset, split: s
                 with research(base_model) as running:
                     reasons |= _measure_served(rows, running, split)
             except AeencError as error:
-                reason = error.message
+                print(f"no fleet of {base_model}: {error.message}", flush=True)
+                reason = f"the services did not start ({error.code})"
         if reason:
             reasons |= {row.name: reason for row, _ in rows}
     return reasons
@@ -66,7 +68,7 @@ def _measure_served(rows: Sequence[tuple[TableRow, int]], running: Research, spl
         try:
             _keep(row, seed, split, lambda row=row, seed=seed: row.measure(running, split, seed))
         except (Unfinished, AeencError) as error:
-            reasons[row.name] = str(error)
+            reasons[row.name] = str(error).splitlines()[0]
             print(f"{row.name}, seed {seed}: {error}", flush=True)
     return reasons
 
@@ -97,7 +99,9 @@ def write_table(split: str, reasons: dict[str, str]) -> None:
     for row in ROWS:
         files = [file_of(row, split, seed) for seed in row.seeds]
         reports = [json.loads(file.read_bytes())["report"] for file in files if file.is_file()]
-        measured.append(Measured(row.name, row.title, reports, PAPER.get(row.name, {}), reasons.get(row.name, "")))
+        elsewhere = "" if row.base_model == DEFAULT_NAME else f"base model {row.base_model}, to be downloaded"
+        reason = reasons.get(row.name, elsewhere)
+        measured.append(Measured(row.name, row.title, reports, PAPER.get(row.name, {}), reason))
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"table1-{split}.md").write_text(markdown(measured, split, PAPER_SOURCE))
     draw_table1([one for one in measured if one.reports], split, PAPER_SOURCE, RESULTS / f"table1-{split}.png")

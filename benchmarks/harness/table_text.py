@@ -53,7 +53,7 @@ def markdown(rows: Sequence[Measured], split: str, source: str) -> str:
 
 
 def _table(title: str, rows: Sequence[Measured], protocol: str, *, source: str) -> list[str]:
-    printed = ("MAP", "NDCG", "Hit@10", "Hit@50") if source else ()
+    printed = [name for name in METRICS if source and any(name in row.paper for row in rows)]
     head = ["system", "`NAME`", *METRICS, *(f"paper: {name}" for name in printed)]
     lines = [f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:

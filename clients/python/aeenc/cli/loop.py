@@ -17,6 +17,8 @@ from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
 
+DEFAULT_LOSS = Loss("full-corpus-softmax")
+
 
 def job_fields(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of JobConfig that were given."""
@@ -54,19 +56,25 @@ def loop(
     ] = True,
     patience: Annotated[int, typer.Option(min=0, help="End after so many rounds without a gain; 0: never.")] = 1,
     label: Annotated[str, typer.Option(help="The label that samples, is published and is evaluated.")] = STABLE,
-    loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.SOFTMAX,
+    loss: Annotated[Loss, typer.Option(help="The objective.")] = DEFAULT_LOSS,
     data_sets: Annotated[
         list[str] | None, typer.Option("--data-set", help="Learn from this data set of the trainer's, too.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of losses with one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    batching: Annotated[str, typer.Option(help="`queries` or `items` a step; empty: the service's default.")] = "",
+    items_per_epoch: Annotated[int, typer.Option(min=0, help="Of batching by items; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> None:
     """Samples, trains and publishes in rounds. Interrupted at any point, the same command goes on where it was."""
     if collect not in {"both", "positives-only"}:
         raise InvalidArgument(f"--collect {collect!r}: give `both` or `positives-only`")
+    if batching not in {"", "queries", "items"}:
+        raise InvalidArgument(f"--batching {batching!r}: give `queries` or `items`")
     dataset = Dataset.load(data)
     fields = {
         "loss": f"LOSS_{loss.value.upper().replace('-', '_')}",
@@ -74,10 +82,15 @@ def loop(
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
+        "temperature": temperature,
+        "batching": f"BATCHING_{batching.upper()}" if batching else "",
+        "items_per_epoch": items_per_epoch,
         "seed": seed,
         "split": TRAINING_SPLIT,
     }
-    job = job_fields(fields) | ({} if regularization is None else {"regularization": regularization})
+    job = job_fields(fields) | {
+        name: value for name, value in (("margin", margin), ("regularization", regularization)) if value is not None
+    }
     plan = LoopPlan(
         corpus=corpus,
         hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
