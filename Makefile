@@ -17,7 +17,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak conformance check format bench proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak conformance check format bench table1 figure3 proto up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -67,6 +67,12 @@ format: setup ## let ruff put the code in order
 bench: setup ## run one benchmark: NAME=x runs benchmarks/x.py (with ARGS=…) and writes benchmarks/results/x.json
 	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=…, one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 2; }
 	@$(PY) benchmarks/$(NAME).py $(ARGS)
+
+table1: setup ## the paper's Table 1 into docs/results: what is not measured yet (ARGS='--only NAME', '--list', '--one-seed')
+	@$(PY) benchmarks/table1.py $(ARGS)
+
+figure3: setup ## the paper's Figure 3 into docs/results
+	@$(PY) benchmarks/figure3.py $(ARGS)
 
 proto: setup ## generate clients/python/aeenc/v1 from protos/
 	@$(PY) -m tools.protos generate

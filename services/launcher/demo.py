@@ -20,8 +20,8 @@ from typing import Any
 import aeenc
 from aeenc import errors
 from aeenc.cli.corpus import build_corpus
-from aeenc.cli.evaluate import report_dict
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
+from aeenc.cli.reports import report_dict
 from aeenc.cli.sample import hypotheses_of
 from aeenc.cli.train import describe, validation_of
 from aeenc.trees import Dataset, Tree, draw

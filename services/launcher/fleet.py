@@ -31,6 +31,7 @@ from services.launcher.processes import ProcessId
 FORMAT_VERSION = 1
 SERVICES = ("trainer", "encoder", "index", "sampler")  # in this order: the trainer exports what the encoder loads
 BASE_PORT = 50051
+_PEERS = {"index": ("encoder",), "sampler": ("index", "trainer"), "trainer": ("encoder", "index", "sampler")}
 _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
 START_S = 180.0
 END_S = 20.0
@@ -164,9 +165,7 @@ class Fleet:
             settings["redis_url"] = redis_url
         if name in {"encoder", "trainer"}:
             settings["state_dir"] = str(self.home / "state" / name)
-        for peer in {"index": ["encoder"], "sampler": ["index", "trainer"], "trainer": ["encoder", "sampler"]}.get(
-            name, []
-        ):
+        for peer in _PEERS.get(name, ()):
             settings[f"{peer}_target"] = targets[peer]
         if name == "sampler":
             settings["oracles"] = json.dumps(self._oracles(options, targets))

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
+from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
 from services.kit.artifacts import ArtifactStore
@@ -59,7 +60,10 @@ def build(settings: TrainerSettings) -> GrpcServer:
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
     jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
     evaluating = Evaluating(
-        checkpoints.store, EncoderClient(Channel(settings.encoder_target, **settings.peer())), limits
+        checkpoints.store,
+        EncoderClient(Channel(settings.encoder_target, **settings.peer())),
+        IndexClient(Channel(settings.index_target, **settings.peer())),
+        limits,
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from aeenc import errors
-from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2
 from services.kit.registry import CheckpointRow, LabelRow, RolloutRow
 from services.kit.wire import to_timestamp
-from services.trainer.evaluating import Evaluation
-from services.trainer.evaluation import EvaluationQuery, Metrics
 from services.trainer.jobs import Batching, Job, JobConfig, Loss, Progress, defaults_of
 from services.trainer.publishing import Publication
 
@@ -83,47 +81,6 @@ def to_job(job: Job) -> trainer_pb2.Job:
         version=job.version,
         created_at=to_timestamp(job.created_at),
         ended_at=to_timestamp(job.ended_at),
-    )
-
-
-async def from_evaluate_requests(
-    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int, max_bytes: int
-) -> tuple[trainer_pb2.EvaluateConfig, list[EvaluationQuery]]:
-    """The configuration of the first message and the queries of all."""
-    config: trainer_pb2.EvaluateConfig | None = None
-    queries: list[EvaluationQuery] = []
-    size_bytes = 0
-    async for request in requests:
-        size_bytes += request.ByteSize()
-        if config is None:
-            config = request.config
-        elif request.HasField("config"):
-            raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first alone")
-        queries.extend(EvaluationQuery(query.text, tuple(query.premises)) for query in request.queries)
-        if len(queries) > max_queries or size_bytes > max_bytes:
-            limit = f"{max_queries:,} or {max_bytes:,} bytes"
-            raise errors.TooLarge(f"queries: more than {limit} in one evaluation; evaluate in parts")
-    if config is None or not queries:
-        raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
-    return config, queries
-
-
-def selected(model: types_pb2.ModelSelector) -> dict[str, str | None]:
-    """The label or the version that a selector names, as the SDK takes it."""
-    return {"label": model.label or None, "version": model.version or None}
-
-
-def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
-    """An evaluation's report."""
-    report = evaluation.report
-    return types_pb2.EvaluationReport(
-        strict=_metrics(report.strict),
-        paper=_metrics(report.paper),
-        candidates=report.candidates,
-        queries=report.queries,
-        pairs=report.pairs,
-        model_version=evaluation.model_version,
-        generation=evaluation.generation,
     )
 
 
@@ -206,15 +163,3 @@ def _progress(progress: Progress) -> trainer_pb2.JobProgress:
     fields = asdict(progress)
     fields.pop("remaining_s")
     return trainer_pb2.JobProgress(**fields, remaining=remaining)
-
-
-def _metrics(metrics: Metrics) -> types_pb2.RetrievalMetrics:
-    return types_pb2.RetrievalMetrics(
-        map=metrics.map,
-        ndcg=metrics.ndcg,
-        ndcg_at_10=metrics.ndcg_at_10,
-        ndcg_at_50=metrics.ndcg_at_50,
-        hit_at_10=metrics.hit_at_10,
-        hit_at_20=metrics.hit_at_20,
-        hit_at_50=metrics.hit_at_50,
-    )

@@ -1,78 +1,194 @@
-"""Evaluates a query encoder as it is served: query vectors from the encoder, premises from the generation."""
+"""Evaluates what callers get: a query encoder by its vectors, or a way to retrieve by what the index answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aeenc import errors
 from aeenc.encoder import EncoderClient
+from aeenc.evaluation import UNRANKED
+from aeenc.found import Hit
+from aeenc.index import IndexClient
+from aeenc.rankings import Rankings, Retrieval
 from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import Generation, open_generation, read_active
 from services.trainer.cross_encoder import is_cross_encoder
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.protocol import gold_ordinals, merge_queries
+from services.trainer.evaluation.parts import Part, condensed, parts_seen
+from services.trainer.evaluation.protocol import Ranks, Standard, merge_queries
+from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, tree_level
 
 CHUNK = 256
+DEPTH = 1000  # premises of a ranking by the index; what lies beyond counts as not found
 MAX_QUERIES = 100_000
+MAX_RANKED = 20_000  # queries whose ranks fit into an answer
 MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
+class Inquiry:
+    """What to evaluate, on what. `retrieval` None: the encoder's vectors against all premises."""
+
+    corpus: str
+    queries: Sequence[EvaluationQuery]
+    training: Sequence[EvaluationQuery] = ()
+    trees: Sequence[GoldTree] = ()
+    label: str | None = None
+    version: str | None = None
+    generation: str = ""
+    retrieval: Retrieval | None = None
+    ranks: bool = False
+    strict_only: bool = False
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether one premise of each query is told."""
+        return self.retrieval is not None and self.retrieval.conditioned
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """A report and what was evaluated."""
+    """A report and what was evaluated. `with_ranks`: the ranks are wanted, too."""
 
     report: Report
     model_version: str
     generation: str
+    rerank_version: str = ""
+    parts: Sequence[Part] = ()
+    hypothesis_alone: TreeLevel | None = None
+    gold_tree: TreeLevel | None = None
+    with_ranks: bool = field(default=False)
 
 
 class Evaluating:
     """Runs evaluations, one at a time: each ranks the whole corpus for every query."""
 
-    def __init__(self, store: ArtifactStore, encoder: EncoderClient, limits: Limits) -> None:
-        self._store, self._encoder, self.limits = store, encoder, limits
+    def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
+        self._store, self._encoder, self._index, self.limits = store, encoder, index, limits
         self._one = asyncio.Lock()
         self._open = lru_cache(maxsize=2)(lambda corpus, generation: open_generation(store, corpus, generation))
 
-    async def evaluate(
-        self,
-        corpus: str,
-        queries: Sequence[EvaluationQuery],
-        *,
-        label: str | None,
-        version: str | None,
-        generation: str,
-    ) -> Evaluation:
-        """Both protocols on distinct queries. A text too long for the model is cut, as training cuts it."""
-        merged = await asyncio.to_thread(self._checked, queries)
-        if version:
-            await asyncio.to_thread(self._check_version, version)
+    async def evaluate(self, inquiry: Inquiry) -> Evaluation:
+        """The report on distinct queries. A text too long for the model is cut, as training cuts it.
+
+        Raises InvalidArgument for bad queries or trees, NotFound for no such corpus, and what encoder and index raise.
+        """
+        inquiry = replace(inquiry, queries=await asyncio.to_thread(self._checked, inquiry))
+        if inquiry.version:
+            await asyncio.to_thread(self._check_version, inquiry.version)
+        # Named: an evaluation is no traffic for a canary's share.
+        inquiry = replace(inquiry, label=None if inquiry.version else inquiry.label or "stable")
         async with self._one:
-            opened = await self._generation(corpus, generation)
-            await asyncio.to_thread(lambda: gold_ordinals(merged, opened.ordinal_by_text))  # before anything is encoded
-            texts = [query.text for query in merged]
-            rows = []
-            label = None if version else label or "stable"  # named: an evaluation is no traffic for a canary's share
-            for start in range(0, len(texts), CHUNK):
-                encoded = await self._encoder.encode(
-                    texts[start : start + CHUNK],
-                    label=label,
-                    version=version,
-                    space_id=opened.space_id,
-                    truncate=True,
-                    precision="float32",
-                )
-                version = encoded.model_version  # all chunks by the version that answered the first
-                rows.append(encoded.vectors)
-            vectors = np.concatenate(rows)
-            report = await asyncio.to_thread(evaluate, merged, vectors, opened.float32(), opened.ordinal_by_text)
+            opened = await self._generation(inquiry.corpus, inquiry.generation)
+            standard = await asyncio.to_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
+            await asyncio.to_thread(_check_trees, inquiry.trees, opened)
+            if inquiry.retrieval is None:
+                done = await self._by_vectors(inquiry, opened)
+            elif inquiry.retrieval.conditioned:
+                done = await self._conditioned(inquiry, opened, standard)
+            else:
+                done = await self._by_index(inquiry, opened, standard)
+            if inquiry.training and not inquiry.conditioned:
+                parts = await asyncio.to_thread(parts_seen, standard, done.report, inquiry.training)
+                done = replace(done, parts=parts)
+            if inquiry.trees:
+                done = await self._trees(inquiry, done, opened)
+        return replace(done, with_ranks=inquiry.ranks)
+
+    async def _by_vectors(self, inquiry: Inquiry, opened: Generation) -> Evaluation:
+        texts = [query.text for query in inquiry.queries]
+        label, version = inquiry.label, inquiry.version
+        rows = []
+        for start in range(0, len(texts), CHUNK):
+            encoded = await self._encoder.encode(
+                texts[start : start + CHUNK],
+                label=label,
+                version=version,
+                space_id=opened.space_id,
+                truncate=True,
+                precision="float32",
+            )
+            label, version = None, encoded.model_version  # all chunks by the version that answered the first
+            rows.append(encoded.vectors)
+        vectors = np.concatenate(rows)
+        report = await asyncio.to_thread(evaluate, inquiry.queries, vectors, opened.float32(), opened.ordinal_by_text)
+        if inquiry.strict_only:
+            report = replace(report, paper=None, paper_ranks=())
         return Evaluation(report, version or "", opened.id)
+
+    async def _by_index(self, inquiry: Inquiry, opened: Generation, standard: Standard) -> Evaluation:
+        texts, k = [query.text for query in standard.queries], await self._depth()
+        found = await self._ranked(inquiry, opened, texts, k)
+        strict = _ranks(found, opened, standard.kept)
+        paper: list[Ranks] | None = None
+        if not inquiry.strict_only:
+            pinned = _pinned(inquiry, found.model_version)
+            paper = _ranks(await self._ranked(pinned, opened, texts, k, drop_self=False), opened, standard.gold)
+        report = Report.of(standard, strict, paper, candidates=len(opened.premises))
+        return Evaluation(report, found.model_version, opened.id, found.rerank_version)
+
+    async def _conditioned(self, inquiry: Inquiry, opened: Generation, standard: Standard) -> Evaluation:
+        """Tells the index the gold premise that it finds first, and looks for the others."""
+        chosen = [n for n, gold in enumerate(standard.kept) if len(gold) > 1]
+        if not chosen:
+            raise errors.InvalidArgument("no query has two gold premises, of which one could be told; evaluate others")
+        texts, k = [standard.queries[n].text for n in chosen], await self._depth()
+        gold = [standard.kept[n] for n in chosen]
+        found = await self._ranked(inquiry, opened, texts, k)
+        before = _ranks(found, opened, gold)
+        told = [int(np.argmin(ranks)) for ranks in before]
+        accepted = [[opened.premises[int(mine[one])].id] for mine, one in zip(gold, told, strict=True)]
+        others = [np.delete(mine, one) for mine, one in zip(gold, told, strict=True)]
+        pinned = _pinned(inquiry, found.model_version)
+        after = _ranks(await self._ranked(pinned, opened, texts, k, accepted=accepted), opened, others)
+        wanted = [np.arange(len(ranks)) != one for ranks, one in zip(before, told, strict=True)]
+        without = [condensed(ranks, marks) for ranks, marks in zip(before, wanted, strict=True)]
+        left = Standard([standard.queries[n] for n in chosen], others, [standard.own[n] for n in chosen])
+        report = Report.of(left, after, None, candidates=len(opened.premises))
+        same = Report.of(left, without, None, candidates=len(opened.premises))
+        part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
+        return Evaluation(report, found.model_version, opened.id, found.rerank_version, parts=[part])
+
+    async def _trees(self, inquiry: Inquiry, done: Evaluation, opened: Generation) -> Evaluation:
+        texts = list(dict.fromkeys(text for tree in inquiry.trees for text in tree.queries))
+        found = await self._ranked(_pinned(inquiry, done.model_version), opened, texts, FIRST)
+        by_rank = inquiry.retrieval is not None and inquiry.retrieval.mode == "iterative_lexical"
+        lists = {text: _scored(hits, opened, by_rank=by_rank) for text, hits in zip(texts, found.results, strict=True)}
+        alone, along = [tree_level(inquiry.trees, lists, opened.ordinal_by_text, along=way) for way in (False, True)]
+        return replace(done, hypothesis_alone=alone, gold_tree=along)
+
+    async def _ranked(
+        self,
+        inquiry: Inquiry,
+        opened: Generation,
+        texts: Sequence[str],
+        k: int,
+        *,
+        drop_self: bool = True,
+        accepted: Sequence[Sequence[str]] = (),
+    ) -> Rankings:
+        return await self._index.rankings(
+            inquiry.corpus,
+            texts,
+            k=k,
+            retrieval=inquiry.retrieval,
+            label=inquiry.label,
+            version=inquiry.version,
+            generation=opened.id,
+            drop_self=drop_self,
+            accepted=accepted,
+        )
+
+    async def _depth(self) -> int:
+        """How many premises of a ranking the index gives."""
+        return min(DEPTH, int((await self._index.info()).service.limits.k) or DEPTH)
 
     def _check_version(self, version: str) -> None:
         if is_cross_encoder(self._store, version):
@@ -80,10 +196,21 @@ class Evaluating:
                 f"checkpoint {version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
             )
 
-    def _checked(self, queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
-        for start in range(0, len(queries), self.limits.items) or [0]:
-            check_texts([query.text for query in queries[start : start + self.limits.items]], self.limits, "queries")
-        return merge_queries(queries)
+    def _checked(self, inquiry: Inquiry) -> list[EvaluationQuery]:
+        trees = [text for tree in inquiry.trees for text in tree.queries]
+        for name, texts in (("queries", [query.text for query in inquiry.queries]), ("trees", trees)):
+            for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
+                check_texts(texts[start : start + self.limits.items], self.limits, name)
+        merged = merge_queries(inquiry.queries)
+        if inquiry.ranks and len(merged) > MAX_RANKED:
+            raise errors.TooLarge(
+                f"ranks of {len(merged):,} queries do not fit into one answer; ask for {MAX_RANKED:,}"
+            )
+        if inquiry.conditioned and inquiry.trees:
+            raise errors.InvalidArgument.field(
+                "trees", "have no conditioned evaluation; leave trees or conditioned out"
+            )
+        return merged
 
     async def _generation(self, corpus: str, generation: str) -> Generation:
         if not corpus:
@@ -96,5 +223,38 @@ class Evaluating:
         return await asyncio.to_thread(self._open, corpus, generation)
 
     async def close(self) -> None:
-        """Closes the connection."""
-        await self._encoder.channel.close()
+        """Closes the connections."""
+        await asyncio.gather(self._encoder.channel.close(), self._index.channel.close())
+
+
+def _pinned(inquiry: Inquiry, version: str) -> Inquiry:
+    """The same by the version that has answered before, if one has."""
+    return replace(inquiry, label=None, version=version) if version else inquiry
+
+
+def _ranks(found: Rankings, opened: Generation, gold: Sequence[NDArray[np.int64]]) -> list[Ranks]:
+    """The ranks of each text's gold ordinals in its ranking, from 1; UNRANKED for those that it lacks."""
+    ordinals = opened.ordinal_by_id
+    ranks = []
+    for hits, mine in zip(found.results, gold, strict=True):
+        at = {ordinals[hit.id]: rank for rank, hit in enumerate(hits, start=1)}
+        ranks.append(np.array([at.get(ordinal, UNRANKED) for ordinal in mine.tolist()], dtype=np.int64))
+    return ranks
+
+
+def _scored(hits: Sequence[Hit], opened: Generation, *, by_rank: bool) -> list[tuple[int, float]]:
+    """A ranking by ordinal; where scores of two texts cannot be compared, by ranks."""
+    ordinals = opened.ordinal_by_id
+    return [(ordinals[hit.id], -float(rank) if by_rank else hit.score) for rank, hit in enumerate(hits)]
+
+
+def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:
+    for tree in trees:
+        if not tree.leaves:
+            raise errors.InvalidArgument(f"tree {tree.hypothesis[:80]!r} has no leaf; leave it out")
+        for leaf in tree.leaves:
+            if leaf not in opened.ordinal_by_text:
+                raise errors.InvalidArgument(
+                    f"leaf {leaf[:80]!r} of tree {tree.hypothesis[:80]!r} is not in the corpus; build the corpus from "
+                    "the data set that the trees come from"
+                )

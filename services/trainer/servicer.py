@@ -12,6 +12,7 @@ from services.kit.wire import position_of, to_timestamp
 from services.trainer import convert
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
+from services.trainer.evaluation.convert import from_evaluate_requests, to_report
 from services.trainer.pretrained_space import PretrainedSpace
 from services.trainer.publishing import Publishing
 from services.trainer.training_jobs import PAGE, TrainingJobs
@@ -59,11 +60,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        config, queries = await convert.from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
-        evaluation = await self._evaluating.evaluate(
-            config.corpus, queries, generation=config.generation, **convert.selected(config.model)
-        )
-        return trainer_pb2.EvaluateResponse(report=convert.to_report(evaluation))
+        inquiry = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
+        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluating.evaluate(inquiry)))
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any

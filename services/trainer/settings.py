@@ -24,6 +24,7 @@ class TrainerSettings(ServiceSettings):
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="where jobs and the registry are kept")
     namespace: str = Field("default", description="keeps deployments apart that share a Redis")
     encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for evaluations")
+    index_target: str = Field("127.0.0.1:50052", description="the index, for evaluations of what it retrieves")
     sampler_target: str = Field("127.0.0.1:50053", description="the sampler, for the pairs of runs")
     base_model: str = Field(DEFAULT_NAME, description="the pre-trained encoder: its name, a directory or a hub id")
     cross_encoder: str = Field("", description="the model that scores pairs: a directory or a hub id; empty: none")

@@ -5,8 +5,9 @@ import json
 import pytest
 from google.protobuf import timestamp_pb2
 
-from aeenc.cli.evaluate import corpus_name, report_dict
+from aeenc.cli.evaluate import corpus_name
 from aeenc.cli.output import metrics_table
+from aeenc.cli.reports import report_dict
 from aeenc.cli.sample import hypotheses_of
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2

@@ -16,6 +16,7 @@ from aeenc.found import Fusion, Hit, Retrieved, SearchResult
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
 from aeenc.people import PeopleClient
+from aeenc.rankings import Retrieval
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
@@ -36,6 +37,7 @@ __all__ = [
     "Oracle",
     "PeopleClient",
     "RegistryClient",
+    "Retrieval",
     "Retrieved",
     "SamplerClient",
     "Scored",

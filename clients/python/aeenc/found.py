@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aeenc.v1 import index_pb2, types_pb2
 
+FusionMethod = Literal["min_max", "reciprocal_rank"]
 Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
 MODES = {
     "dense": index_pb2.RETRIEVE_MODE_DENSE,
@@ -28,7 +29,7 @@ _METHODS = {
 class Fusion:
     """How mode hybrid puts both rankings together. `lexical_weight` is BM25's share, from 0 to 1; None: the index's."""
 
-    method: Literal["min_max", "reciprocal_rank"] = "min_max"
+    method: FusionMethod = "min_max"
     lexical_weight: float | None = None
 
     def to_proto(self) -> index_pb2.Fusion:

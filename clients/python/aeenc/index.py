@@ -14,6 +14,7 @@ from aeenc import errors, vectors
 from aeenc.channel import Channel
 from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
 from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
+from aeenc.rankings import RankingCall, Rankings, Retrieval, rank
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
 CHUNK_PREMISES = 512
@@ -129,6 +130,23 @@ class IndexClient:
             timings=response.timings,
             rerank_version=response.rerank_version,
         )
+
+    async def rankings(
+        self,
+        corpus: str,
+        texts: Sequence[str],
+        *,
+        k: int = 1000,
+        retrieval: Retrieval | None = None,
+        label: str | None = None,
+        version: str | None = None,
+        generation: str = "",
+        drop_self: bool = True,
+        accepted: Sequence[Sequence[str]] = (),
+    ) -> Rankings:
+        """The first k premises for any number of texts, by as many calls of Retrieve as it takes."""
+        call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
+        return await rank(self, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
         """Looks premises up by id or alias, in the order asked."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from aeenc import errors
 from aeenc.channel import Channel
 from aeenc.encoder import selector
+from aeenc.rankings import Retrieval
+from aeenc.trees import Tree
 from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
 
 CHUNK_QUERIES = 512
@@ -20,6 +23,14 @@ Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
     """A gold query from its message or from (text, premise texts)."""
     return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
+
+
+def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
+    """What an evaluation looks at of a tree: the texts of its inner nodes and of its leaves."""
+    inner = dict.fromkeys(tree.texts[label] for label in tree.children)
+    inner.pop(tree.hypothesis, None)
+    leaves = dict.fromkeys(tree.texts[label] for label in tree.leaves)
+    return trainer_pb2.GoldTree(hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
 
 
 class TrainerClient:
@@ -101,22 +112,29 @@ class TrainerClient:
         label: str | None = None,
         version: str | None = None,
         generation: str = "",
+        retrieval: Retrieval | None = None,
+        training: Iterable[Gold] = (),
+        trees: Iterable[Tree] = (),
+        ranks: bool = False,
+        strict_only: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
     ) -> types_pb2.EvaluationReport:
-        """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols."""
-        config = trainer_pb2.EvaluateConfig(corpus=corpus, model=selector(label, version), generation=generation)
+        """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
-        async def requests() -> AsyncIterator[trainer_pb2.EvaluateRequest]:
-            message = trainer_pb2.EvaluateRequest(config=config)
-            for query in queries:
-                if len(message.queries) >= CHUNK_QUERIES:
-                    yield message
-                    message = trainer_pb2.EvaluateRequest()
-                message.queries.append(gold_query(query))
-            yield message
-
+        With `retrieval`, what the index retrieves that way. `training` (gold queries) splits the report by what
+        training has seen; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        """
+        config = trainer_pb2.EvaluateConfig(
+            corpus=corpus,
+            model=selector(label, version),
+            generation=generation,
+            retrieval=retrieval.to_proto() if retrieval else None,
+            ranks=ranks,
+            strict_only=strict_only,
+        )
+        requests = _evaluate_requests(config, queries, training, trees)
         response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
-            self._stub.Evaluate, requests(), timeout_s=timeout_s
+            self._stub.Evaluate, requests, timeout_s=timeout_s
         )
         return response.report
 
@@ -141,3 +159,22 @@ class TrainerClient:
     async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
         """What the trainer says about itself: space, device, active job, limits, state."""
         return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+
+
+async def _evaluate_requests(
+    config: trainer_pb2.EvaluateConfig, queries: Iterable[Gold], training: Iterable[Gold], trees: Iterable[Tree]
+) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
+    message = trainer_pb2.EvaluateRequest(config=config)
+    items: Iterable[tuple[str, Any]] = chain(
+        (("queries", gold_query(query)) for query in queries),
+        (("training", gold_query(query)) for query in training),
+        (("trees", gold_tree(tree)) for tree in trees),
+    )
+    count = 0
+    for name, item in items:
+        if count == CHUNK_QUERIES:
+            yield message
+            message, count = trainer_pb2.EvaluateRequest(), 0
+        getattr(message, name).append(item)
+        count += 1
+    yield message

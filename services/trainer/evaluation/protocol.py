@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import DataLoss, InvalidArgument
-from services.trainer.evaluation.metrics import Metrics, metrics_of
+from aeenc.evaluation import Metrics, average_precision, metrics_of
 from services.trainer.evaluation.ranking import gold_ranks
+
+Ordinals = NDArray[np.int64]
+Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -23,21 +26,73 @@ class EvaluationQuery:
 
 
 @dataclass(frozen=True)
+class Standard:
+    """Distinct queries over the premises of a generation: the ordinals of each one's gold premises and of its own text.
+
+    `kept` is `gold` without the query's own text: what `strict` looks for; empty where nothing else is gold.
+    """
+
+    queries: Sequence[EvaluationQuery]
+    gold: Sequence[Ordinals]
+    own: Sequence[int | None]
+
+    @classmethod
+    def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> Standard:
+        """Looks distinct queries up. Raises InvalidArgument for none, or for a gold premise that is not there."""
+        if not queries:
+            raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
+        gold = gold_ordinals(queries, ordinal_by_text)
+        found = cls(queries, gold, [ordinal_by_text.get(query.text) for query in queries])
+        if not any(len(ordinals) for ordinals in found.kept):
+            raise InvalidArgument("every query's only gold premise is its own text; give queries with other premises")
+        return found
+
+    @property
+    def kept(self) -> list[Ordinals]:
+        """The gold ordinals that are not the query's own."""
+        own = (-1 if ordinal is None else ordinal for ordinal in self.own)
+        return [ordinals[ordinals != mine] for ordinals, mine in zip(self.gold, own, strict=True)]
+
+
+@dataclass(frozen=True)
 class Report:
-    """Quality of one encoder on one set of queries. `average_precisions` (q,) is strict, for paired tests."""
+    """Quality of one system on one set of queries; `paper` is None where it was not asked for.
+
+    `average_precisions` (q,) is strict, for paired tests. The ranks are those of each query's gold premises, in their
+    order; strict ones without the query's own text, so that a query may have none.
+    """
 
     strict: Metrics
-    paper: Metrics
+    paper: Metrics | None
     candidates: int
     queries: int
     pairs: int
     average_precisions: NDArray[np.float64]
+    strict_ranks: Sequence[Ranks] = field(default=(), repr=False)
+    paper_ranks: Sequence[Ranks] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls, standard: Standard, strict: Sequence[Ranks], paper: Sequence[Ranks] | None, *, candidates: int
+    ) -> Report:
+        """The report of ranks: `strict[i]` belongs to `standard.kept[i]`, `paper[i]` to `standard.gold[i]`."""
+        ranked = [ranks for ranks in strict if len(ranks)]
+        return cls(
+            strict=metrics_of(ranked),
+            paper=metrics_of(paper) if paper else None,
+            candidates=candidates,
+            queries=len(standard.queries),
+            pairs=sum(len(ordinals) for ordinals in standard.gold),
+            average_precisions=np.array([average_precision(ranks) for ranks in ranked]),
+            strict_ranks=strict,
+            paper_ranks=paper or (),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Metrics by protocol, and the counts."""
         return {
             "strict": self.strict.to_dict(),
-            "paper": self.paper.to_dict(),
+            **({"paper": self.paper.to_dict()} if self.paper else {}),
             "candidates": self.candidates,
             "queries": self.queries,
             "pairs": self.pairs,
@@ -52,7 +107,7 @@ def merge_queries(queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
     return [EvaluationQuery(text, tuple(premises)) for text, premises in gold.items()]
 
 
-def gold_ordinals(queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> list[NDArray[np.int64]]:
+def gold_ordinals(queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> list[Ordinals]:
     """The ordinals of each query's gold premises. Raises InvalidArgument naming one that is not in the corpus."""
     ordinals = []
     for query in queries:
@@ -79,23 +134,9 @@ def evaluate(
     `query_vectors` (q, dim) belong to `queries`, which are distinct (`merge_queries`); `premise_vectors` (n, dim).
     A query whose only gold premise is its own text has no strict rank and is left out of `strict`.
     """
-    if not queries:
-        raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
+    standard = Standard.of(queries, ordinal_by_text)
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
-    gold = gold_ordinals(queries, ordinal_by_text)
-    own = [ordinal_by_text.get(query.text) for query in queries]
-    kept = [ordinals[ordinals != (-1 if drop is None else drop)] for ordinals, drop in zip(gold, own, strict=True)]
-    ranked = [n for n, ordinals in enumerate(kept) if len(ordinals)]
-    if not ranked:
-        raise InvalidArgument("every query's only gold premise is its own text; give queries with other premises")
-    paper = gold_ranks(query_vectors, premise_vectors, gold, [None] * len(queries))
-    strict = gold_ranks(query_vectors[ranked], premise_vectors, [kept[n] for n in ranked], [own[n] for n in ranked])
-    return Report(
-        strict=metrics_of(strict),
-        paper=metrics_of(paper),
-        candidates=len(premise_vectors),
-        queries=len(queries),
-        pairs=sum(len(ordinals) for ordinals in gold),
-        average_precisions=np.array([np.mean(np.arange(1, len(r) + 1) / r) for r in strict]),
-    )
+    paper = gold_ranks(query_vectors, premise_vectors, standard.gold, [None] * len(queries))
+    strict = gold_ranks(query_vectors, premise_vectors, standard.kept, standard.own)
+    return Report.of(standard, strict, paper, candidates=len(premise_vectors))

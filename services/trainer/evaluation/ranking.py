@@ -19,7 +19,7 @@ def gold_ranks(
     gold: Sequence[NDArray[np.int64]],
     dropped: Sequence[int | None],
 ) -> list[NDArray[np.int64]]:
-    """Ranks, from 1, of each query's gold premises.
+    """Ranks, from 1, of each query's gold premises, in their order.
 
     `queries` (q, dim) and `premises` (n, dim) are unit vectors; `gold[i]` holds ordinals of premises; `dropped[i]` is
     an ordinal left out of query i's ranking, or None. A gold premise that is dropped has no rank: leave it out of
@@ -34,7 +34,7 @@ def gold_ranks(
 
 
 def ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64], dropped: int | None) -> NDArray[np.int64]:
-    """Ranks, from 1, of the ordinals `gold` among the scores (n,) of one query."""
+    """Ranks, from 1, of the ordinals `gold` among the scores (n,) of one query, in their order."""
     if dropped is not None:
         scores = scores.copy()
         scores[dropped] = -np.inf
@@ -42,4 +42,5 @@ def ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64], dropped: 
     better = (scores[None, :] > wanted).sum(axis=1)
     ordinals = np.arange(len(scores))
     earlier = ((scores[None, :] == wanted) & (ordinals[None, :] < gold[:, None])).sum(axis=1)
-    return np.sort(better + earlier + 1).astype(np.int64)
+    ranks: NDArray[np.int64] = (better + earlier + 1).astype(np.int64)
+    return ranks

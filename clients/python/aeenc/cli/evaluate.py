@@ -7,45 +7,27 @@ one, named after their content, so that the next evaluation on the same data fin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-from aeenc import Client
+from aeenc import Client, Retrieval
 from aeenc.cli.corpus import build_corpus
-from aeenc.cli.output import metrics_table, output_of
+from aeenc.cli.output import output_of
+from aeenc.cli.reports import report_dict, report_tables
 from aeenc.cli.retrieve import check_model
 from aeenc.cli.targets import client
-from aeenc.cli.train import validation_of
+from aeenc.cli.train import TRAINING_SPLIT, validation_of
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation import write_qrels, write_run
+from aeenc.found import Fusion, FusionMethod, Mode
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 
-
-def report_dict(report: types_pb2.EvaluationReport) -> dict[str, Any]:
-    """An evaluation report as plain values, metrics by the names that people print."""
-    return {
-        "strict": _metrics(report.strict),
-        "paper": _metrics(report.paper),
-        "candidates": report.candidates,
-        "queries": report.queries,
-        "pairs": report.pairs,
-        "model_version": report.model_version,
-        "generation": report.generation,
-    }
-
-
-def _metrics(metrics: types_pb2.RetrievalMetrics) -> dict[str, float]:
-    return {
-        "MAP": metrics.map,
-        "NDCG": metrics.ndcg,
-        "NDCG@10": metrics.ndcg_at_10,
-        "NDCG@50": metrics.ndcg_at_50,
-        "Hit@10": metrics.hit_at_10,
-        "Hit@20": metrics.hit_at_20,
-        "Hit@50": metrics.hit_at_50,
-    }
+TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU takes its time
+PART = 64  # texts whose rankings are held before they are written
 
 
 def corpus_name(dataset: Dataset) -> str:
@@ -65,6 +47,30 @@ def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, 
     return name
 
 
+def explain_training(client: Client, corpus: str, dataset: Dataset) -> None:
+    """Tells the index what explains what in train, so that the prior has something to learn from."""
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    gold = [(text, [ids[one] for one in premises]) for text, premises in validation_of(dataset, TRAINING_SPLIT)]
+    client.index.put_explanations(corpus, gold, replace=True)
+
+
+def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The gold queries of training, to tell what it has seen; none where the directory has no others than asked."""
+    return (
+        validation_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
+    )
+
+
+def retrieval_of(
+    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, prior: float, rerank: int, conditioned: bool
+) -> Retrieval | None:
+    """How the index is to retrieve; None for no wish, which evaluates the encoder by all its cosines."""
+    if mode is None and not (prior or rerank or conditioned):
+        return None
+    chosen = Fusion(fusion, lexical_weight) if mode == "hybrid" else None
+    return Retrieval(mode or "dense", chosen, prior, rerank, conditioned)
+
+
 def evaluate(
     context: typer.Context,
     data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
@@ -74,9 +80,29 @@ def evaluate(
     ] = "",
     label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
     version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(show_default="the encoder's cosines with all premises", help="Evaluate what Retrieve answers."),
+    ] = None,
+    lexical_weight: Annotated[
+        float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
+    ] = None,
+    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
+    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
+    conditioned: Annotated[
+        bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
+    ] = False,
+    protocol: Annotated[Literal["both", "strict"], typer.Option(help="`strict` alone takes half the time.")] = "both",
+    trees: Annotated[bool, typer.Option(help="Also measure whole trees.")] = True,
+    run: Annotated[Path | None, typer.Option(help="Write the strict rankings as a TREC run.")] = None,
+    qrels: Annotated[Path | None, typer.Option(help="Write the gold premises as TREC qrels.")] = None,
 ) -> None:
-    """Measures how well the query encoder finds the gold premises of a split."""
+    """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve."""
     check_model(label, version)
+    retrieval = retrieval_of(mode, lexical_weight, fusion, prior, rerank, conditioned)
+    if conditioned and run is not None:
+        raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = Dataset.load(data)
     queries = validation_of(dataset, split)
     out = output_of(context)
@@ -84,10 +110,61 @@ def evaluate(
         if not corpus:
             with out.progress("candidates", "facts") as report:
                 corpus = ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
-        measured = report_dict(connected.trainer.evaluate(corpus, queries, label=label, version=version))
+            if prior:
+                explain_training(connected, corpus, dataset)
+        measured = report_dict(
+            connected.trainer.evaluate(
+                corpus,
+                queries,
+                label=label,
+                version=version,
+                retrieval=retrieval,
+                training=training_of(dataset, split),
+                trees=dataset.trees(split) if trees and not conditioned else (),
+                strict_only=protocol == "strict",
+                timeout_s=TIMEOUT_S,
+            )
+        )
+        if run is not None:
+            ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None)
+            with out.progress("run", "queries") as report:
+                texts = [text for text, _ in strict_gold(dataset, split)]
+                write_run(run, ranker.rankings(texts, lambda n: report(n, len(texts), "")), f"aeenc-{mode or 'dense'}")
+    if qrels is not None:
+        write_qrels(qrels, strict_gold(dataset, split))
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
-    source = f"{split}: {counts}; encoder {measured['model_version']}, generation {measured['generation']}"
-    out.result({"corpus": corpus, "split": split, **measured}, metrics_table(measured), source)
+    encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
+    source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
+    out.result({"corpus": corpus, "split": split, **measured}, *report_tables(measured), source)
+
+
+def strict_gold(dataset: Dataset, split: str) -> Iterator[tuple[str, list[str]]]:
+    """The ids of each query's gold premises but its own text; queries without any are left out."""
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    for query in dataset.queries(split):
+        if gold := [ids[text] for text in query.gold if text != query.text]:
+            yield query.text, gold
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """What ranks premises for a run file: a corpus, a way to retrieve, and the version that was evaluated."""
+
+    client: Client
+    corpus: str
+    retrieval: Retrieval | None
+    version: str | None
+
+    def rankings(
+        self, texts: list[str], on_progress: Callable[[int], None]
+    ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+        """The ranking of each text, (premise id, score), a part at a time. `on_progress` gets how many are done."""
+        for start in range(0, len(texts), PART):
+            part = texts[start : start + PART]
+            found = self.client.index.rankings(self.corpus, part, retrieval=self.retrieval, version=self.version)
+            for text, hits in zip(part, found.results, strict=True):
+                yield text, [(hit.id, hit.score) for hit in hits]
+            on_progress(start + len(part))
 
 
 def register(app: typer.Typer) -> None:

@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from aeenc import __version__, errors
 from aeenc.cli import (
+    compare,
     corpus,
     data,
     evaluate,
     exchange,
+    loop,
     oracle,
     output,
     people,
@@ -130,7 +132,8 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for module in (status, corpus, retrieve, sample, train, work, people, registry, evaluate, exchange, data, oracle):
+    learning = (sample, people, train, work, registry, loop, evaluate, compare)
+    for module in (status, corpus, retrieve, *learning, exchange, data, oracle):
         module.register(made)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):

@@ -22,74 +22,79 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from aeenc.v1 import index_pb2 as aeenc_dot_v1_dot_index__pb2
 from aeenc.v1 import types_pb2 as aeenc_dot_v1_dot_types__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65\x65nc/v1/trainer.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"6\n\x0fStartJobRequest\x12#\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x13.aeenc.v1.JobConfig\"\xe0\x04\n\tJobConfig\x12\x0e\n\x06\x63orpus\x18\x01 \x01(\t\x12\x0f\n\x07run_ids\x18\x02 \x03(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\t\x12\x1c\n\x04loss\x18\x05 \x01(\x0e\x32\x0e.aeenc.v1.Loss\x12\x0e\n\x06\x65pochs\x18\x06 \x01(\r\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x15\n\rlearning_rate\x18\x08 \x01(\x02\x12\x13\n\x0btemperature\x18\t \x01(\x02\x12\x13\n\x06margin\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x1b\n\x0eregularization\x18\x0b \x01(\x02H\x01\x88\x01\x01\x12\x16\n\x0erefused_weight\x18\x0c \x01(\x02\x12\x0c\n\x04seed\x18\r \x01(\x04\x12\'\n\nvalidation\x18\x0e \x03(\x0b\x32\x13.aeenc.v1.GoldQuery\x12\r\n\x05split\x18\x0f \x01(\t\x12\x0c\n\x04note\x18\x10 \x01(\t\x12\x11\n\tdata_sets\x18\x11 \x03(\t\x12$\n\x08\x62\x61tching\x18\x12 \x01(\x0e\x32\x12.aeenc.v1.Batching\x12\x1b\n\x0ehard_negatives\x18\x13 \x01(\rH\x02\x88\x01\x01\x12\x15\n\rguide_version\x18\x14 \x01(\t\x12\x19\n\x0cguide_margin\x18\x15 \x01(\x02H\x03\x88\x01\x01\x12\x14\n\x0c\x61\x63\x63umulation\x18\x16 \x01(\r\x12\x17\n\x0fitems_per_epoch\x18\x17 \x01(\x04\x42\t\n\x07_marginB\x11\n\x0f_regularizationB\x11\n\x0f_hard_negativesB\x0f\n\r_guide_margin\"?\n\x10StartJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x80\x02\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12#\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x13.aeenc.v1.JobConfig\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.aeenc.v1.JobState\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\'\n\x08progress\x18\x05 \x01(\x0b\x32\x15.aeenc.v1.JobProgress\x12\x0f\n\x07version\x18\x06 \x01(\t\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaf\x02\n\x0bJobProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x13\n\x0b\x65pochs_done\x18\x02 \x01(\r\x12\x12\n\nsteps_done\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x16\n\x0evalidation_map\x18\x06 \x01(\x01\x12\x1b\n\x13\x62\x65st_validation_map\x18\x07 \x01(\x01\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07queries\x18\t \x01(\x04\x12\x11\n\tpositives\x18\n \x01(\x04\x12\x11\n\tnegatives\x18\x0b \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x0c \x01(\x04\x12\x0f\n\x07skipped\x18\r \x01(\x04\x12\x0f\n\x07outside\x18\x0e \x01(\x04\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\",\n\x0eGetJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"H\n\x10ListJobsResponse\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.aeenc.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"3\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x66rom_seq\x18\x02 \x01(\x04\"c\n\x10WatchJobResponse\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x03job\x18\x03 \x01(\x0b\x32\r.aeenc.v1.Job\"6\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"/\n\x11\x43\x61ncelJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"6\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"/\n\x11ResumeJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"a\n\x0f\x45valuateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.aeenc.v1.EvaluateConfig\x12$\n\x07queries\x18\x02 \x03(\x0b\x32\x13.aeenc.v1.GoldQuery\"\\\n\x0e\x45valuateConfig\x12\x0e\n\x06\x63orpus\x18\x01 \x01(\t\x12&\n\x05model\x18\x02 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12\x12\n\ngeneration\x18\x03 \x01(\t\">\n\x10\x45valuateResponse\x12*\n\x06report\x18\x01 \x01(\x0b\x32\x1a.aeenc.v1.EvaluationReport\"\xfb\x01\n\nCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\npretrained\x18\x03 \x01(\x08\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x16\n\x0evalidation_map\x18\x06 \x01(\x01\x12\x17\n\x0fmanifest_sha256\x18\x07 \x01(\t\x12\x0e\n\x06labels\x18\x08 \x03(\t\x12.\n\ncreated_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsize_bytes\x18\n \x01(\x04\x12\x0b\n\x03\x64im\x18\x0b \x01(\r\"?\n\x16ListCheckpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x17ListCheckpointsResponse\x12)\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x14.aeenc.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x14GetCheckpointRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"A\n\x15GetCheckpointResponse\x12(\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x14.aeenc.v1.Checkpoint\"\x1e\n\x1cTrainerServiceGetInfoRequest\"\x85\x01\n\x1dTrainerServiceGetInfoResponse\x12&\n\x07service\x18\x01 \x01(\x0b\x32\x15.aeenc.v1.ServiceInfo\x12\x18\n\x10\x64\x65\x66\x61ult_space_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x12\n\nactive_job\x18\x04 \x01(\t*N\n\x08\x42\x61tching\x12\x18\n\x14\x42\x41TCHING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41TCHING_QUERIES\x10\x01\x12\x12\n\x0e\x42\x41TCHING_ITEMS\x10\x02*\xe4\x01\n\x04Loss\x12\x14\n\x10LOSS_UNSPECIFIED\x10\x00\x12\x1c\n\x18LOSS_FULL_CORPUS_SOFTMAX\x10\x01\x12\x17\n\x13LOSS_TRIPLET_MARGIN\x10\x02\x12\x1d\n\x19LOSS_PAIRWISE_CONTRASTIVE\x10\x03\x12\x1f\n\x1bLOSS_SUPERVISED_CONTRASTIVE\x10\x04\x12#\n\x1fLOSS_MULTIPLE_NEGATIVES_RANKING\x10\x05\x12\r\n\tLOSS_GIST\x10\x06\x12\x1b\n\x17LOSS_NLI_CLASSIFICATION\x10\x07*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xef\x05\n\x0eTrainerService\x12\x41\n\x08StartJob\x12\x19.aeenc.v1.StartJobRequest\x1a\x1a.aeenc.v1.StartJobResponse\x12;\n\x06GetJob\x12\x17.aeenc.v1.GetJobRequest\x1a\x18.aeenc.v1.GetJobResponse\x12\x41\n\x08ListJobs\x12\x19.aeenc.v1.ListJobsRequest\x1a\x1a.aeenc.v1.ListJobsResponse\x12\x43\n\x08WatchJob\x12\x19.aeenc.v1.WatchJobRequest\x1a\x1a.aeenc.v1.WatchJobResponse0\x01\x12\x44\n\tCancelJob\x12\x1a.aeenc.v1.CancelJobRequest\x1a\x1b.aeenc.v1.CancelJobResponse\x12\x44\n\tResumeJob\x12\x1a.aeenc.v1.ResumeJobRequest\x1a\x1b.aeenc.v1.ResumeJobResponse\x12\x43\n\x08\x45valuate\x12\x19.aeenc.v1.EvaluateRequest\x1a\x1a.aeenc.v1.EvaluateResponse(\x01\x12V\n\x0fListCheckpoints\x12 .aeenc.v1.ListCheckpointsRequest\x1a!.aeenc.v1.ListCheckpointsResponse\x12P\n\rGetCheckpoint\x12\x1e.aeenc.v1.GetCheckpointRequest\x1a\x1f.aeenc.v1.GetCheckpointResponse\x12Z\n\x07GetInfo\x12&.aeenc.v1.TrainerServiceGetInfoRequest\x1a\'.aeenc.v1.TrainerServiceGetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65\x65nc/v1/trainer.proto\x12\x08\x61\x65\x65nc.v1\x1a\x14\x61\x65\x65nc/v1/index.proto\x1a\x14\x61\x65\x65nc/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"6\n\x0fStartJobRequest\x12#\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x13.aeenc.v1.JobConfig\"\xe0\x04\n\tJobConfig\x12\x0e\n\x06\x63orpus\x18\x01 \x01(\t\x12\x0f\n\x07run_ids\x18\x02 \x03(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\t\x12\x1c\n\x04loss\x18\x05 \x01(\x0e\x32\x0e.aeenc.v1.Loss\x12\x0e\n\x06\x65pochs\x18\x06 \x01(\r\x12\x12\n\nbatch_size\x18\x07 \x01(\r\x12\x15\n\rlearning_rate\x18\x08 \x01(\x02\x12\x13\n\x0btemperature\x18\t \x01(\x02\x12\x13\n\x06margin\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x1b\n\x0eregularization\x18\x0b \x01(\x02H\x01\x88\x01\x01\x12\x16\n\x0erefused_weight\x18\x0c \x01(\x02\x12\x0c\n\x04seed\x18\r \x01(\x04\x12\'\n\nvalidation\x18\x0e \x03(\x0b\x32\x13.aeenc.v1.GoldQuery\x12\r\n\x05split\x18\x0f \x01(\t\x12\x0c\n\x04note\x18\x10 \x01(\t\x12\x11\n\tdata_sets\x18\x11 \x03(\t\x12$\n\x08\x62\x61tching\x18\x12 \x01(\x0e\x32\x12.aeenc.v1.Batching\x12\x1b\n\x0ehard_negatives\x18\x13 \x01(\rH\x02\x88\x01\x01\x12\x15\n\rguide_version\x18\x14 \x01(\t\x12\x19\n\x0cguide_margin\x18\x15 \x01(\x02H\x03\x88\x01\x01\x12\x14\n\x0c\x61\x63\x63umulation\x18\x16 \x01(\r\x12\x17\n\x0fitems_per_epoch\x18\x17 \x01(\x04\x42\t\n\x07_marginB\x11\n\x0f_regularizationB\x11\n\x0f_hard_negativesB\x0f\n\r_guide_margin\"?\n\x10StartJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x80\x02\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12#\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x13.aeenc.v1.JobConfig\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.aeenc.v1.JobState\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\'\n\x08progress\x18\x05 \x01(\x0b\x32\x15.aeenc.v1.JobProgress\x12\x0f\n\x07version\x18\x06 \x01(\t\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaf\x02\n\x0bJobProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x13\n\x0b\x65pochs_done\x18\x02 \x01(\r\x12\x12\n\nsteps_done\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x16\n\x0evalidation_map\x18\x06 \x01(\x01\x12\x1b\n\x13\x62\x65st_validation_map\x18\x07 \x01(\x01\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07queries\x18\t \x01(\x04\x12\x11\n\tpositives\x18\n \x01(\x04\x12\x11\n\tnegatives\x18\x0b \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x0c \x01(\x04\x12\x0f\n\x07skipped\x18\r \x01(\x04\x12\x0f\n\x07outside\x18\x0e \x01(\x04\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\",\n\x0eGetJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"H\n\x10ListJobsResponse\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.aeenc.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"3\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x66rom_seq\x18\x02 \x01(\x04\"c\n\x10WatchJobResponse\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12&\n\x02\x61t\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x03job\x18\x03 \x01(\x0b\x32\r.aeenc.v1.Job\"6\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"/\n\x11\x43\x61ncelJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"6\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"/\n\x11ResumeJobResponse\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.aeenc.v1.Job\"\xab\x01\n\x0f\x45valuateRequest\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.aeenc.v1.EvaluateConfig\x12$\n\x07queries\x18\x02 \x03(\x0b\x32\x13.aeenc.v1.GoldQuery\x12%\n\x08training\x18\x03 \x03(\x0b\x32\x13.aeenc.v1.GoldQuery\x12!\n\x05trees\x18\x04 \x03(\x0b\x32\x12.aeenc.v1.GoldTree\"E\n\x08GoldTree\x12\x12\n\nhypothesis\x18\x01 \x01(\t\x12\x15\n\rintermediates\x18\x02 \x03(\t\x12\x0e\n\x06leaves\x18\x03 \x03(\t\"\xaf\x01\n\x0e\x45valuateConfig\x12\x0e\n\x06\x63orpus\x18\x01 \x01(\t\x12&\n\x05model\x18\x02 \x01(\x0b\x32\x17.aeenc.v1.ModelSelector\x12\x12\n\ngeneration\x18\x03 \x01(\t\x12-\n\tretrieval\x18\x04 \x01(\x0b\x32\x1a.aeenc.v1.RetrievalOptions\x12\r\n\x05ranks\x18\x05 \x01(\x08\x12\x13\n\x0bstrict_only\x18\x06 \x01(\x08\"\x8e\x01\n\x10RetrievalOptions\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.aeenc.v1.RetrieveMode\x12 \n\x06\x66usion\x18\x02 \x01(\x0b\x32\x10.aeenc.v1.Fusion\x12\r\n\x05prior\x18\x03 \x01(\x02\x12\x0e\n\x06rerank\x18\x04 \x01(\r\x12\x13\n\x0b\x63onditioned\x18\x05 \x01(\x08\">\n\x10\x45valuateResponse\x12*\n\x06report\x18\x01 \x01(\x0b\x32\x1a.aeenc.v1.EvaluationReport\"\xfb\x01\n\nCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\npretrained\x18\x03 \x01(\x08\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\t\x12\x0e\n\x06job_id\x18\x05 \x01(\t\x12\x16\n\x0evalidation_map\x18\x06 \x01(\x01\x12\x17\n\x0fmanifest_sha256\x18\x07 \x01(\t\x12\x0e\n\x06labels\x18\x08 \x03(\t\x12.\n\ncreated_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsize_bytes\x18\n \x01(\x04\x12\x0b\n\x03\x64im\x18\x0b \x01(\r\"?\n\x16ListCheckpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x17ListCheckpointsResponse\x12)\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x14.aeenc.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x14GetCheckpointRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"A\n\x15GetCheckpointResponse\x12(\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x14.aeenc.v1.Checkpoint\"\x1e\n\x1cTrainerServiceGetInfoRequest\"\x85\x01\n\x1dTrainerServiceGetInfoResponse\x12&\n\x07service\x18\x01 \x01(\x0b\x32\x15.aeenc.v1.ServiceInfo\x12\x18\n\x10\x64\x65\x66\x61ult_space_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x12\n\nactive_job\x18\x04 \x01(\t*N\n\x08\x42\x61tching\x12\x18\n\x14\x42\x41TCHING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41TCHING_QUERIES\x10\x01\x12\x12\n\x0e\x42\x41TCHING_ITEMS\x10\x02*\xe4\x01\n\x04Loss\x12\x14\n\x10LOSS_UNSPECIFIED\x10\x00\x12\x1c\n\x18LOSS_FULL_CORPUS_SOFTMAX\x10\x01\x12\x17\n\x13LOSS_TRIPLET_MARGIN\x10\x02\x12\x1d\n\x19LOSS_PAIRWISE_CONTRASTIVE\x10\x03\x12\x1f\n\x1bLOSS_SUPERVISED_CONTRASTIVE\x10\x04\x12#\n\x1fLOSS_MULTIPLE_NEGATIVES_RANKING\x10\x05\x12\r\n\tLOSS_GIST\x10\x06\x12\x1b\n\x17LOSS_NLI_CLASSIFICATION\x10\x07*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xef\x05\n\x0eTrainerService\x12\x41\n\x08StartJob\x12\x19.aeenc.v1.StartJobRequest\x1a\x1a.aeenc.v1.StartJobResponse\x12;\n\x06GetJob\x12\x17.aeenc.v1.GetJobRequest\x1a\x18.aeenc.v1.GetJobResponse\x12\x41\n\x08ListJobs\x12\x19.aeenc.v1.ListJobsRequest\x1a\x1a.aeenc.v1.ListJobsResponse\x12\x43\n\x08WatchJob\x12\x19.aeenc.v1.WatchJobRequest\x1a\x1a.aeenc.v1.WatchJobResponse0\x01\x12\x44\n\tCancelJob\x12\x1a.aeenc.v1.CancelJobRequest\x1a\x1b.aeenc.v1.CancelJobResponse\x12\x44\n\tResumeJob\x12\x1a.aeenc.v1.ResumeJobRequest\x1a\x1b.aeenc.v1.ResumeJobResponse\x12\x43\n\x08\x45valuate\x12\x19.aeenc.v1.EvaluateRequest\x1a\x1a.aeenc.v1.EvaluateResponse(\x01\x12V\n\x0fListCheckpoints\x12 .aeenc.v1.ListCheckpointsRequest\x1a!.aeenc.v1.ListCheckpointsResponse\x12P\n\rGetCheckpoint\x12\x1e.aeenc.v1.GetCheckpointRequest\x1a\x1f.aeenc.v1.GetCheckpointResponse\x12Z\n\x07GetInfo\x12&.aeenc.v1.TrainerServiceGetInfoRequest\x1a\'.aeenc.v1.TrainerServiceGetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aeenc.v1.trainer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BATCHING']._serialized_start=2942
-  _globals['_BATCHING']._serialized_end=3020
-  _globals['_LOSS']._serialized_start=3023
-  _globals['_LOSS']._serialized_end=3251
-  _globals['_JOBSTATE']._serialized_start=3254
-  _globals['_JOBSTATE']._serialized_end=3409
-  _globals['_STARTJOBREQUEST']._serialized_start=123
-  _globals['_STARTJOBREQUEST']._serialized_end=177
-  _globals['_JOBCONFIG']._serialized_start=180
-  _globals['_JOBCONFIG']._serialized_end=788
-  _globals['_STARTJOBRESPONSE']._serialized_start=790
-  _globals['_STARTJOBRESPONSE']._serialized_end=853
-  _globals['_JOB']._serialized_start=856
-  _globals['_JOB']._serialized_end=1112
-  _globals['_JOBPROGRESS']._serialized_start=1115
-  _globals['_JOBPROGRESS']._serialized_end=1418
-  _globals['_GETJOBREQUEST']._serialized_start=1420
-  _globals['_GETJOBREQUEST']._serialized_end=1451
-  _globals['_GETJOBRESPONSE']._serialized_start=1453
-  _globals['_GETJOBRESPONSE']._serialized_end=1497
-  _globals['_LISTJOBSREQUEST']._serialized_start=1499
-  _globals['_LISTJOBSREQUEST']._serialized_end=1555
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1557
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1629
-  _globals['_WATCHJOBREQUEST']._serialized_start=1631
-  _globals['_WATCHJOBREQUEST']._serialized_end=1682
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1684
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1783
-  _globals['_CANCELJOBREQUEST']._serialized_start=1785
-  _globals['_CANCELJOBREQUEST']._serialized_end=1839
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1841
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1888
-  _globals['_RESUMEJOBREQUEST']._serialized_start=1890
-  _globals['_RESUMEJOBREQUEST']._serialized_end=1944
-  _globals['_RESUMEJOBRESPONSE']._serialized_start=1946
-  _globals['_RESUMEJOBRESPONSE']._serialized_end=1993
-  _globals['_EVALUATEREQUEST']._serialized_start=1995
-  _globals['_EVALUATEREQUEST']._serialized_end=2092
-  _globals['_EVALUATECONFIG']._serialized_start=2094
-  _globals['_EVALUATECONFIG']._serialized_end=2186
-  _globals['_EVALUATERESPONSE']._serialized_start=2188
-  _globals['_EVALUATERESPONSE']._serialized_end=2250
-  _globals['_CHECKPOINT']._serialized_start=2253
-  _globals['_CHECKPOINT']._serialized_end=2504
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=2506
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=2569
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=2571
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=2664
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=2666
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=2705
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=2707
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=2772
-  _globals['_TRAINERSERVICEGETINFOREQUEST']._serialized_start=2774
-  _globals['_TRAINERSERVICEGETINFOREQUEST']._serialized_end=2804
-  _globals['_TRAINERSERVICEGETINFORESPONSE']._serialized_start=2807
-  _globals['_TRAINERSERVICEGETINFORESPONSE']._serialized_end=2940
-  _globals['_TRAINERSERVICE']._serialized_start=3412
-  _globals['_TRAINERSERVICE']._serialized_end=4163
+  _globals['_BATCHING']._serialized_start=3339
+  _globals['_BATCHING']._serialized_end=3417
+  _globals['_LOSS']._serialized_start=3420
+  _globals['_LOSS']._serialized_end=3648
+  _globals['_JOBSTATE']._serialized_start=3651
+  _globals['_JOBSTATE']._serialized_end=3806
+  _globals['_STARTJOBREQUEST']._serialized_start=145
+  _globals['_STARTJOBREQUEST']._serialized_end=199
+  _globals['_JOBCONFIG']._serialized_start=202
+  _globals['_JOBCONFIG']._serialized_end=810
+  _globals['_STARTJOBRESPONSE']._serialized_start=812
+  _globals['_STARTJOBRESPONSE']._serialized_end=875
+  _globals['_JOB']._serialized_start=878
+  _globals['_JOB']._serialized_end=1134
+  _globals['_JOBPROGRESS']._serialized_start=1137
+  _globals['_JOBPROGRESS']._serialized_end=1440
+  _globals['_GETJOBREQUEST']._serialized_start=1442
+  _globals['_GETJOBREQUEST']._serialized_end=1473
+  _globals['_GETJOBRESPONSE']._serialized_start=1475
+  _globals['_GETJOBRESPONSE']._serialized_end=1519
+  _globals['_LISTJOBSREQUEST']._serialized_start=1521
+  _globals['_LISTJOBSREQUEST']._serialized_end=1577
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1579
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1651
+  _globals['_WATCHJOBREQUEST']._serialized_start=1653
+  _globals['_WATCHJOBREQUEST']._serialized_end=1704
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1706
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1805
+  _globals['_CANCELJOBREQUEST']._serialized_start=1807
+  _globals['_CANCELJOBREQUEST']._serialized_end=1861
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1863
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1910
+  _globals['_RESUMEJOBREQUEST']._serialized_start=1912
+  _globals['_RESUMEJOBREQUEST']._serialized_end=1966
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=1968
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=2015
+  _globals['_EVALUATEREQUEST']._serialized_start=2018
+  _globals['_EVALUATEREQUEST']._serialized_end=2189
+  _globals['_GOLDTREE']._serialized_start=2191
+  _globals['_GOLDTREE']._serialized_end=2260
+  _globals['_EVALUATECONFIG']._serialized_start=2263
+  _globals['_EVALUATECONFIG']._serialized_end=2438
+  _globals['_RETRIEVALOPTIONS']._serialized_start=2441
+  _globals['_RETRIEVALOPTIONS']._serialized_end=2583
+  _globals['_EVALUATERESPONSE']._serialized_start=2585
+  _globals['_EVALUATERESPONSE']._serialized_end=2647
+  _globals['_CHECKPOINT']._serialized_start=2650
+  _globals['_CHECKPOINT']._serialized_end=2901
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=2903
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=2966
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=2968
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=3061
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=3063
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=3102
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=3104
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=3169
+  _globals['_TRAINERSERVICEGETINFOREQUEST']._serialized_start=3171
+  _globals['_TRAINERSERVICEGETINFOREQUEST']._serialized_end=3201
+  _globals['_TRAINERSERVICEGETINFORESPONSE']._serialized_start=3204
+  _globals['_TRAINERSERVICEGETINFORESPONSE']._serialized_end=3337
+  _globals['_TRAINERSERVICE']._serialized_start=3809
+  _globals['_TRAINERSERVICE']._serialized_end=4560
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from aeenc.v1 import index_pb2 as _index_pb2
 from aeenc.v1 import types_pb2 as _types_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -244,22 +245,56 @@ class ResumeJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class EvaluateRequest(_message.Message):
-    __slots__ = ("config", "queries")
+    __slots__ = ("config", "queries", "training", "trees")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
     config: EvaluateConfig
     queries: _containers.RepeatedCompositeFieldContainer[_types_pb2.GoldQuery]
-    def __init__(self, config: _Optional[_Union[EvaluateConfig, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ...) -> None: ...
+    training: _containers.RepeatedCompositeFieldContainer[_types_pb2.GoldQuery]
+    trees: _containers.RepeatedCompositeFieldContainer[GoldTree]
+    def __init__(self, config: _Optional[_Union[EvaluateConfig, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., training: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., trees: _Optional[_Iterable[_Union[GoldTree, _Mapping]]] = ...) -> None: ...
+
+class GoldTree(_message.Message):
+    __slots__ = ("hypothesis", "intermediates", "leaves")
+    HYPOTHESIS_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    hypothesis: str
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    leaves: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hypothesis: _Optional[str] = ..., intermediates: _Optional[_Iterable[str]] = ..., leaves: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluateConfig(_message.Message):
-    __slots__ = ("corpus", "model", "generation")
+    __slots__ = ("corpus", "model", "generation", "retrieval", "ranks", "strict_only")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STRICT_ONLY_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     model: _types_pb2.ModelSelector
     generation: str
-    def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ...) -> None: ...
+    retrieval: RetrievalOptions
+    ranks: bool
+    strict_only: bool
+    def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
+
+class RetrievalOptions(_message.Message):
+    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FUSION_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    RERANK_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_FIELD_NUMBER: _ClassVar[int]
+    mode: _index_pb2.RetrieveMode
+    fusion: _index_pb2.Fusion
+    prior: float
+    rerank: int
+    conditioned: bool
+    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)

@@ -148,11 +148,11 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Evaluate(self, request_iterator, context):
-        """Evaluates a query encoder on streamed gold queries. The first message carries the configuration; any message may
-        carry queries.
+        """Evaluates a query encoder, or a way to retrieve, on streamed gold queries. The first message carries the
+        configuration; any message may carry queries, training queries and trees.
 
         Fails with INVALID_ARGUMENT for no queries or a gold premise that is not in the corpus; NOT_FOUND for an unknown
-        corpus; UNAVAILABLE when no encoder answers.
+        corpus; UNAVAILABLE when no encoder or, where it is needed, no index answers; and as Retrieve does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,6 +9,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EvaluationPartKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVALUATION_PART_KIND_UNSPECIFIED: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_QUERY_SEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_QUERY_UNSEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_PREMISE_SEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_PREMISE_UNSEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_PAIR_SEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_PAIR_UNSEEN: _ClassVar[EvaluationPartKind]
+    EVALUATION_PART_KIND_NOT_CONDITIONED: _ClassVar[EvaluationPartKind]
+
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     D_TYPE_UNSPECIFIED: _ClassVar[DType]
@@ -42,6 +53,14 @@ class Truncate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRUNCATE_UNSPECIFIED: _ClassVar[Truncate]
     TRUNCATE_ERROR: _ClassVar[Truncate]
     TRUNCATE_END: _ClassVar[Truncate]
+EVALUATION_PART_KIND_UNSPECIFIED: EvaluationPartKind
+EVALUATION_PART_KIND_QUERY_SEEN: EvaluationPartKind
+EVALUATION_PART_KIND_QUERY_UNSEEN: EvaluationPartKind
+EVALUATION_PART_KIND_PREMISE_SEEN: EvaluationPartKind
+EVALUATION_PART_KIND_PREMISE_UNSEEN: EvaluationPartKind
+EVALUATION_PART_KIND_PAIR_SEEN: EvaluationPartKind
+EVALUATION_PART_KIND_PAIR_UNSEEN: EvaluationPartKind
+EVALUATION_PART_KIND_NOT_CONDITIONED: EvaluationPartKind
 D_TYPE_UNSPECIFIED: DType
 D_TYPE_FLOAT32: DType
 D_TYPE_FLOAT16: DType
@@ -197,7 +216,7 @@ class Limits(_message.Message):
     def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class EvaluationReport(_message.Message):
-    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation")
+    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation", "rerank_version", "parts", "hypothesis_alone", "gold_tree", "ranks")
     STRICT_FIELD_NUMBER: _ClassVar[int]
     PAPER_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +224,11 @@ class EvaluationReport(_message.Message):
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ALONE_FIELD_NUMBER: _ClassVar[int]
+    GOLD_TREE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     strict: RetrievalMetrics
     paper: RetrievalMetrics
     candidates: int
@@ -212,7 +236,48 @@ class EvaluationReport(_message.Message):
     pairs: int
     model_version: str
     generation: str
-    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+    rerank_version: str
+    parts: _containers.RepeatedCompositeFieldContainer[EvaluationPart]
+    hypothesis_alone: TreeMetrics
+    gold_tree: TreeMetrics
+    ranks: _containers.RepeatedCompositeFieldContainer[GoldRanks]
+    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_version: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ...) -> None: ...
+
+class EvaluationPart(_message.Message):
+    __slots__ = ("kind", "strict", "paper", "queries", "pairs")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    PAPER_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    kind: EvaluationPartKind
+    strict: RetrievalMetrics
+    paper: RetrievalMetrics
+    queries: int
+    pairs: int
+    def __init__(self, kind: _Optional[_Union[EvaluationPartKind, str]] = ..., strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ...) -> None: ...
+
+class TreeMetrics(_message.Message):
+    __slots__ = ("recall_at_25", "recall_at_25_micro", "all_correct_at_25", "trees", "leaves")
+    RECALL_AT_25_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_25_MICRO_FIELD_NUMBER: _ClassVar[int]
+    ALL_CORRECT_AT_25_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    recall_at_25: float
+    recall_at_25_micro: float
+    all_correct_at_25: float
+    trees: int
+    leaves: int
+    def __init__(self, recall_at_25: _Optional[float] = ..., recall_at_25_micro: _Optional[float] = ..., all_correct_at_25: _Optional[float] = ..., trees: _Optional[int] = ..., leaves: _Optional[int] = ...) -> None: ...
+
+class GoldRanks(_message.Message):
+    __slots__ = ("strict", "paper")
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    PAPER_FIELD_NUMBER: _ClassVar[int]
+    strict: _containers.RepeatedScalarFieldContainer[int]
+    paper: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, strict: _Optional[_Iterable[int]] = ..., paper: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RetrievalMetrics(_message.Message):
     __slots__ = ("map", "ndcg", "ndcg_at_10", "ndcg_at_50", "hit_at_10", "hit_at_20", "hit_at_50")

@@ -1,4 +1,7 @@
-"""MAP, NDCG and Hit@k from the ranks of gold premises. Binary gain, log base 2; MAP and NDCG macro, Hit@k micro."""
+"""MAP, NDCG and Hit@k from the ranks of gold premises. Binary gain, log base 2; MAP and NDCG macro, Hit@k micro.
+
+A gold premise that a ranking does not have is at rank UNRANKED: it adds nothing, and it stays in every denominator.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ranks = NDArray[np.int64]
+UNRANKED = 2**62
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,15 @@ class Metrics:
 
 
 def average_precision(ranks: Ranks) -> float:
-    """Mean over the gold premises of the precision at their rank. `ranks` (g,) sorted, from 1."""
-    return float(np.mean(np.arange(1, len(ranks) + 1) / ranks))
+    """Mean over the gold premises of the precision at their rank. `ranks` (g,) in any order, from 1."""
+    found = np.sort(ranks)
+    precisions = np.where(found < UNRANKED, np.arange(1, len(found) + 1) / found, 0.0)
+    return float(np.mean(precisions))
 
 
 def ndcg(ranks: Ranks, k: int | None = None) -> float:
     """Discounted cumulative gain of the first k (None: all), over that of the best ranking. `ranks` (g,), from 1."""
-    counted = ranks if k is None else ranks[ranks <= k]
+    counted = ranks[ranks < UNRANKED] if k is None else ranks[ranks <= k]
     best = np.arange(1, (len(ranks) if k is None else min(len(ranks), k)) + 1)
     return float(np.sum(1 / np.log2(counted + 1)) / np.sum(1 / np.log2(best + 1)))
 

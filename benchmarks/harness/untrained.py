@@ -1,0 +1,83 @@
+"""Systems that are not trained, measured without a service: TF-IDF, and BM25 as the protocol's reference has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.evaluation import UNRANKED
+from aeenc.trees import Dataset
+from services.index.lexical import LexicalIndex, Terms, best
+from services.trainer.evaluation import EvaluationQuery, Report, evaluate
+from services.trainer.evaluation.protocol import Ranks, Standard
+
+DEPTH = 1000
+Mask = NDArray[np.bool_]
+
+
+def tf_idf(dataset: Dataset, split: str) -> dict[str, Any]:
+    """TF-IDF by scikit-learn with its defaults, fitted on the candidates."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts, queries = _texts(dataset), _queries(dataset, split)
+    vectorizer = TfidfVectorizer()
+    premises = vectorizer.fit_transform(texts).toarray()
+    vectors = vectorizer.transform([query.text for query in queries]).toarray()
+    return evaluate(queries, vectors, premises, _ordinals(texts)).to_dict()
+
+
+def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
+    """BM25 (Lucene's, k1 1.5, b .75, English stop words) without stems."""
+
+    def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
+        return best(index.scores(terms), index.rows, allowed).ordinals
+
+    return _ranked(dataset, split, rank)
+
+
+def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
+    """Iterative BM25 (Chia et al. 2020) over the same words; the first 1,000, the first premise's words in full."""
+
+    def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
+        return index.iterate(terms, DEPTH, allowed, first_scale=1.0).ordinals
+
+    return _ranked(dataset, split, rank)
+
+
+def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
+    texts, queries = _texts(dataset), _queries(dataset, split)
+    index, standard = LexicalIndex.of(texts, stems=""), Standard.of(queries, _ordinals(texts))
+    strict, paper = [], []
+    for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
+        terms = index.terms(query.text)
+        found = rank(index, terms, None)
+        paper.append(_positions(found, gold, len(texts)))
+        if own is None:
+            strict.append(paper[-1])
+            continue
+        allowed = np.ones(len(texts), dtype=bool)
+        allowed[own] = False
+        strict.append(_positions(rank(index, terms, allowed), kept, len(texts)))
+    return Report.of(standard, strict, paper, candidates=len(texts)).to_dict()
+
+
+def _positions(found: Ranks, gold: Ranks, rows: int) -> Ranks:
+    """The ranks of gold ordinals in a list of ordinals; UNRANKED for those that it lacks."""
+    ranks = np.full(rows, UNRANKED, dtype=np.int64)
+    ranks[found] = np.arange(1, len(found) + 1)
+    return ranks[gold]
+
+
+def _texts(dataset: Dataset) -> list[str]:
+    return [candidate.text for candidate in dataset.candidates()]
+
+
+def _queries(dataset: Dataset, split: str) -> list[EvaluationQuery]:
+    return [EvaluationQuery(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def _ordinals(texts: list[str]) -> dict[str, int]:
+    return {text: ordinal for ordinal, text in enumerate(texts)}

@@ -1,0 +1,95 @@
+"""TREC's run and qrels files, which every retrieval toolkit reads: `qid Q0 docid rank score tag`, `qid 0 docid 1`.
+
+Toolkits order a run by its scores and break ties their own way, so scores are written strictly falling: one that does
+not fall is lowered to the next smaller float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation.metrics import UNRANKED, Ranks
+
+Run = dict[str, dict[str, int]]  # query id -> document id -> rank, from 1
+
+
+def query_id(text: str) -> str:
+    """The id of a query, from its text: the same in every file of every system."""
+    return f"q-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def document_id(name: str) -> str:
+    """A premise's id as it stands in a file: without spaces."""
+    return quote(name, safe="-._~:/")
+
+
+def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
+    """Writes the ranking of each query text, (premise id, score) best first."""
+    with path.open("w", encoding="utf-8") as file:
+        for text, hits in rankings:
+            name, last = query_id(text), np.float32(np.inf)
+            for rank, (premise, score) in enumerate(hits, start=1):
+                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+                file.write(f"{name} Q0 {document_id(premise)} {rank} {last:.9g} {tag}\n")
+
+
+def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Writes the gold premise ids of each query text."""
+    with path.open("w", encoding="utf-8") as file:
+        for text, premises in gold:
+            file.writelines(f"{query_id(text)} 0 {document_id(premise)} 1\n" for premise in premises)
+
+
+def read_run(path: Path) -> Run:
+    """A run by its scores, ties by the rank written. Raises InvalidArgument with file and line."""
+    found: dict[str, list[tuple[float, int, str]]] = {}
+    for number, fields in _lines(path, 6):
+        try:
+            found.setdefault(fields[0], []).append((-float(fields[4]), int(fields[3]), fields[2]))
+        except ValueError:
+            raise InvalidArgument(f"{path}:{number}: rank or score is no number; give a TREC run") from None
+    run: Run = {}
+    for query, hits in found.items():
+        ranks: dict[str, int] = {}
+        for *_, name in sorted(hits):
+            ranks.setdefault(name, len(ranks) + 1)
+        run[query] = ranks
+    return run
+
+
+def read_qrels(path: Path) -> dict[str, list[str]]:
+    """The relevant documents of each query. Raises InvalidArgument with file and line."""
+    gold: dict[str, list[str]] = {}
+    for number, fields in _lines(path, 4):
+        try:
+            relevant = int(fields[3]) > 0
+        except ValueError:
+            raise InvalidArgument(f"{path}:{number}: the relevance is no number; give TREC qrels") from None
+        if relevant:
+            gold.setdefault(fields[0], []).append(fields[2])
+    if not gold:
+        raise InvalidArgument(f"{path} holds no relevant document; give TREC qrels")
+    return gold
+
+
+def ranks_of(run: Run, gold: Mapping[str, Sequence[str]]) -> list[Ranks]:
+    """The ranks of each query's gold documents, in the order of `gold`; UNRANKED for those that the run lacks."""
+    return [
+        np.array([run.get(query, {}).get(name, UNRANKED) for name in names], dtype=np.int64)
+        for query, names in gold.items()
+    ]
+
+
+def _lines(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if fields and len(fields) != columns:
+            raise InvalidArgument(f"{path}:{number}: {len(fields)} columns where TREC's file has {columns}")
+        if fields:
+            yield number, fields

@@ -1,0 +1,170 @@
+"""The loop against services that keep count: what it asks for, when it ends, and that it goes on from any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_world import Services, all_three
+from sampler_world import serving
+
+import aeenc
+from aeenc import errors
+from aeenc.cli.reports import report_dict
+from aeenc.loop import Journal, Loop, LoopPlan
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class World:
+    services: Services
+    target: str
+    journal: Path
+
+    async def go(self, *, rounds: int = 4, **fields: Any) -> Journal:
+        """One invocation of the loop, as a command would do it."""
+        job = fields.pop("job", {"seed": 5})
+        plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], rounds=rounds, job=job, **fields)
+
+        def work() -> Journal:
+            journal = Journal.open(self.journal, plan)
+            client = aeenc.connect(sampler=self.target, trainer=self.target, timeout_s=10)
+            try:
+                Loop(client, plan, journal, report_dict).go()
+            finally:
+                client.close()
+            return journal
+
+        return await asyncio.to_thread(work)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    services = Services()
+    async with serving(all_three, services) as port:
+        yield World(services, f"127.0.0.1:{port}", tmp_path / "loop.json")
+
+
+async def test_each_round_samples_with_the_encoder_of_the_last_and_learns_from_all_pairs_so_far(world: World):
+    journal = await world.go(run={"k": 30})
+    services = world.services
+    assert [one.version for one in journal.rounds] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [list(job.run_ids) for job in services.jobs.values()] == [[f"r{n}" for n in range(1 + m)] for m in range(4)]
+    assert {(run.k, run.model.label, run.oracle) for run in services.runs.values()} == {(30, "stable", "gold")}
+    assert {(job.base_version, job.seed, job.corpus) for job in services.jobs.values()} == {("", 5, "science")}
+    assert services.published == [(f"q{n}", False) for n in (1, 2, 3, 4)]
+    assert (journal.ended, services.labels["stable"]) == ("all 4 rounds are done", "q4")
+    assert journal.rounds[2].report["strict"]["MAP"] == 0.6
+    assert (await world.go(rounds=4, run={"k": 30})).rounds == journal.rounds
+    assert len(services.published) == 4, "a loop that has ended does nothing"
+
+
+async def test_a_loop_may_train_on_from_the_round_before(world: World):
+    await world.go(rounds=3, restart=False)
+    assert [job.base_version for job in world.services.jobs.values()] == ["q0", "q1", "q2"]
+
+
+async def test_a_round_that_lifts_nothing_ends_the_loop_with_the_best_version_served(world: World):
+    world.services.maps = [0.4, 0.5, 0.45, 0.9]
+    journal = await world.go()
+    assert len(world.services.jobs) == 2
+    assert world.services.published == [("q1", False), ("q2", True), ("q1", True)]
+    assert "did not lift" in journal.ended
+    assert (await world.go()).ended == journal.ended
+    assert len(world.services.published) == 3
+
+
+async def test_patience_bears_with_rounds_that_lift_nothing(world: World):
+    world.services.maps = [0.4, 0.5, 0.45, 0.9, 0.8]
+    journal = await world.go(patience=2)
+    assert len(journal.rounds) == 5
+    assert (world.services.labels["stable"], world.services.published[-1]) == ("q3", ("q3", True))
+    world.journal.unlink()
+    world.services.maps = [0.9, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1]
+    world.services.labels = {"stable": "q0"}
+    assert len((await world.go(patience=0)).rounds) == 5
+
+
+async def test_a_loop_that_has_ended_goes_on_with_more_rounds(world: World):
+    await world.go(rounds=2)
+    journal = await world.go(rounds=3)
+    assert [one.version for one in journal.rounds] == ["q0", "q1", "q2", "q3"]
+    assert journal.ended == "all 3 rounds are done"
+
+
+async def test_a_label_of_its_own_begins_at_what_stable_names(world: World):
+    await world.go(rounds=1, label="canary")
+    assert world.services.labels == {"stable": "q0", "canary": "q1"}
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["after-the-journal", "before-the-journal"])
+async def test_a_loop_goes_on_from_any_step(world: World, tmp_path: Path, monkeypatch, written: bool):
+    whole = (await world.go(rounds=2)).rounds
+    save: Callable[[Journal], None] = Journal.save
+    steps = 0
+    while True:
+        steps += 1
+        fresh = World(Services(), world.target, tmp_path / f"loop-{steps}.json")
+        for name, value in vars(fresh.services).items():
+            setattr(world.services, name, value)
+        left = steps
+
+        def broken(journal: Journal) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                save(journal)
+            elif written:
+                save(journal)
+                raise Killed
+            else:
+                raise Killed
+
+        monkeypatch.setattr(Journal, "save", broken)
+        try:
+            await fresh.go(rounds=2)
+        except Killed:
+            monkeypatch.setattr(Journal, "save", save)
+            journal = await fresh.go(rounds=2)
+            assert [one.version for one in journal.rounds] == [one.version for one in whole]
+            assert [one.report for one in journal.rounds] == [one.report for one in whole]
+            if steps > 1 or written:  # before the journal's first word nothing had been asked for
+                assert (len(world.services.runs), len(world.services.jobs)) == (2, 2), f"step {steps}"
+            assert world.services.labels["stable"] == "q2"
+        else:
+            break
+    assert steps > 12
+
+
+async def test_work_that_failed_is_resumed_once_and_then_named(world: World):
+    world.services.failures = 1
+    assert (await world.go(rounds=1)).rounds[1].version == "q1"
+    assert world.services.resumed == 1
+    world.journal.unlink()
+    world.services.failures = 5
+    with pytest.raises(errors.Aborted, match=r"run r1 of round 1 has not succeeded: no oracle"):
+        await world.go(rounds=1)
+    world.services.failures = 0
+    assert (await world.go(rounds=1)).ended
+
+
+async def test_a_run_that_found_nothing_ends_the_loop_with_a_remedy(world: World):
+    world.services.positives = 0
+    with pytest.raises(errors.FailedPrecondition, match="look at the oracle 'gold'"):
+        await world.go()
+
+
+async def test_a_journal_of_another_loop_is_not_gone_on_with(world: World):
+    await world.go(rounds=1)
+    with pytest.raises(errors.AlreadyExists, match="other settings"):
+        await world.go(rounds=1, job={"seed": 6})
+    world.journal.write_text("[]")
+    with pytest.raises(errors.InvalidArgument, match="no journal"):
+        await world.go(rounds=1)

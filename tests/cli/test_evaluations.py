@@ -1,0 +1,112 @@
+"""`aeenc evaluate` in all modes: what the trainer is asked, what is told, and the files that others read."""
+
+import shutil
+
+import ir_measures
+import pytest
+from ir_measures import AP
+
+from aeenc.cli.loop import rounds_table
+from aeenc.cli.reports import report_dict, report_tables
+from aeenc.evaluation import query_id, read_qrels, read_run
+from aeenc.loop import Round
+from aeenc.trees import Dataset
+from aeenc.v1 import index_pb2, types_pb2
+
+
+def report(**fields):
+    metrics = types_pb2.RetrievalMetrics(map=0.5, ndcg=0.6, hit_at_10=0.7, hit_at_50=0.9)
+    part = types_pb2.EvaluationPart(
+        kind=types_pb2.EVALUATION_PART_KIND_PREMISE_UNSEEN, strict=metrics, paper=metrics, queries=3, pairs=4
+    )
+    level = types_pb2.TreeMetrics(recall_at_25=0.25, recall_at_25_micro=0.5, all_correct_at_25=0.125, trees=8, leaves=9)
+    given = {"strict": metrics, "paper": metrics, "queries": 1, "model_version": "q0", "generation": "g1"}
+    return types_pb2.EvaluationReport(
+        **{**given, "parts": [part], "hypothesis_alone": level, "gold_tree": level, **fields}
+    )
+
+
+async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
+    assert ended.code == 0, ended.stderr
+    [asked] = fleet.trainer.asked
+    assert [query.text for query in asked.queries] == ["ice floats"]
+    assert {query.text for query in asked.training} == {
+        "the nail moves",
+        "the magnet pulls the nail",
+        "steel is magnetic",
+    }
+    assert [(tree.hypothesis, list(tree.leaves)) for tree in asked.trees] == [("ice floats", ["ice is light"])]
+    assert (asked.config.HasField("retrieval"), asked.config.strict_only) == (False, False)
+    assert ended.json["parts"]["premise unseen"]["strict"]["MAP"] == 0.5
+    assert ended.json["trees"]["gold_tree"]["AllCorrect@25"] == 0.125
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
+    for words in ("premise unseen", "hypothesis alone", "0.125"):
+        assert words in shown
+
+
+async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
+    fleet.trainer.report = report(paper=None)
+    words = ("--mode", "hybrid", "--lexical-weight", 0.25, "--prior", 0.5, "--rerank", 30, "--protocol", "strict")
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--no-trees", *words)
+    assert ended.code == 0, ended.stderr
+    config = fleet.trainer.asked[0].config
+    assert (config.retrieval.mode, config.retrieval.rerank) == (index_pb2.RETRIEVE_MODE_HYBRID, 30)
+    assert (config.retrieval.fusion.lexical_weight, config.retrieval.prior) == (0.25, 0.5)
+    assert (config.strict_only, len(fleet.trainer.asked[0].trees)) == (True, 0)
+    assert "paper" not in ended.json
+    await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")
+    asked = fleet.trainer.asked[-1]
+    assert (asked.config.retrieval.conditioned, len(asked.trees)) == (True, 0)
+    refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned", "--run", "x")
+    assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical"])
+async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mode, tmp_path):
+    fleet.trainer.report = report(model_version="q0" if mode == "dense" else "")
+    files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--split", "train", "--mode", mode, *files)
+    assert ended.code == 0, ended.stderr
+    assert not fleet.trainer.asked[0].training, "train is not split by train"
+    dataset = Dataset.load(trees)
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    gold = {query_id(query.text): [ids[text] for text in query.gold] for query in dataset.queries("train")}
+    assert read_qrels(tmp_path / "qrels") == gold
+    run = read_run(tmp_path / "run")
+    assert set(run) == set(gold)
+    assert ids["the magnet pulls the nail"] not in run[query_id("the magnet pulls the nail")]
+    qrels = ir_measures.read_trec_qrels(str(tmp_path / "qrels"))
+    assert 0 < ir_measures.calc_aggregate([AP], qrels, ir_measures.read_trec_run(str(tmp_path / "run")))[AP] <= 1
+
+
+async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    (trees / "dataset" / "task_1" / "train.jsonl").unlink()
+    shutil.move(trees / "dataset" / "task_1" / "dev.jsonl", trees / "dataset" / "task_1" / "test.jsonl")
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--split", "test")
+    assert (ended.code, ended.json["split"]) == (0, "test")
+    assert not fleet.trainer.asked[0].training
+
+
+async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    words = ("evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    ended = await aeenc(*fleet.options, "--json", *words)
+    assert ended.code == 0, ended.stderr
+    found = await aeenc(*fleet.options, "--json", "retrieve", ended.json["corpus"], "nails move", "--prior", 1, "-k", 3)
+    assert found.code == 0, found.stderr
+    assert "forces move things" in [hit["text"] for hit in found.json["results"][0]["premises"]]
+
+
+def test_rounds_are_a_table():
+    rounds = [
+        Round(0, version="q0", report=report_dict(report())),
+        Round(1, version="q1", report=report_dict(report())),
+    ]
+    rounds[1].positives, rounds[1].negatives = 1200, 30
+    made = rounds_table(rounds)
+    assert [str(column.header) for column in made.columns][1:5] == ["version", "pairs", "MAP", "NDCG"]
+    assert [str(cell) for cell in made.columns[2].cells] == ["", "1,200+30"]
+    assert report_tables(report_dict(report()))[0].row_count == 7

@@ -1,0 +1,36 @@
+"""`aeenc loop`: what the services are asked for, what is told after each round, and how it goes on."""
+
+from loop_world import Services, all_three
+from sampler_world import serving
+
+from aeenc.v1 import sampler_pb2, trainer_pb2
+
+
+async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
+    services = Services()
+    async with serving(all_three, services) as port:
+        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+        words = ("loop", "science", "--data", trees, "-k", 7, "--collect", "positives-only", "--patience", 2)
+        words += ("--loss", "triplet-margin", "--epochs", 2, "--margin", 0, "--label", "canary")
+        ended = await aeenc(*where, "--json", *words, "--rounds", 1)
+        assert ended.code == 0, ended.stderr
+        assert (ended.json["best_round"], ended.json["version"], len(ended.json["rounds"])) == (1, "q1", 2)
+        [run], [job] = services.runs.values(), services.jobs.values()
+        assert (run.k, run.collect, run.split) == (7, sampler_pb2.COLLECT_POSITIVES_ONLY, "train")
+        assert (job.loss, job.epochs, job.split) == (trainer_pb2.LOSS_TRIPLET_MARGIN, 2, "train")
+        assert (job.HasField("margin"), job.margin, job.HasField("regularization")) == (True, 0.0, False)
+        assert [query.text for query in job.validation] == ["ice floats"]
+        assert services.labels == {"stable": "q0", "canary": "q1"}
+        shown = await aeenc(*where, *words, "--rounds", 2)
+        assert shown.code == 0, shown.stderr
+        assert len(services.jobs) == 2, "the first round is not done again"
+        for told in ("Hit@10", "7+9", "0.600", "canary names round 2, q2"):
+            assert told in shown.stdout
+        refused = await aeenc(*where, *words, "--rounds", 2, "--seed", 9)
+        assert (refused.code, "other settings" in refused.stderr) == (4, True)
+
+
+async def test_wrong_words_of_a_loop_are_named(aeenc, trees):
+    for words in (("--collect", "nothing"), ("--batching", "nothing")):
+        ended = await aeenc("loop", "science", "--data", trees, *words)
+        assert (ended.code, "'nothing'" in ended.stderr) == (2, True)

@@ -1,0 +1,54 @@
+"""Rankings of many texts through the SDK: as of single calls, by one version, a re-ranked head before the rest."""
+
+from __future__ import annotations
+
+import pytest
+from hashed_encoder import FACTS, facts, raises
+
+from aeenc import Retrieval, errors, rankings
+
+
+@pytest.fixture
+async def built(index):
+    await index.client.build("science", facts())
+    return index
+
+
+async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
+    monkeypatch.setattr(rankings, "TEXTS", 3)
+    texts = [f"{fact} again" for fact in FACTS]
+    accepted = [[f"f{(n + 1) % 10}"] for n in range(10)]
+    for retrieval in (Retrieval(), Retrieval("lexical"), Retrieval("hybrid")):
+        found = await built.client.rankings("science", texts, k=6, retrieval=retrieval, accepted=accepted)
+        for text, own, hits in zip(texts, accepted, found.results, strict=True):
+            alone = await built.client.retrieve("science", [text], k=6, mode=retrieval.mode, accepted=[own])
+            assert [hit.id for hit in hits] == [hit.id for hit in alone[0]]
+
+
+async def test_a_label_that_moves_meanwhile_does_not_mix_versions(built, encoder, monkeypatch):
+    monkeypatch.setattr(rankings, "TEXTS", 2)
+    encoder.servicer.requests.clear()
+    found = await built.client.rankings("science", ["ice", "sun", "iron"], k=2, label="stable")
+    asked = [request.model for request in encoder.servicer.requests]
+    assert [model.WhichOneof("selector") for model in asked] == ["label", "version"]
+    assert asked[1].version == found.model_version
+
+
+async def test_a_re_ranked_head_is_followed_by_the_others_in_their_order(built, encoder):
+    text = "a star that heats the ice"
+    first = (await built.client.retrieve("science", [text], k=10))[0]
+    found = await built.client.rankings("science", [text, "iron"], k=10, retrieval=Retrieval(rerank=4))
+    head = sorted(first[:4], key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))
+    assert [hit.id for hit in found.results[0]] == [hit.id for hit in (*head, *first[4:])]
+    scores = [hit.score for hit in found.results[0]]
+    assert scores[4:] == [scores[3] - place for place in range(1, 7)], "below the head's, whatever they were"
+    assert found.rerank_version == encoder.servicer.cross_version
+    assert len((await built.client.rankings("science", [text], k=3, retrieval=Retrieval(rerank=4))).results[0]) == 3
+
+
+async def test_a_cross_encoder_that_changes_meanwhile_is_refused(built, encoder, monkeypatch):
+    monkeypatch.setattr(rankings, "PAIRS", 4)
+    versions = iter(["x1", "x2"])
+    monkeypatch.setattr(type(encoder.servicer), "cross_version", property(lambda _: next(versions)), raising=False)
+    ask = built.client.rankings("science", ["ice", "sun"], k=2, retrieval=Retrieval(rerank=4))
+    await raises(errors.FailedPrecondition, ask, "x1", "x2")

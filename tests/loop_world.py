@@ -1,0 +1,106 @@
+"""A sampler, a trainer and a registry whose runs and jobs end at once, and which keep count of what they were asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aeenc.v1 import (
+    registry_pb2,
+    registry_pb2_grpc,
+    sampler_pb2,
+    sampler_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+    types_pb2,
+)
+
+DONE, FAILED = trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED
+RUN_DONE, RUN_FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
+
+
+@dataclass
+class Services(
+    sampler_pb2_grpc.SamplerServiceServicer,
+    trainer_pb2_grpc.TrainerServiceServicer,
+    registry_pb2_grpc.RegistryAdminServiceServicer,
+):
+    """Runs and jobs that end at once, by idempotency key; version `qN` of job N has the N-th of `maps`."""
+
+    maps: list[float] = field(default_factory=lambda: [0.4, 0.5, 0.6, 0.7, 0.8])
+    runs: dict[str, sampler_pb2.RunConfig] = field(default_factory=dict)
+    jobs: dict[str, trainer_pb2.JobConfig] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=lambda: {"stable": "q0"})
+    published: list[tuple[str, bool]] = field(default_factory=list)
+    positives: int = 7
+    failures: int = 0  # of the next runs and jobs, until they are resumed
+    resumed: int = 0
+
+    def _run(self, run_id: str) -> sampler_pb2.Run:
+        progress = sampler_pb2.RunProgress(positives=self.positives, negatives=9)
+        state = RUN_FAILED if self.failures else RUN_DONE
+        return sampler_pb2.Run(id=run_id, state=state, progress=progress, error="no oracle" if self.failures else "")
+
+    def _job(self, job_id: str) -> trainer_pb2.Job:
+        number = int(job_id[1:])
+        progress = trainer_pb2.JobProgress(best_validation_map=self.maps[number])
+        state = FAILED if self.failures else DONE
+        return trainer_pb2.Job(id=job_id, state=state, version=f"q{number}", progress=progress)
+
+    async def StartRun(self, request_iterator: Any, context: Any) -> Any:
+        [request] = [request async for request in request_iterator]
+        self.runs.setdefault(request.config.idempotency_key, request.config)
+        return sampler_pb2.StartRunResponse(run=self._run(f"r{list(self.runs).index(request.config.idempotency_key)}"))
+
+    async def WatchRun(self, request: Any, context: Any) -> Any:
+        yield sampler_pb2.WatchRunResponse(seq=1, run=self._run(request.run_id))
+
+    async def GetRun(self, request: Any, context: Any) -> Any:
+        return sampler_pb2.GetRunResponse(run=self._run(request.run_id))
+
+    async def ResumeRun(self, request: Any, context: Any) -> Any:
+        self.resumed, self.failures = self.resumed + 1, max(0, self.failures - 1)
+        return sampler_pb2.ResumeRunResponse(run=self._run(request.run_id))
+
+    async def StartJob(self, request: Any, context: Any) -> Any:
+        self.jobs.setdefault(request.config.idempotency_key, request.config)
+        number = list(self.jobs).index(request.config.idempotency_key) + 1
+        return trainer_pb2.StartJobResponse(job=self._job(f"j{number}"))
+
+    async def WatchJob(self, request: Any, context: Any) -> Any:
+        yield trainer_pb2.WatchJobResponse(seq=1, job=self._job(request.job_id))
+
+    async def GetJob(self, request: Any, context: Any) -> Any:
+        return trainer_pb2.GetJobResponse(job=self._job(request.job_id))
+
+    async def ResumeJob(self, request: Any, context: Any) -> Any:
+        self.resumed, self.failures = self.resumed + 1, max(0, self.failures - 1)
+        return trainer_pb2.ResumeJobResponse(job=self._job(request.job_id))
+
+    async def Evaluate(self, request_iterator: Any, context: Any) -> Any:
+        model = (await anext(request_iterator)).config.model
+        version = model.version or self.labels[model.label]
+        assert version in self.labels.values(), "an encoder serves what a label names"
+        metrics = types_pb2.RetrievalMetrics(map=self.maps[int(version[1:])])
+        report = types_pb2.EvaluationReport(strict=metrics, paper=metrics, model_version=version)
+        return trainer_pb2.EvaluateResponse(report=report)
+
+    async def ListLabels(self, request: Any, context: Any) -> Any:
+        labels = [registry_pb2.Label(name=name, version=version) for name, version in self.labels.items()]
+        return registry_pb2.ListLabelsResponse(labels=labels)
+
+    async def SetLabel(self, request: Any, context: Any) -> Any:
+        self.labels[request.label] = request.version
+        return registry_pb2.SetLabelResponse(label=registry_pb2.Label(name=request.label, version=request.version))
+
+    async def Publish(self, request: Any, context: Any) -> Any:
+        self.labels[request.label] = request.version
+        self.published.append((request.version, request.force))
+        label = registry_pb2.Label(name=request.label, version=request.version)
+        return registry_pb2.PublishResponse(label=label, complete=True)
+
+
+def all_three(servicer: Any, server: Any) -> None:
+    sampler_pb2_grpc.add_SamplerServiceServicer_to_server(servicer, server)
+    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
+    registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server(servicer, server)
