@@ -279,7 +279,7 @@ def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: M
     from services.trainer.learning.job import run_job
 
     files = make_job(epochs=1, validation=[])
-    files.write_plan(replace(files.plan(), fp16=True))
+    files.write_plan(replace(files.plan(), means=replace(files.plan().means, fp16=True)))
     run_job(files)
     artifact = space.store.open("checkpoints", files.result()["version"])
     assert "model.fp16.onnx" in artifact.files

@@ -67,7 +67,7 @@ def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Sp
     assert artifact.meta["lineage"]["positives"] == len(QUERIES)
 
 
-@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET"])
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN"])
 def test_a_job_learns_from_a_generation_in_float16(space: Space, corpus: str, make_job: MakeJob, loss: str):
     premises = [PremiseRecord(f"f{n}", text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
     half = space.build(corpus, premises, "float16")

@@ -255,6 +255,9 @@ async def test_an_amended_pair_replaces_the_earlier_ones_of_its_run_alone():
     }
 
     class Runs:
+        async def run(self, _run_id: str) -> sampler_pb2.Run:
+            return sampler_pb2.Run(config=sampler_pb2.RunConfig(split="train"))
+
         async def pairs(self, run_id: str) -> AsyncIterator[types_pb2.Pair]:
             for one in logs[run_id]:
                 yield one

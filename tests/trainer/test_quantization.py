@@ -201,7 +201,7 @@ def test_a_failed_quantisation_leaves_no_file_of_its_own(tmp_path: Path):
 
 def test_int8_can_be_switched_off(space: Space, make_job: MakeJob):
     files = make_job(epochs=1)
-    files.write_plan(replace(files.plan(), int8=False))
+    files.write_plan(replace(files.plan(), means=replace(files.plan().means, int8=False)))
     artifact = checkpoint(space, files)
     assert "int8" not in artifact.meta
     assert not INT8_FILES & set(artifact.files)

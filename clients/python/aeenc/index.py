@@ -14,11 +14,10 @@ from aeenc import errors, vectors
 from aeenc.channel import Channel
 from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
 from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
+from aeenc.index_streams import build_requests, explanation_requests
 from aeenc.rankings import RankingCall, Rankings, Retrieval, rank
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
-CHUNK_PREMISES = 512
-CHUNK_BYTES = 512 * 1024
 BUILD_TIMEOUT_S = 24 * 3600.0
 RESUME_S = 60.0
 RESUME_EVERY_S = 0.5
@@ -203,7 +202,7 @@ class IndexClient:
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         while True:
             before = reached
-            requests = _build_requests(header, islice(premises, header.resume_from, None))
+            requests = build_requests(header, islice(premises, header.resume_from, None))
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 async for progress in self._admin_channel.stream(
@@ -258,7 +257,7 @@ class IndexClient:
         Premises of a hypothesis put before are joined; with `replace`, these are all there are.
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
-        requests = _explanation_requests(header, explanations)
+        requests = explanation_requests(header, explanations)
         response = await self._admin_channel.send_stream(self._admin.PutExplanations, requests, timeout_s=600.0)
         return int(response.total_size)
 
@@ -269,33 +268,3 @@ class IndexClient:
 
 def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
     return index_pb2.PremiseFilter(any_split=splits) if splits else None
-
-
-async def _build_requests(
-    header: index_pb2.BuildHeader, premises: Iterable[types_pb2.Premise]
-) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
-    yield index_pb2.BuildGenerationRequest(header=header)
-    chunk, chunk_bytes = index_pb2.PremiseChunk(), 0
-    for premise in premises:
-        chunk.premises.append(premise)
-        chunk_bytes += premise.ByteSize()
-        if len(chunk.premises) >= CHUNK_PREMISES or chunk_bytes >= CHUNK_BYTES:
-            yield index_pb2.BuildGenerationRequest(chunk=chunk)
-            chunk, chunk_bytes = index_pb2.PremiseChunk(), 0
-    if chunk.premises:
-        yield index_pb2.BuildGenerationRequest(chunk=chunk)
-
-
-async def _explanation_requests(
-    header: index_pb2.ExplanationsHeader, explanations: Iterable[tuple[str, Sequence[str]]]
-) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
-    yield index_pb2.PutExplanationsRequest(header=header)
-    chunk, chunk_bytes = index_pb2.ExplanationChunk(), 0
-    for text, premise_ids in explanations:
-        one = chunk.explanations.add(text=text, premise_ids=premise_ids)
-        chunk_bytes += one.ByteSize()
-        if len(chunk.explanations) >= CHUNK_PREMISES or chunk_bytes >= CHUNK_BYTES:
-            yield index_pb2.PutExplanationsRequest(chunk=chunk)
-            chunk, chunk_bytes = index_pb2.ExplanationChunk(), 0
-    if chunk.explanations:
-        yield index_pb2.PutExplanationsRequest(chunk=chunk)
