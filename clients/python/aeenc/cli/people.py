@@ -67,7 +67,7 @@ def adjudicate(
     refuses: Ids = None,
     abstain: Ids = None,
     adjudicator: Annotated[
-        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.  [default: your login]")
+        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.", show_default="your login")
     ] = None,
 ) -> None:
     """Decides a conflict: names each premise in conflict as explaining, refused, or (abstain) never to learn from."""
