@@ -24,6 +24,9 @@ from aeenc.v1 import sampler_pb2
 from services.sampler.tasks.task_store import TaskStore
 
 T = TypeVar("T")
+# What people do with a task besides thinking, in 25 tasks; the cards are dealt round by round to whoever has one.
+DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
+UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
 PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
 WAIT_S = 0.05
 
@@ -68,6 +71,8 @@ class People:
     seed: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    _deck: list[str] = field(default_factory=list)
+    _submitted: int = 0
 
     async def person(self, name: str) -> None:
         """One person's day, until `done`."""
@@ -97,32 +102,37 @@ class People:
 
     async def _judge(self, rng: random.Random, name: str, lease: sampler_pb2.Lease) -> None:
         await asyncio.sleep(rng.expovariate(1 / self.think_s))
-        mood = rng.random()
-        if mood < 0.08:
-            self.ledger.counts["died"] += 1
+        mood = self._mood(rng)
+        self.ledger.counts[mood] += 1
+        if mood == "die":
             return
-        if mood < 0.14:
+        if mood == "release":
             await self._insist(lambda: self.client.release(lease.lease_id, "not mine"))
-            self.ledger.counts["released"] += 1
             return
-        if mood < 0.22:
+        if mood == "come late":
             left_s = lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
             await asyncio.sleep(max(left_s, 0) + rng.random() * self.think_s)
-        elif mood < 0.30:
-            with _suppressed(errors.FailedPrecondition):
+        elif mood == "renew":
+            with _suppressed(errors.FailedPrecondition):  # on a slow machine the lease may be over
                 await self._insist(lambda: self.client.renew(lease.lease_id))
-                self.ledger.counts["renewed"] += 1
             await asyncio.sleep(rng.expovariate(1 / self.think_s))
-        answer_id = await self._submit(rng, name, lease)
-        if answer_id and rng.random() < 0.08:
+        self._submitted += 1
+        undoes, twice = self._submitted % UNDO_EVERY == 0, self._submitted % TWICE_EVERY == 0
+        answer_id = await self._submit(rng, name, lease, twice=twice)
+        if answer_id and undoes:
+            self.ledger.counts["undo"] += 1
             with _suppressed(errors.FailedPrecondition):
                 undone = await self._insist(lambda: self.client.undo(name, self.run_id, request_id=f"u{answer_id}"))
                 self.ledger.undone.update(undone)
-                self.ledger.counts["undone"] += 1
                 if undone != [answer_id]:
                     self.ledger.wrong.append(f"{name} took {undone} back, not {answer_id}")
 
-    async def _submit(self, rng: random.Random, name: str, lease: sampler_pb2.Lease) -> str:
+    def _mood(self, rng: random.Random) -> str:
+        if not self._deck:
+            self._deck = rng.sample(DECK, len(DECK))
+        return self._deck.pop()
+
+    async def _submit(self, rng: random.Random, name: str, lease: sampler_pb2.Lease, *, twice: bool) -> str:
         query = lease.task.query
         premises = {c.text: says_yes(name, query, c.text, self.flip) for c in lease.task.candidates}
         ticked = {
@@ -130,7 +140,7 @@ class People:
         }
         seq = rng.getrandbits(40)
         try:
-            for _ in range(2 if rng.random() < 0.1 else 1):  # some press Enter twice
+            for _ in range(2 if twice else 1):  # some press Enter twice
                 answer = await self._insist(lambda: self.client.submit(lease, ticked, client_seq=seq))
         except errors.FailedPrecondition as error:
             self.ledger.counts[error.reason] += 1

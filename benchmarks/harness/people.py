@@ -33,7 +33,7 @@ THINK_S = 0.05
 ANSWERS_A_KILL = 6
 REDIS_KILL = 4  # every fourth time Redis is killed, too
 TEAM = {"undo_s": 0.5, "min_lease_s": 1.0, "first_lease_s": 1.0}
-MOODS = ("in time", "late", "died", "released", "renewed", "undone")
+MOODS = ("die", "release", "come late", "renew", "undo")
 NAMESPACE = "people"
 
 
@@ -108,7 +108,7 @@ async def _report(
     found = await check(crowd, sampler, TaskStore(redis, TaskKeys(NAMESPACE)), overlap, roots)
     name = f"{PEOPLE} people, {overlap} a task" + (f", {killed} kills" if killed else "")
     counts = crowd.ledger.counts
-    said = f"{len(crowd.ledger.said)} answers, {took_s:.0f} s"
+    said = f"{len(crowd.ledger.said)} answers, {counts['late']} late, {len(crowd.ledger.undone)} undone, {took_s:.0f} s"
     rows.note(f"{name}: {', '.join(MOODS)}", "/".join(str(counts[mood]) for mood in MOODS), "times", said)
     refused = {reason: counts[reason] for reason in ("TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED")}
     ok = run.state == sampler_pb2.RUN_STATE_SUCCEEDED and min(counts[mood] for mood in MOODS) > 0

@@ -179,3 +179,9 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
 async def test_an_unknown_run_is_wrong_use(aeenc, world: World, words):
     async with world.sampler() as sampler:
         assert (await aeenc("--sampler", sampler.channel.target, *words)).code == 2
+
+
+@pytest.mark.parametrize("name", ["=2", "team=0", "team=x", "team=101"])
+async def test_a_queue_with_a_wrong_number_of_people_is_refused_before_anything_starts(aeenc, name: str):
+    ended = await aeenc("--json", "up", "--people", name)
+    assert (ended.code, repr(name) in ended.error["message"]) == (2, True)

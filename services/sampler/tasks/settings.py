@@ -12,7 +12,9 @@ class QueueSettings(BaseModel):
     """One queue of people that runs may name as their oracle."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    batch_tasks: ClassVar[int] = 1  # each node's answer is kept as soon as it is there
+    # A worker asks these of every oracle: each node's answer is kept as soon as it is there, and people have no budget.
+    batch_tasks: ClassVar[int] = 1
+    max_judgements: ClassVar[int] = 0
 
     max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")
     overlap: int = Field(1, ge=1, le=100, description="people who judge each task")

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from aeenc.cli.output import fields_table, output_of, table
 from aeenc.cli.targets import client
@@ -37,17 +38,8 @@ def tasks(
     wanted = sampler_pb2.TaskState.Value(f"TASK_STATE_{state.upper()}") if state else 0
     with client(context) as connected:
         found = [_task_dict(task) for task in connected.people.tasks(run, state=wanted)]
-    rows = [
-        [
-            task["task"],
-            task["state"],
-            ", ".join(answer["annotator"] for answer in task["answers"]),
-            task["query"],
-            "\n".join(f"{conflict['id']}: {conflict['text']} ({conflict['said']})" for conflict in task["conflicts"]),
-        ]
-        for task in found
-    ]
-    output_of(context).result({"tasks": found}, table(["task", "state", "answered by", "query", "in conflict"], rows))
+    shown = [line for task in found for line in _lines(task)]
+    output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
 
 def agreement(context: typer.Context, run: RunId) -> None:
@@ -75,7 +67,7 @@ def adjudicate(
     refuses: Ids = None,
     abstain: Ids = None,
     adjudicator: Annotated[
-        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.  [default: your login]")
+        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who decides.", show_default="your login")
     ] = None,
 ) -> None:
     """Decides a conflict: names each premise in conflict as explaining, refused, or (abstain) never to learn from."""
@@ -88,6 +80,14 @@ def adjudicate(
     with client(context) as connected:
         answer_id = connected.people.adjudicate(run, task, verdicts, adjudicator or getpass.getuser())
     output_of(context).result({"run": run, "task": task, "answer": answer_id})
+
+
+def _lines(task: dict[str, Any]) -> list[Text]:
+    """A task for a person, with ids that can be copied whole."""
+    people = ", ".join(answer["annotator"] for answer in task["answers"])
+    lines = [Text(f"{task['task']}  {task['state']:<8}  {task['query']}  ({people or 'nobody yet'})")]
+    lines += [Text(f"    {c['id']}  {c['text']}  ({c['said']})", style="yellow") for c in task["conflicts"]]
+    return lines
 
 
 def _task_dict(task: sampler_pb2.JudgedTask) -> dict[str, Any]:

@@ -16,16 +16,17 @@ from aeenc.cli.targets import client
 
 def terminal(
     context: typer.Context,
-    run: Annotated[str, typer.Option(metavar="RUN", help="The run to judge for.  [default: any that waits]")] = "",
+    run: Annotated[str, typer.Option(metavar="RUN", help="The run to judge for.", show_default="any")] = "",
     annotator: Annotated[
-        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who judges.  [default: your login]")
+        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who judges.", show_default="your login")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Wait for more when nothing is left to judge.")] = True,
 ) -> None:
-    """A person judges: 1-9 tick what explains, Enter confirms, space abstains, u takes the last answer back.
+    """A person judges: 1-9 tick what explains, Enter confirms, space abstains, u undoes.
 
-    Leases tasks of runs whose oracle is a queue (AEENC_SAMPLER_QUEUES). Confirming
-    refuses what was shown and left unticked; pages not turned to (n, p) stay unseen.
+    Leases tasks of runs whose oracle is a queue (AEENC_SAMPLER_QUEUES).
+    Confirming refuses what was shown and left unticked; pages that were
+    never turned to (n, p) stay unseen.
     """
     console = Console(stderr=True, highlight=False)
 
