@@ -33,7 +33,6 @@ K = 20
 MAX_DEPTH = 8
 SPLIT = "train"
 ONE_AT_A_TIME = {"batch_tasks": 1, "max_concurrency": 1}
-IN_FLIGHT = 10_000
 POLL_S = 0.2
 Hypotheses = Sequence[tuple[str, str]]
 
@@ -104,10 +103,10 @@ async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, t
     rows.at_most("positives invented", len(found - reach), "pairs", 0, len(found))
 
 
-async def memory(rows: Rows, retrieval: Retrieving, dataset: Dataset) -> None:
-    """The sampler's resident memory while a run over 10,000 hypotheses goes on."""
+async def memory(rows: Rows, retrieval: Retrieving, dataset: Dataset, count: int) -> None:
+    """The sampler's resident memory while a run over many hypotheses goes on."""
     texts = dict.fromkeys([q.text for q in dataset.queries(SPLIT)] + [one.text for one in dataset.candidates()])
-    hypotheses = [(str(n), text) for n, text in enumerate(list(texts)[:IN_FLIGHT])]
+    hypotheses = [(str(n), text) for n, text in enumerate(list(texts)[:count])]
     resident: list[float] = []
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         async with (
@@ -136,7 +135,7 @@ async def main(options: argparse.Namespace) -> None:
         if options.only in {None, "speed"}:
             await speed_and_pairs(rows, retrieval, dataset, options.trees, options.rounds)
         if options.only in {None, "memory"}:
-            await memory(rows, retrieval, dataset)
+            await memory(rows, retrieval, dataset, options.in_flight)
     rows.finish()
 
 
@@ -144,5 +143,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["speed", "memory"], help="one part; its results get a name of their own")
     parser.add_argument("--trees", type=int, default=1313)
+    parser.add_argument("--in-flight", type=int, default=10_000, help="hypotheses of the run whose memory is measured")
     parser.add_argument("--rounds", type=int, default=2, help="how often the two ways take turns")
     run(main(parser.parse_args()))

@@ -115,10 +115,14 @@ def honest(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
 
 @dataclass
 class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
-    """Answers by `behaviour` (None: leaves the task out) after `delay_s`, and counts what it was asked."""
+    """Answers by `behaviour` (None: leaves the task out) after `delay_s`, and counts what it was asked.
+
+    Of the queries in `silent` it says nothing for a minute.
+    """
 
     behaviour: Behaviour = honest
     delay_s: float = 0.0
+    silent: frozenset[str] = frozenset()
     status: grpc.StatusCode | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     tasks: list[oracle_pb2.OracleTask] = field(default_factory=list)
@@ -139,7 +143,8 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
             for task in request.tasks:
                 self.tasks.append(task)
                 self.asked += [(task.query, candidate.text) for candidate in task.candidates]
-            await asyncio.sleep(self.delay_s)
+            waits = any(task.query in self.silent for task in request.tasks)
+            await asyncio.sleep(60 if waits else self.delay_s)
         finally:
             self.in_flight -= 1
         if self.status is not None:

@@ -1,9 +1,9 @@
 """Works on one run: keeps several flights of independent nodes in the air, so that no service waits for another.
 
 A flight is a handful of nodes of many trees: retrieved for in one call, judged in a few, committed node by node.
-While the oracle judges one flight, the encoder works on the next. All that a worker holds can be read from Redis
-again: one that takes a run over starts from there and asks nothing that is recorded. What a judgement means is in
-`acs`, which also says why neither flights nor their order change the result.
+While the oracle judges some, the encoder works on others, and a tree goes on as soon as its own level is judged. All
+that a worker holds can be read from Redis again: one that takes a run over starts from there and asks nothing that is
+recorded. What a judgement means is in `acs`, which also says why neither flights nor their order change the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = get(__name__)
 T = TypeVar("T")
 
 REDIS_PAUSE_S = 0.5
-FLIGHTS = 4  # two at the encoder, so that it never waits for us, one at the oracle, one being written
+FLIGHTS = 4  # into how many the nodes in the air are split at least, so that some are judged while others are encoded
+AT_THE_ENCODER = 2  # flights that are retrieved for before a small one waits to become larger: it always has a next one
 
 
 class RunStopped(Exception):
@@ -60,17 +61,18 @@ class RunWorker:
         self._rules = run.config.rules
         self._store, self._nodes = store, nodes
         self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
-        self._window_trees = wave_nodes
-        # A budget is spent in order, one flight after the other; conditioned nodes ask again and again, so each alone.
-        self._flights = 1 if self._rules.max_judgements else min(FLIGHTS, wave_nodes)
-        self._flight_nodes = wave_nodes // self._flights
-        if self._rules.max_judgements and self._rules.conditioned:
-            self._flight_nodes = 1
+        self._wave_nodes = wave_nodes
+        self._flight_nodes = max(1, wave_nodes // FLIGHTS)
+        if self._rules.max_judgements:
+            # A budget is spent in order, one flight after the other; conditioned nodes ask again, so each alone.
+            self._flight_nodes = 1 if self._rules.conditioned else wave_nodes
         self._judgements = run.progress.judgements
         self._window: dict[int, Tree] = {}
         self._last_index = -1
         self._all_read = False
         self._flying: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
+        self._at_the_encoder = 0
+        self._moved = asyncio.Event()  # something was stored, found or has ended
         self._unanswered: list[tuple[Job, Unanswered]] = []
         self._refused_by_budget = False
 
@@ -79,17 +81,19 @@ class RunWorker:
         flights: set[asyncio.Task[None]] = set()
         try:
             while True:
+                self._moved.clear()
+                for flight in [flight for flight in flights if flight.done()]:
+                    flights.remove(flight)
+                    flight.result()
                 await self._give_up(landed=not flights)
                 await self._fill_window()
                 await self._advance()
-                while len(flights) < self._flights and (wave := self._choose()):
+                while wave := self._choose():
                     flight = asyncio.create_task(self._fly(wave))
                     flight.add_done_callback(seen)
                     flights.add(flight)
                 if flights:
-                    done, flights = await asyncio.wait(flights, return_when=asyncio.FIRST_COMPLETED)
-                    for flight in done:
-                        flight.result()
+                    await self._moved.wait()
                 elif self._refused_by_budget:
                     raise RunFailed(self._budgets.describe(self._oracle.name, self._oracle.settings.max_judgements))
                 elif self._window or self._all_read:
@@ -98,7 +102,7 @@ class RunWorker:
             await cancel_all(flights)
 
     async def _fill_window(self) -> None:
-        room = self._window_trees - len(self._window)
+        room = self._wave_nodes - len(self._window)
         if room <= 0 or self._all_read:
             return
         after = self._last_index
@@ -111,21 +115,24 @@ class RunWorker:
     def _choose(self) -> list[tuple[Tree, Node]]:
         """The nodes of the next flight, in order; none while it is open whose fault an unanswered node is.
 
-        Of nodes with the same query only one is in the air: the others will find its answers.
+        Of nodes with the same query only one is in the air: the others will find its answers. While the encoder has
+        enough to do, a flight waits until it is full.
         """
+        if self._unanswered or self._refused_by_budget or (self._rules.max_judgements and self._flying):
+            return []
+        most = min(self._flight_nodes, self._wave_nodes - len(self._flying))
         wave: list[tuple[Tree, Node]] = []
-        if self._unanswered or self._refused_by_budget:
-            return wave
         queries = set(self._flying.values())
         trees = [self._window[index] for index in sorted(self._window)]
         for tree in acs.affordable(trees, self._rules, self._judgements):
             for node in tree.pending():
-                if len(wave) >= self._flight_nodes:
-                    return wave
-                if (tree.index, node.ordinal) not in self._flying and node.text not in queries:
-                    self._flying[tree.index, node.ordinal] = node.text
+                if (tree.index, node.ordinal) not in self._flying and node.text not in queries and len(wave) < most:
                     queries.add(node.text)
                     wave.append((tree, node))
+        if not wave or (len(wave) < self._flight_nodes and self._at_the_encoder >= AT_THE_ENCODER):
+            return []
+        self._flying.update(((tree.index, node.ordinal), node.text) for tree, node in wave)
+        self._at_the_encoder += 1
         return wave
 
     async def _fly(self, wave: Sequence[tuple[Tree, Node]]) -> None:
@@ -135,14 +142,19 @@ class RunWorker:
                 jobs = await self._retrieve(await self._judge(self._within_budget(jobs)))
         finally:
             for tree, node in wave:
-                del self._flying[tree.index, node.ordinal]
+                self._flying.pop((tree.index, node.ordinal), None)
+            self._moved.set()
 
     async def _first_round(self, wave: Sequence[tuple[Tree, Node]]) -> list[Job]:
         queries = [node.text for _, node in wave]
-        known = await self._patiently(lambda: self._nodes.answers(self._run.id, queries))
-        return await self._retrieve(
-            [Job(tree, node, [], [], answers, []) for (tree, node), answers in zip(wave, known, strict=True)]
-        )
+        try:
+            known = await self._patiently(lambda: self._nodes.answers(self._run.id, queries))
+            return await self._retrieve(
+                [Job(tree, node, [], [], answers, []) for (tree, node), answers in zip(wave, known, strict=True)]
+            )
+        finally:
+            self._at_the_encoder -= 1
+            self._moved.set()
 
     async def _retrieve(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs with what their round finds."""
@@ -239,6 +251,8 @@ class RunWorker:
             self._judgements += commit.judgements
             if last:
                 job.tree.results[job.node.ordinal] = outcome.result
+                self._flying.pop((job.tree.index, job.node.ordinal), None)
+                self._moved.set()
 
     async def _advance(self) -> None:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none."""

@@ -38,6 +38,17 @@ async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are
     assert most <= 8
 
 
+async def test_a_tree_goes_on_while_others_of_its_flight_wait_for_their_answers(world: World):
+    world.oracle.silent = frozenset({"hypothesis 0", "hypothesis 5"})
+    async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        async for _, seen in client.watch(run.id):
+            if seen.progress.trees_done == len(HYPOTHESES) - 2:
+                break
+        others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
+        assert await pair_set(client, run.id) == brute_force(others)
+
+
 async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: World):
     honest = world.oracle.behaviour
     world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
