@@ -15,7 +15,7 @@ from aeenc.trees import Dataset, Step, Tree, to_dot, to_svg
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 SVG = "{http://www.w3.org/2000/svg}"
-NASTY = 'a "quoted" <b>text</b> & \\n a back\\slash, \x0b and \ud7ff'
+NASTY = 'a "quoted" <b>text</b> & \\n a back\\slash, \x07 and \ud7ff'
 
 
 def tree(text: str = "iron is magnetic") -> Tree:
@@ -51,10 +51,21 @@ def test_an_svg_has_a_box_for_each_node_and_a_line_to_each_premise():
     assert by_text["a nail is iron"][0] == by_text["the magnet pulls the nail"][0]
 
 
+def wordy() -> Tree:
+    """Conclusions that take much more room than their premises."""
+    long = " ".join(["word"] * 60)
+    steps = (
+        Step(("sent1",), "int1", f"{long} one"),
+        Step(("sent2",), "int2", f"{long} two"),
+        Step(("int1", "int2"), "hypothesis", f"{long} {long} {long} {long}"),
+    )
+    return Tree("wordy", steps[-1].text, {"sent1": "a", "sent2": "b"}, steps)
+
+
 def test_no_two_boxes_of_a_picture_overlap_and_all_lie_within_it():
     trees = Dataset.load(SAMPLE).trees("train")
     assert len(trees) > 50
-    for one in trees:
+    for one in [*trees, wordy()]:
         root = ET.fromstring(to_svg(one))
         width, height = float(root.get("width", 0)), float(root.get("height", 0))
         found = boxes(to_svg(one))
@@ -65,7 +76,7 @@ def test_no_two_boxes_of_a_picture_overlap_and_all_lie_within_it():
 
 def test_a_text_cannot_break_out_of_a_picture():
     [box] = [box for box in boxes(to_svg(tree(NASTY))) if "quoted" in box[4]]
-    assert box[4].split() == NASTY.replace("\x0b", " ").split()
+    assert box[4].split() == NASTY.replace("\x07", "\ufffd").split()
     dot = to_dot(tree(NASTY), width=200)
     assert r"a \"quoted\" <b>text</b> & \\n a back\\slash" in dot
 

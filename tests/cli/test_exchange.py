@@ -64,11 +64,11 @@ async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_pa
 
 async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path):
     good = json.dumps({"query": "q", "premise": "p", "sign": "positive"})
-    (tmp_path / "bad.jsonl").write_text(good + "\n" + '{"query": "q"}\n')
+    (tmp_path / "bad.jsonl").write_text((good + "\n") * 1500 + '{"query": "q"}\n')  # more than one call's
     async with world.sampler() as sampler:
         target = ("--sampler", sampler.channel.target, "--json")
         ended = await aeenc(*target, "import", "pairs", tmp_path / "bad.jsonl", "--corpus", "science")
-        assert (ended.code, "bad.jsonl:2: " in ended.error["message"]) == (2, True)
+        assert (ended.code, "bad.jsonl:1501: " in ended.error["message"]) == (2, True)
         assert await sampler.runs() == []
         (tmp_path / "empty.jsonl").write_text("")
         assert (await aeenc(*target, "import", "pairs", tmp_path / "empty.jsonl", "--corpus", "science")).code == 2

@@ -87,6 +87,8 @@ async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
         (("noisy", "--trees", "TREES", "--remote", "127.0.0.1:1"), "--trees DIR or --remote"),
         (("composite", "--trees", "TREES"), "at least two"),
         (("model", "EMPTY"), "config.json"),
+        (("noisy", "--trees", "TREES", "--cert", "EMPTY"), "cert and key"),
+        (("gold", "--trees", "TREES", "--key", "EMPTY"), "cert and key"),
     ],
 )
 async def test_what_makes_no_oracle_is_wrong_use(aeenc, trees, tmp_path, words, told):

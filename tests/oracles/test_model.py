@@ -80,8 +80,10 @@ def test_a_pair_has_the_same_probability_alone_and_among_many_of_other_lengths(t
 
 def test_a_pair_that_is_too_long_is_cut_and_not_refused(tmp_path: Path):
     write_model(tmp_path, 1)
-    [grade] = ModelOracle(tmp_path).probabilities(QUERY, ["ice " * 1000])
-    assert 0 <= grade <= 1
+    oracle = ModelOracle(tmp_path)
+    shorter, longer, other = oracle.probabilities(QUERY, ["ice " * 100, "ice " * 1000, "sun " * 100])
+    assert shorter == longer != other  # the model takes 64 tokens
+    assert len(oracle._tokenizer.encode(QUERY, "ice " * 1000).ids) == 64
 
 
 async def test_what_is_no_number_is_no_verdict(tmp_path: Path):

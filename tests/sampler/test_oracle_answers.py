@@ -11,11 +11,11 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
+from sampler_world import HYPOTHESES, FakeOracle, World, brute_force, finish, honest, pair_set, serving
 
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer
-from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
 from services.sampler.acs import Ruling
 from services.sampler.oracle_gateway import MAX_ANNOTATOR, read_answers
 
@@ -137,15 +137,19 @@ async def test_every_pair_says_where_it_comes_from(world: World):
 
 
 async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: World):
-    class Nameless(type(world.oracle)):  # type: ignore[misc]
+    class Nameless(FakeOracle):
         async def Judge(self, request: Any, context: Any) -> Any:
             response = await super().Judge(request, context)
             for answer in response.answers:
                 answer.annotator = ""
             return response
 
-    world.oracle.__class__ = Nameless
-    async with world.sampler() as client:
+    register = oracle_pb2_grpc.add_OracleServiceServicer_to_server
+    async with (
+        serving(register, Nameless()) as port,
+        world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client,
+    ):
         run = await finish(client)
-        pairs: list[types_pb2.Pair] = [pair async for pair in client.pairs(run.id)]
-    assert {pair.provenance.annotator for pair in pairs} == {"fake"}
+        annotators = [pair.provenance.annotator async for pair in client.pairs(run.id)]
+    assert len(annotators) == len(brute_force())
+    assert set(annotators) == {"fake"}  # as the sampler's settings name it

@@ -14,7 +14,6 @@ class QueueSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     # A worker asks these of every oracle: each node's answer is kept as soon as it is there, and people have no budget.
     batch_tasks: ClassVar[int] = 1
-    max_judgements: ClassVar[int] = 0
 
     max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")
     overlap: int = Field(1, ge=1, le=100, description="people who judge each task")

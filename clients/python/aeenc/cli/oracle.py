@@ -24,12 +24,24 @@ class Mode(StrEnum):
     SUBTREE = "subtree"
 
 
-async def serve(oracle: Oracle, address: str, token: str | None, out: Output) -> None:
+Cert = Annotated[Path | None, typer.Option(help="Certificate (PEM) of this oracle; makes connections TLS.")]
+Key = Annotated[Path | None, typer.Option(help="Private key (PEM) of --cert.")]
+
+
+async def serve(
+    oracle: Oracle,
+    address: str,
+    token: str | None,
+    out: Output,
+    *,
+    cert: Path | None = None,
+    key: Path | None = None,
+) -> None:
     """Serves until SIGINT or SIGTERM; says where it listens as soon as it does, so that port 0 can be given."""
+    server = await oracle.start(address, token=token, cert=cert, key=key)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = await oracle.start(address, token=token)
     bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{server.port}"
     out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
     await stop.wait()
@@ -45,10 +57,12 @@ def gold(
     token: Annotated[
         str | None, typer.Option(envvar="AEENC_ORACLE_TOKEN", help="Credential that callers need.")
     ] = None,
+    cert: Cert = None,
+    key: Key = None,
 ) -> None:
     """Serves an oracle that answers from gold trees, until SIGTERM or Ctrl-C."""
     oracle = GoldOracle(Dataset.load(trees), split, mode=mode.value)
-    asyncio.run(serve(oracle, address, token, output_of(context)))
+    asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
 
 
 def register(app: typer.Typer) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from aeenc.cli.oracle import serve
+from aeenc.cli.oracle import Cert, Key, serve
 from aeenc.cli.output import output_of
+from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import Oracle
 from aeenc.oracles.composite import CompositeOracle
@@ -23,7 +24,9 @@ Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen
 Token = Annotated[str | None, typer.Option(envvar="AEENC_ORACLE_TOKEN", help="Credential that callers need.")]
 Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
 Split = Annotated[str, typer.Option(help="The split whose trees answer.")]
-Remote = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another oracle that is running.")]
+Remote = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Another oracle that is running; by TLS with --ca.")
+]
 RemoteToken = Annotated[
     str | None, typer.Option(envvar="AEENC_REMOTE_ORACLE_TOKEN", help="Credential of the other oracle.")
 ]
@@ -50,15 +53,19 @@ def noisy(
     seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
     address: Address = HERE,
     token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
 ) -> None:
     """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
     if (trees is None) == (remote is None):
         raise InvalidArgument("give either --trees DIR or --remote HOST:PORT")
     wrapped: Oracle = (
-        GoldOracle(Dataset.load(trees), split) if trees is not None else RemoteOracle(remote or "", token=remote_token)
+        GoldOracle(Dataset.load(trees), split)
+        if trees is not None
+        else RemoteOracle(remote or "", token=remote_token, ca=targets_of(context).ca)
     )
     noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
-    asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context)))
+    asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context), cert=cert, key=key))
 
 
 def model(
@@ -78,12 +85,14 @@ def model(
     threads: Annotated[int | None, typer.Option(min=1, show_default="CPU cores", help="Threads of the model.")] = None,
     address: Address = HERE,
     token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
 ) -> None:
     """Serves a cross-encoder or an NLI model in ONNX as an oracle. Needs `pip install 'aeenc[oracle-model]'`."""
     oracle = ModelOracle(
         directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads
     )
-    asyncio.run(serve(oracle, address, token, output_of(context)))
+    asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
 
 
 def composite(
@@ -102,6 +111,8 @@ def composite(
     seed: Annotated[int, typer.Option(help="Which are audited.")] = 0,
     address: Address = HERE,
     token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
 ) -> None:
     """Serves gold trees, then a model, then another oracle (a person's), each asked what those before left open."""
     stages: list[Oracle] = []
@@ -110,12 +121,13 @@ def composite(
     if model is not None:
         stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
     if remote is not None:
-        stages.append(RemoteOracle(remote, token=remote_token, timeout_s=remote_timeout))
+        ca = targets_of(context).ca
+        stages.append(RemoteOracle(remote, token=remote_token, ca=ca, timeout_s=remote_timeout))
     if len(stages) < 2:
         raise InvalidArgument("give at least two of --trees, --model and --remote")
     oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)
     out = output_of(context)
-    asyncio.run(serve(oracle, address, token, out))
+    asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
     for name, audited in oracle.audited.items():
         if audited.agreed or audited.disagreed:
             out.note(f"{name}: {audited.agreed} of {audited.agreed + audited.disagreed} audited verdicts confirmed")
