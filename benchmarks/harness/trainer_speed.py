@@ -24,7 +24,6 @@ import numpy as np
 from aeenc.trees import Dataset
 from harness.rows import ROOT
 from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.generation import open_generation
 from services.trainer.evaluation import EvaluationQuery, evaluate
 from services.trainer.job_files import JobFiles, Means, TrainingPlan
 from services.trainer.jobs import JobConfig
@@ -52,9 +51,8 @@ import json, sys, time
 started = time.perf_counter()
 import numpy as np, torch
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses
 request = json.loads(open(sys.argv[1], encoding="utf-8").read())
 torch.set_num_threads(request["threads"])
 model = SentenceTransformer(request["model"], device="cpu")
@@ -62,8 +60,8 @@ columns = list(zip(*request["triplets"]))
 loss = losses.TripletLoss(model, losses.TripletDistanceMetric.COSINE, request["margin"])
 arguments = SentenceTransformerTrainingArguments(
     output_dir=request["output"], num_train_epochs=request["epochs"], per_device_train_batch_size=request["batch_size"],
-    learning_rate=request["learning_rate"], warmup_ratio=0.1, seed=request["seed"], save_strategy="no",
-    report_to=[], disable_tqdm=True, use_cpu=True, batch_sampler="batch_sampler",
+    learning_rate=request["learning_rate"], warmup_steps=0.1, seed=request["seed"], save_strategy="no",
+    report_to=[], disable_tqdm=True, use_cpu=True,
 )
 data = Dataset.from_dict({"anchor": columns[0], "positive": columns[1], "negative": columns[2]})
 SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss).train()
@@ -151,11 +149,6 @@ def ours(
     if process.stdin is not None:
         process.stdin.close()
     return reached
-
-
-def corpus_generation(store: ArtifactStore, corpus: str, generation: str) -> int:
-    """The number of premises of a generation: opened once, so that its files are in memory for both."""
-    return len(open_generation(store, corpus, generation).float32())
 
 
 def _dev(dataset: Dataset) -> list[EvaluationQuery]:

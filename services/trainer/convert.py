@@ -40,7 +40,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
     if batching is None:
         raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
-    defaults = defaults_of(loss)
+    defaults = defaults_of(loss, batching)
     config = JobConfig(
         corpus=message.corpus,
         run_ids=tuple(message.run_ids),

@@ -29,26 +29,31 @@ LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 class LossDefaults:
     """What a loss takes where the configuration says nothing."""
 
-    learning_rate: float
+    learning_rate: float = 1e-4
     temperature: float = 0.05
     margin: float = 0.1
     regularization: float = 0.0
 
 
 _DEFAULTS: dict[Loss, LossDefaults] = {
-    "FULL_CORPUS_SOFTMAX": LossDefaults(1e-4, temperature=0.03),
-    "TRIPLET_MARGIN": LossDefaults(1e-4, regularization=0.1),
-    "PAIRWISE_CONTRASTIVE": LossDefaults(1e-4, margin=0.5, regularization=0.1),
-    "SUPERVISED_CONTRASTIVE": LossDefaults(1e-4),
-    "MULTIPLE_NEGATIVES_RANKING": LossDefaults(1e-4),
-    "GIST": LossDefaults(1e-4),
-    "NLI_CLASSIFICATION": LossDefaults(2e-5),
+    "FULL_CORPUS_SOFTMAX": LossDefaults(temperature=0.03),
+    "TRIPLET_MARGIN": LossDefaults(regularization=0.1),
+    "PAIRWISE_CONTRASTIVE": LossDefaults(margin=0.5, regularization=0.1),
+    "SUPERVISED_CONTRASTIVE": LossDefaults(),
+    "MULTIPLE_NEGATIVES_RANKING": LossDefaults(),
+    "GIST": LossDefaults(),
+    "NLI_CLASSIFICATION": LossDefaults(learning_rate=2e-5),
 }
+_BY_QUERY: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX", "SUPERVISED_CONTRASTIVE")  # whatever the batching
+ITEMS_LEARNING_RATE = 2e-5  # steps are many times as many
 
 
-def defaults_of(loss: Loss) -> LossDefaults:
-    """The defaults of a loss; measured on gold trees in batches of queries (docs/experiments.md)."""
-    return _DEFAULTS[loss]
+def defaults_of(loss: Loss, batching: Batching) -> LossDefaults:
+    """The defaults of a loss."""
+    defaults = _DEFAULTS[loss]
+    if batching == "ITEMS" and loss not in _BY_QUERY:
+        return replace(defaults, learning_rate=ITEMS_LEARNING_RATE)
+    return defaults
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from services.trainer.child import Child
+from services.trainer.job_files import JobFiles
 
 # glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
 COUNT_FORKS = """
 import ctypes, sys
 import uvloop
 from services.trainer.child import Child
+from services.trainer.job_files import JobFiles
 
 forks = []
 handler = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
@@ -65,3 +67,20 @@ async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, mo
     await asyncio.to_thread(ready.read_bytes)
     await child.end()
     assert await child.wait() == -signal.SIGKILL
+
+
+def test_a_lack_of_memory_is_told_with_a_remedy_and_not_as_an_internal_error(monkeypatch, tmp_path: Path):
+    import torch
+
+    from services.trainer.learning import __main__ as child
+    from services.trainer.learning import job
+
+    files = JobFiles(tmp_path)
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2**50))
+    child._job(files)
+    assert files.result() == {
+        "error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"
+    }
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2) @ torch.empty(3))
+    child._job(files)
+    assert files.result() == {"error": "internal error (RuntimeError); the trainer's log has it"}

@@ -12,7 +12,7 @@ class QueueSettings(BaseModel):
     """One queue of people that runs may name as their oracle."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    # A worker asks these of every oracle: each node's answer is kept as soon as it is there, and people have no budget.
+    # A worker asks this of every oracle: each node's answer is kept as soon as it is there.
     batch_tasks: ClassVar[int] = 1
 
     max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")

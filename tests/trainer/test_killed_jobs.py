@@ -1,0 +1,51 @@
+"""Jobs killed by SIGKILL at random moments end with the weights of one that was left alone, to the bit."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from trainer_world import MakeJob, Space
+
+from services.trainer.child import MODULE
+from services.trainer.job_files import JobFiles, Means
+
+JOBS = 5
+MOST_KILLS = 20
+
+
+def start(files: JobFiles) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", MODULE, "job", str(files.directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)  # it lives as long as its standard input
+
+
+def weights_of(space: Space, files: JobFiles) -> str:
+    result = files.result()
+    assert result is not None
+    return space.store.open("checkpoints", result["version"]).files["model.safetensors"].sha256
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
+def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, make_job: MakeJob, loss: str):
+    options = {"loss": loss, "epochs": 20, "regularization": 0.1, "means": Means(threads=2, int8=False)}
+    whole = make_job(**options)
+    begun = time.monotonic()
+    assert start(whole).wait() == 0
+    lasted_s = time.monotonic() - begun
+    draw, kills = random.Random(loss), 0
+    for _ in range(JOBS):
+        files = make_job(**options)
+        while files.result() is None:
+            process = start(files)
+            try:
+                process.wait(draw.uniform(0.3, 1.1) * lasted_s if kills < MOST_KILLS else None)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                kills += 1
+        assert weights_of(space, files) == weights_of(space, whole)
+    assert kills
