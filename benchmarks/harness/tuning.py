@@ -14,7 +14,7 @@ from aeenc.errors import Unimplemented
 from harness.research import Research
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
-PRIORS = (0.0, 0.02, 0.05, 0.1, 0.15)
+PRIORS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
 RERANKS = (20, 50, 100)
 
 Say = Callable[[str, dict[str, float]], None]
