@@ -1,9 +1,9 @@
-"""A run among dying processes: samplers, Redis and the oracle are killed at random. `make bench NAME=sampler-soak`.
+"""Runs among dying processes, judged by a program and by people. `make bench NAME=sampler-soak`.
 
-SIGKILL every second or so, whatever the victim is doing, and a new start at once; at least 200 times while the run
+Samplers, Redis and the oracle get SIGKILL every second or so, whatever the victim is doing, and a new start at once; at least 200 times while the run
 goes on. Its pairs are compared with those of an undisturbed run, and what the oracle was asked with what was stored
-by then. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Ten minutes; `--kills` and
-`--trees` make it shorter, and the rows then say so.
+by then. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Thirteen minutes; `--only PART` runs
+one part, `--kills` and `--trees` make it shorter, and the rows then say so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from aeenc.v1 import sampler_pb2, types_pb2
 from harness.acs_definition import differences, recorded
 from harness.baselines import run
 from harness.int8 import DATA, entailmentbank
+from harness.people import people
 from harness.processes import Child, listens
 from harness.rows import ROOT, Rows
 from harness.sampler_fleet import CORPUS, Retrieving, running_retrieval, sampler_process
@@ -178,17 +179,23 @@ async def among_dying_processes(rows: Rows, on: Scene, hypotheses: list[tuple[st
 
 async def main(options: argparse.Namespace) -> None:
     """The soak."""
-    dataset, rows = entailmentbank(), Rows("sampler-soak")
+    dataset, rows = entailmentbank(), Rows(f"sampler-soak-{options.only}" if options.only else "sampler-soak")
     trees = dataset.trees(SPLIT)[: options.trees]
     hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(trees)]
-    async with running_retrieval(dataset) as retrieval, scene(retrieval, options.delay_s) as on:
-        await among_dying_processes(rows, on, hypotheses, options.kills)
+    if options.only in {None, "run"}:
+        async with running_retrieval(dataset) as retrieval, scene(retrieval, options.delay_s) as on:
+            await among_dying_processes(rows, on, hypotheses, options.kills)
+    if options.only in {None, "people"}:
+        await people(rows, hypotheses=options.questions, kills=options.people_kills)
     rows.finish()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--only", choices=["run", "people"], help="one part; its results get a name of their own")
+    parser.add_argument("--questions", type=int, default=200, help="hypotheses put before people")
+    parser.add_argument("--people-kills", type=int, default=30)
     parser.add_argument("--trees", type=int, default=1313)
     parser.add_argument("--delay-s", type=float, default=0.3, help="how long the oracle takes for a call")
     run(main(parser.parse_args()))

@@ -1,7 +1,7 @@
-"""The sampler on all train trees: speed against one node at a time, the pairs against the definition, memory.
+"""The sampler on all train trees: speed against one node at a time, pairs against the definition, memory, noise.
 
 `make bench NAME=sampler`. Both ways take turns over the same services, each over a Redis of its own with every write on
-disk before it is acknowledged. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Five
+disk before it is acknowledged. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Eight
 minutes; `--only PART` runs one part.
 """
 
@@ -24,6 +24,7 @@ from aeenc.v1 import sampler_pb2
 from harness.acs_definition import Definition, Recorded, differences, recorded
 from harness.baselines import run
 from harness.int8 import entailmentbank
+from harness.noisy import HYPOTHESES, noisy
 from harness.rows import Rows
 from harness.sampler_fleet import CORPUS, Retrieving, encoder_client, running_oracle, running_retrieval, running_sampler
 from services.kit.artifacts import ArtifactStore
@@ -136,13 +137,18 @@ async def main(options: argparse.Namespace) -> None:
             await speed_and_pairs(rows, retrieval, dataset, options.trees, options.rounds)
         if options.only in {None, "memory"}:
             await memory(rows, retrieval, dataset, options.in_flight)
+        if options.only in {None, "noisy"}:
+            await noisy(rows, retrieval.index.target, CORPUS, dataset, count=options.noisy)
     rows.finish()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["speed", "memory"], help="one part; its results get a name of their own")
+    parser.add_argument(
+        "--only", choices=["speed", "memory", "noisy"], help="one part; its results get a name of their own"
+    )
     parser.add_argument("--trees", type=int, default=1313)
     parser.add_argument("--in-flight", type=int, default=10_000, help="hypotheses of the run whose memory is measured")
+    parser.add_argument("--noisy", type=int, default=HYPOTHESES, help="hypotheses put before the noisy oracle")
     parser.add_argument("--rounds", type=int, default=2, help="how often the two ways take turns")
     run(main(parser.parse_args()))
