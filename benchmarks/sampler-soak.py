@@ -190,5 +190,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--trees", type=int, default=1313)
-    parser.add_argument("--delay-s", type=float, default=0.3, help="how long the oracle takes for a call")
+    parser.add_argument("--delay-s", type=float, default=0.8, help="how long the oracle takes for a call")
     run(main(parser.parse_args()))
