@@ -197,5 +197,5 @@ if __name__ == "__main__":
     parser.add_argument("--questions", type=int, default=200, help="hypotheses put before people")
     parser.add_argument("--people-kills", type=int, default=30)
     parser.add_argument("--trees", type=int, default=1313)
-    parser.add_argument("--delay-s", type=float, default=0.3, help="how long the oracle takes for a call")
+    parser.add_argument("--delay-s", type=float, default=0.8, help="how long the oracle takes for a call")
     run(main(parser.parse_args()))

@@ -86,6 +86,7 @@ async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, t
                 together.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=False))
                 alone.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=True))
     seconds = [statistics.median(one[0] for one in kind) for kind in (together, alone)]
+    rows.note("seconds of each round", [round(one[0], 1) for one in together], "s", [round(one[0], 1) for one in alone])
     _, done, pairs = together[-1]
     nodes = done.progress.nodes_judged
     told = f"{seconds[0]:.1f} s against {seconds[1]:.1f} s for {nodes} nodes of {len(hypotheses)} trees"
