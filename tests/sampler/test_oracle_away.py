@@ -196,6 +196,9 @@ async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answer
         serving(REGISTER, oracle) as port,
         world.sampler(oracle={"target": f"127.0.0.1:{port}", **settings}) as client,
     ):
+        await finish(client, hypotheses=HYPOTHESES[:1], max_depth=0)  # there is a connection now
+        oracle.sizes.clear()
+        oracle.asked.clear()
         run = await finish(client, max_depth=0)
     assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
     assert sorted(oracle.sizes, reverse=True)[:6] == [9, 5, 4, 3, 2, 2]
