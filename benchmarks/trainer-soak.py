@@ -25,16 +25,16 @@ SAMPLE = ROOT / "data" / "sample"
 SEED = 2022
 LIVE = (trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING)
 RECIPES: list[dict[str, Any]] = [
-    {"loss": trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, "epochs": 4},
-    {"loss": trainer_pb2.LOSS_TRIPLET_MARGIN, "epochs": 4, "accumulation": 2},
+    {"loss": trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, "epochs": 3},
+    {"loss": trainer_pb2.LOSS_TRIPLET_MARGIN, "epochs": 3, "accumulation": 2},
     {
         "loss": trainer_pb2.LOSS_TRIPLET_MARGIN,
         "epochs": 3,
         "batching": trainer_pb2.BATCHING_ITEMS,
         "items_per_epoch": 320,
     },
-    {"loss": trainer_pb2.LOSS_GIST, "epochs": 4, "hard_negatives": 2},
-    {"loss": trainer_pb2.LOSS_NLI_CLASSIFICATION, "epochs": 4},
+    {"loss": trainer_pb2.LOSS_GIST, "epochs": 3, "hard_negatives": 2},
+    {"loss": trainer_pb2.LOSS_NLI_CLASSIFICATION, "epochs": 3},
 ]
 
 

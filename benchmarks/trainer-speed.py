@@ -16,7 +16,7 @@ from harness.trainer_fleet import STORE, build_corpus
 from harness.trainer_speed import gold_triplets, ours, theirs
 from services.kit.artifacts import ArtifactStore
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
-from services.trainer.jobs import JobConfig
+from services.trainer.jobs import JobConfig, defaults_of
 
 CORPUS = "entailmentbank"
 SEED = 7
@@ -30,6 +30,10 @@ def main() -> None:
     parser.add_argument("--triplets", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=1, help="of sentence-transformers")
     parser.add_argument("--learning-rate", type=float, default=2e-5, help="of sentence-transformers")
+    parser.add_argument("--our-loss", default="FULL_CORPUS_SOFTMAX")
+    parser.add_argument("--our-learning-rate", type=float, default=1e-4)
+    parser.add_argument("--our-steps", type=int, default=20, help="between two validations")
+    parser.add_argument("--our-validations", type=int, default=10, help="at most")
     arguments = parser.parse_args()
     rows, threads = Rows("trainer-speed"), os.cpu_count() or 1
     dataset, store = entailmentbank(), ArtifactStore(STORE)
@@ -54,11 +58,14 @@ def main() -> None:
     config = JobConfig(
         corpus=CORPUS,
         run_ids=(),
-        epochs=20,
+        loss=arguments.our_loss,
+        epochs=arguments.our_validations,
         batch_size=BATCH,
-        learning_rate=1e-4,
+        learning_rate=arguments.our_learning_rate,
+        temperature=defaults_of(arguments.our_loss, "QUERIES").temperature,
+        regularization=defaults_of(arguments.our_loss, "QUERIES").regularization,
         seed=SEED,
-        items_per_epoch=10 * BATCH,
+        items_per_epoch=arguments.our_steps * BATCH,
     )
     we = ours(store, base, generation, dataset, triplets, they.map, threads=threads, config=config)
     rows.note("ours, at the first epoch that is as good", we.map, "MAP", f"{we.seconds:.1f} s")

@@ -13,7 +13,7 @@ from trainer_world import MakeJob, Space
 from services.trainer.child import MODULE
 from services.trainer.job_files import JobFiles, Means
 
-JOBS = 5
+JOBS = 3
 MOST_KILLS = 20
 
 
