@@ -66,16 +66,14 @@ class Breaker:
             if self._given_up != given_up:
                 raise Down(self._in_a_row, patience_s)
             now = time.monotonic()
-            if self._failing_since is None:
-                self._failing_since = now
-            elif now - self._failing_since >= patience_s and not self._probing:
-                seconds = now - self._failing_since
+            failing_s = now - self._failing_since if self._failing_since is not None else -1.0
+            if failing_s >= patience_s and not self._probing:
                 self._give_up()
-                raise Down(self._in_a_row, seconds)
+                raise Down(self._in_a_row, failing_s)
             if not self._probing and now >= self._probe_at:
                 self._probing = True
                 return True
-            await self._wait(min(self._probe_at, self._failing_since + patience_s) - now)
+            await self._wait(min(self._probe_at - now, patience_s - failing_s))
         return False
 
     async def _wait(self, seconds: float) -> None:
@@ -88,7 +86,7 @@ class Breaker:
     def _failed(self, probe: bool) -> None:
         now = time.monotonic()
         self._in_a_row += 1
-        if self._failing_since is None:
+        if self._failing_since is None and (probe or not self.open):  # not a straggler's, after all have given up
             self._failing_since = now
         if probe:
             self._probing = False

@@ -73,7 +73,7 @@ class Unanswered:
 class _Asked:
     """What some calls gave: the tasks answered, those that are not, why, and whether the last call came back.
 
-    `pause_s` is how long the oracle asked to be left alone; `alone` when tasks, by id, were first asked by themselves.
+    `pause_s` is how long the oracle asked to be left alone; `alone` when tasks, by id, were last asked by themselves.
     """
 
     answered: list[Judged]
@@ -120,7 +120,7 @@ class OracleGateway:
         if not together.missing:
             return list(together.answered)
         if len(tasks) == 1:
-            return [Unanswered(tasks[0], together.reason, since)]
+            return [Unanswered(tasks[0], together.reason, together.alone.get(tasks[0].task_id, since))]
         alone_since = time.monotonic()
         patient = not together.answered and len(together.missing) > FEW
         probes = await asyncio.gather(*(self._ask(run_id, [task], 1, patient=patient) for task in together.missing))
@@ -150,7 +150,7 @@ class OracleGateway:
         while True:
             parts = [missing[start : start + size] for start in range(0, len(missing), size)]
             now = time.monotonic()
-            alone = {**{part[0].task_id: now for part in parts if len(part) == 1}, **alone}
+            alone |= {part[0].task_id: now for part in parts if len(part) == 1}
             calls = await asyncio.gather(*(self._call(run_id, part) for part in parts))
             answered += [one for call in calls for one in call.answered]
             left = [call for call in calls if call.missing]

@@ -90,6 +90,33 @@ async def test_without_patience_a_started_run_tries_once_and_is_then_told():
         await asyncio.wait_for(succeed(breaker, 0.0), 10)
 
 
+async def test_what_a_given_up_run_leaves_behind_does_not_count_against_the_next():
+    breaker = Breaker(1, first_pause_s=60.0)
+    inside, release = asyncio.Event(), asyncio.Event()
+
+    async def straggle() -> None:
+        async with breaker.call(0.0):
+            inside.set()
+            await release.wait()
+            raise ValueError("late")
+
+    straggler = asyncio.create_task(straggle())
+    await inside.wait()
+    await fail(breaker, 0.0)
+    with pytest.raises(Down):
+        await succeed(breaker, 0.0)
+    release.set()
+    await asyncio.gather(straggler, return_exceptions=True)
+    cancelled = asyncio.create_task(straggle())
+    release.clear()
+    inside.clear()
+    await inside.wait()
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    await succeed(breaker, 0.0)
+    assert not breaker.open
+
+
 async def test_a_cancelled_try_is_made_by_another():
     breaker = await opened(0.01)
     inside = asyncio.Event()
