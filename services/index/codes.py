@@ -20,7 +20,7 @@ from services.index.proposals import UNIT_ROUNDOFF, Proposed
 LARGEST_PREMISE = 127
 LARGEST_QUERY = 63  # with 8 bits the products of a pair would overflow in processors without VNNI
 ZERO = 64  # queries are unsigned
-BLOCK_ROWS = 8192
+BLOCK_ROWS = 1024
 SCORES_AT_ONCE = 4_000_000  # 16 MB
 _OUT_OF_REACH = np.float32(-1e30)
 
