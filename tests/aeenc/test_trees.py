@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_data import ENTAILMENTBANK, need
 
 from aeenc.errors import InvalidTree, NotFound
 from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, tree_from_record, write_trees
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample"
-REAL = Path(os.environ.get("AEENC_TEST_DATA", ROOT.parent / "shared" / "data")) / "entailmentbank"
 
 RECORD = {
     "id": "t1",
@@ -29,12 +28,10 @@ RECORD = {
 
 
 def files_of(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        pytest.skip(f"there is no data at {directory}; set AEENC_TEST_DATA")
-    return sorted(directory.glob("dataset/task_*/*.jsonl"))
+    return sorted(need(directory).glob("dataset/task_*/*.jsonl"))
 
 
-@pytest.mark.parametrize("directory", [SAMPLE, REAL], ids=["sample", "entailmentbank"])
+@pytest.mark.parametrize("directory", [SAMPLE, ENTAILMENTBANK], ids=["sample", "entailmentbank"])
 def test_every_tree_parses_and_writing_and_reading_it_is_the_identity(directory: Path, tmp_path: Path) -> None:
     files = files_of(directory)
     assert len(files) >= 4

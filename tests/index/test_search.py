@@ -142,6 +142,18 @@ async def test_a_full_queue_refuses_with_the_time_to_come_back():
     engine.close()
 
 
+async def test_queries_that_keep_arriving_join_one_batch_without_a_timer(engine: SearchEngine):
+    served = served_of(crowded(600))
+
+    async def arrive(rounds: int) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await engine.search(served, served.index.vectors[:1], 5, ALL)
+
+    await asyncio.gather(*(arrive(4 * n) for n in range(15)))
+    assert engine.batches == 1
+
+
 async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered():
     engine = SearchEngine()
     served = served_of(crowded(600))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
+from real_data import ENTAILMENTBANK, need
 
 from aeenc.trees import Dataset
 from services.kit.generation import PremiseRecord
 from services.trainer.data_sets import DataSets
 from services.trainer.training_set import TrainingSet, build_training_set
 
-DATA = Path(os.environ.get("AEENC_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "entailmentbank"
-
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    if not DATA.is_dir():
-        pytest.skip(f"EntailmentBank is not at {DATA}; set AEENC_TEST_DATA")
-    return Dataset.load(DATA)
+    return Dataset.load(need(ENTAILMENTBANK))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +23,7 @@ def premises(dataset: Dataset) -> list[PremiseRecord]:
 
 @pytest.fixture(scope="module")
 def training_set(dataset: Dataset, premises: list[PremiseRecord]) -> TrainingSet:
-    sets = DataSets({"gold": DATA}, 16_384)
+    sets = DataSets({"gold": ENTAILMENTBANK}, 16_384)
     return build_training_set(sets.read(["gold"], "train"), premises, "train", sets.held_out(["gold"], "train"))
 
 

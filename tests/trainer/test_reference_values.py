@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from real_data import ENTAILMENTBANK, need
 
 from aeenc.trees import Dataset
 from services.kit.artifacts import Artifact, ArtifactStore
@@ -21,15 +21,12 @@ from services.trainer.space import SpaceSpec
 
 pytestmark = pytest.mark.reference
 
-DATA = Path(os.environ.get("AEENC_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "entailmentbank"
 NAMES = ["MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50"]
 
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    if not DATA.is_dir():
-        pytest.skip(f"EntailmentBank is not at {DATA}; set AEENC_TEST_DATA")
-    return Dataset.load(DATA)
+    return Dataset.load(need(ENTAILMENTBANK))
 
 
 @pytest.fixture(scope="module")

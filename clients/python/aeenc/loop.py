@@ -203,12 +203,9 @@ class Loop:
             ).id
             self._journal.save()
         self._say(f"round {now.number}: sampling, run {now.run}")
-        run = client.sampler.wait(now.run)
-        if run.state != sampler_pb2.RUN_STATE_SUCCEEDED:
-            client.sampler.resume(now.run)
-            run = client.sampler.wait(now.run)
-        if run.state != sampler_pb2.RUN_STATE_SUCCEEDED:
-            raise errors.Aborted(f"run {run.id} of round {now.number} has not succeeded: {run.error or 'cancelled'}")
+        run = _succeeded(
+            client.sampler, now.run, sampler_pb2.RUN_STATE_SUCCEEDED, f"run {now.run} of round {now.number}"
+        )
         if not run.progress.positives:
             raise errors.FailedPrecondition(
                 f"run {run.id} of round {now.number} found nothing that explains; look at the oracle {plan.oracle!r}",
@@ -231,12 +228,9 @@ class Loop:
             ).id
             self._journal.save()
         self._say(f"round {now.number}: training, job {now.job}")
-        job = client.trainer.wait(now.job)
-        if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
-            client.trainer.resume(now.job)
-            job = client.trainer.wait(now.job)
-        if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
-            raise errors.Aborted(f"job {job.id} of round {now.number} has not succeeded: {job.error or 'cancelled'}")
+        job = _succeeded(
+            client.trainer, now.job, trainer_pb2.JOB_STATE_SUCCEEDED, f"job {now.job} of round {now.number}"
+        )
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
 
@@ -253,3 +247,14 @@ class Loop:
         now.version = report.model_version
         now.validation_map = report.strict.map
         self._say(f"round {now.number}: {now.version}, strict MAP {now.validation_map:.4f}")
+
+
+def _succeeded(client: Any, work_id: str, state: int, name: str) -> Any:
+    """Waits for a run or job, resumes it once if it failed, and returns it. Raises Aborted when it fails again."""
+    work = client.wait(work_id)
+    if work.state != state:
+        client.resume(work_id)
+        work = client.wait(work_id)
+    if work.state != state:
+        raise errors.Aborted(f"{name} has not succeeded: {work.error or 'cancelled'}")
+    return work

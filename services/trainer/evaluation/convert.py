@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 
 from aeenc import errors
@@ -104,17 +105,7 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
 
 
 def _metrics(metrics: Metrics | None) -> types_pb2.RetrievalMetrics | None:
-    if metrics is None:
-        return None
-    return types_pb2.RetrievalMetrics(
-        map=metrics.map,
-        ndcg=metrics.ndcg,
-        ndcg_at_10=metrics.ndcg_at_10,
-        ndcg_at_50=metrics.ndcg_at_50,
-        hit_at_10=metrics.hit_at_10,
-        hit_at_20=metrics.hit_at_20,
-        hit_at_50=metrics.hit_at_50,
-    )
+    return None if metrics is None else types_pb2.RetrievalMetrics(**asdict(metrics))
 
 
 def _part(part: Part) -> types_pb2.EvaluationPart:
