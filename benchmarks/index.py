@@ -40,6 +40,7 @@ CALLERS = 64
 CONNECTIONS = 4
 SECONDS = 4.0
 CORPUS = "entailmentbank"
+FEEDBACK = 0.1
 SEARCH = "/aeenc.v1.IndexService/Search"
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -234,6 +235,10 @@ async def quality(rows: Rows, client: IndexClient, dataset: Dataset) -> None:
         with_prior = await dev.ask(client, CORPUS, prior=share)
         told_hit = f"Hit@10 {with_prior.hit_at_10:.4f}, MAP without {found['dense']:.4f}"
         rows.note(f"dev MAP strict, dense with the prior at {share:g}", with_prior.map, "MAP", told_hit)
+    for mode in ("dense", "hybrid"):
+        again = await dev.ask(client, CORPUS, mode=mode, negative_feedback=FEEDBACK)
+        told_hit = f"Hit@10 {again.hit_at_10:.4f}, MAP without {found[mode]:.4f}"
+        rows.at_least(f"dev MAP strict, {mode}, negative feedback", again.map, "MAP", found[mode], told_hit)
 
 
 async def encoded(client: EncoderClient, texts: Sequence[str]) -> tuple[Matrix, str]:

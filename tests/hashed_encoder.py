@@ -40,6 +40,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
 
     def __init__(self) -> None:
         self.space_id = SPACE
+        self.other_spaces: set[str] = set()  # served beside it where a call asks for one
         self.version = VERSION
         self.encoded_premises: list[str] = []
         self.requests: list[Any] = []
@@ -96,7 +97,9 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
                 self.encoded_premises += request.texts
             matrix = np.stack([vector_of(text, request.role) for text in request.texts])
             return encoder_pb2.EncodeResponse(
-                embeddings=vectors.to_proto(matrix), model_version=self.version, space_id=self.space_id
+                embeddings=vectors.to_proto(matrix),
+                model_version=self.version,
+                space_id=request.space_id if request.space_id in self.other_spaces else self.space_id,
             )
         finally:
             self.in_flight -= 1

@@ -15,8 +15,17 @@ from aeenc.v1 import (
     types_pb2,
 )
 
-DONE, FAILED = trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED
-RUN_DONE, RUN_FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
+DONE, FAILED, CANCELLED = (
+    trainer_pb2.JOB_STATE_SUCCEEDED,
+    trainer_pb2.JOB_STATE_FAILED,
+    trainer_pb2.JOB_STATE_CANCELLED,
+)
+RUN_DONE, RUN_FAILED, RUN_CANCELLED = (
+    sampler_pb2.RUN_STATE_SUCCEEDED,
+    sampler_pb2.RUN_STATE_FAILED,
+    sampler_pb2.RUN_STATE_CANCELLED,
+)
+TRIAL = "loop-"
 
 
 @dataclass
@@ -31,20 +40,22 @@ class Services(
     runs: dict[str, sampler_pb2.RunConfig] = field(default_factory=dict)
     jobs: dict[str, trainer_pb2.JobConfig] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=lambda: {"stable": "q0"})
-    published: list[tuple[str, bool]] = field(default_factory=list)
+    published: list[tuple[str, bool]] = field(default_factory=list)  # but for trials
+    tried: list[str] = field(default_factory=list)
     positives: int = 7
     failures: int = 0  # of the next runs and jobs, until they are resumed
+    cancelled: set[str] = field(default_factory=set)  # ids of runs and jobs
     resumed: int = 0
 
     def _run(self, run_id: str) -> sampler_pb2.Run:
         progress = sampler_pb2.RunProgress(positives=self.positives, negatives=9)
-        state = RUN_FAILED if self.failures else RUN_DONE
+        state = RUN_CANCELLED if run_id in self.cancelled else RUN_FAILED if self.failures else RUN_DONE
         return sampler_pb2.Run(id=run_id, state=state, progress=progress, error="no oracle" if self.failures else "")
 
     def _job(self, job_id: str) -> trainer_pb2.Job:
         number = int(job_id[1:])
         progress = trainer_pb2.JobProgress(best_validation_map=self.maps[number])
-        state = FAILED if self.failures else DONE
+        state = CANCELLED if job_id in self.cancelled else FAILED if self.failures else DONE
         return trainer_pb2.Job(id=job_id, state=state, version=f"q{number}", progress=progress)
 
     async def StartRun(self, request_iterator: Any, context: Any) -> Any:
@@ -60,6 +71,7 @@ class Services(
 
     async def ResumeRun(self, request: Any, context: Any) -> Any:
         self.resumed, self.failures = self.resumed + 1, max(0, self.failures - 1)
+        self.cancelled.discard(request.run_id)
         return sampler_pb2.ResumeRunResponse(run=self._run(request.run_id))
 
     async def StartJob(self, request: Any, context: Any) -> Any:
@@ -75,6 +87,7 @@ class Services(
 
     async def ResumeJob(self, request: Any, context: Any) -> Any:
         self.resumed, self.failures = self.resumed + 1, max(0, self.failures - 1)
+        self.cancelled.discard(request.job_id)
         return trainer_pb2.ResumeJobResponse(job=self._job(request.job_id))
 
     async def Evaluate(self, request_iterator: Any, context: Any) -> Any:
@@ -86,7 +99,8 @@ class Services(
         return trainer_pb2.EvaluateResponse(report=report)
 
     async def ListLabels(self, request: Any, context: Any) -> Any:
-        labels = [registry_pb2.Label(name=name, version=version) for name, version in self.labels.items()]
+        labels = [registry_pb2.Label(name="stable", version="q9", space_id="another")]
+        labels += [registry_pb2.Label(name=name, version=version) for name, version in self.labels.items()]
         return registry_pb2.ListLabelsResponse(labels=labels)
 
     async def SetLabel(self, request: Any, context: Any) -> Any:
@@ -95,9 +109,16 @@ class Services(
 
     async def Publish(self, request: Any, context: Any) -> Any:
         self.labels[request.label] = request.version
-        self.published.append((request.version, request.force))
+        if request.label.startswith(TRIAL):
+            self.tried.append(request.version)
+        else:
+            self.published.append((request.version, request.force))
         label = registry_pb2.Label(name=request.label, version=request.version)
         return registry_pb2.PublishResponse(label=label, complete=True)
+
+    async def DeleteLabel(self, request: Any, context: Any) -> Any:
+        del self.labels[request.label]
+        return registry_pb2.DeleteLabelResponse()
 
 
 def all_three(servicer: Any, server: Any) -> None:

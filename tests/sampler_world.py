@@ -117,12 +117,13 @@ def honest(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
 class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
     """Answers by `behaviour` (None: leaves the task out) after `delay_s`, and counts what it was asked.
 
-    Of the queries in `silent` it says nothing for a minute.
+    Of the queries in `silent` it says nothing for `silent_s`.
     """
 
     behaviour: Behaviour = honest
     delay_s: float = 0.0
     silent: frozenset[str] = frozenset()
+    silent_s: float = 60.0
     status: grpc.StatusCode | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     tasks: list[oracle_pb2.OracleTask] = field(default_factory=list)
@@ -144,7 +145,7 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
                 self.tasks.append(task)
                 self.asked += [(task.query, candidate.text) for candidate in task.candidates]
             waits = any(task.query in self.silent for task in request.tasks)
-            await asyncio.sleep(60 if waits else self.delay_s)
+            await asyncio.sleep(self.silent_s if waits else self.delay_s)
         finally:
             self.in_flight -= 1
         if self.status is not None:

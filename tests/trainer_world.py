@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,33 @@ from services.trainer.__main__ import build
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means, TrainingPlan
 from services.trainer.jobs import JobConfig
+from services.trainer.learning import training
 from services.trainer.settings import TrainerSettings
 from services.trainer.training_set import JudgedPair
+
+
+class Killed(Exception):
+    """Stands for SIGKILL at a certain moment."""
+
+
+@contextmanager
+def killed_after(epochs: int) -> Iterator[None]:
+    """Within the block the job that is run dies as soon as so many epochs are saved."""
+    saved = training.save_standing
+
+    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
+        saved(directory, standing, learner, optimizer)
+        if standing.epochs_done == epochs:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "save_standing", die)
+        try:
+            yield
+        except Killed:
+            return
+    pytest.fail(f"the job ended before {epochs} epochs were saved")
+
 
 TOPICS = WORDS[20:44]
 FACTS = [f"the {topic} is a kind of {WORDS[60 + n]}" for n, topic in enumerate(TOPICS)]

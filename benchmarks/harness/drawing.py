@@ -30,7 +30,7 @@ def draw_table1(rows: Sequence[Measured], split: str, source: str, path: Path) -
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             mean = statistics.mean(values)
             axis.barh(place, mean, xerr=spread or None, color=OURS, height=0.62)
-            axis.text(mean + 0.012, place, f"{mean:.3f}", va="center", fontsize=8)
+            axis.text(max(mean, row.paper.get(metric, 0.0)) + 0.018, place, f"{mean:.3f}", va="center", fontsize=8)
             if metric in row.paper:
                 axis.plot(row.paper[metric], place, "D", color=PAPER, markersize=6)
         axis.set_xlabel(f"{metric}, protocol paper")

@@ -69,10 +69,11 @@ class Research:
         return report_dict(report)
 
     def serve(self, version: str) -> None:
-        """Points `stable` at a version and waits until the encoder serves it."""
+        """Points `stable` at a version, waits until the encoder serves it, and has the corpus searched in its space."""
         published = self.client.registry.publish(version, wait_s=PUBLISH_S, force=True)
         if not published.complete:
             raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
+        self._search_in(published.label.space_id)
 
     def pretrained(self) -> str:
         """The version of the space's pre-trained encoder."""
@@ -81,8 +82,12 @@ class Research:
         return str(found[0].version)
 
     def train(self, key: str, fields: Mapping[str, Any]) -> trainer_pb2.Job:
-        """The job of a key, started unless it was before, to its end. Raises Unfinished for one that fails."""
+        """The job of a key, started unless it was before, to its end. Raises Unfinished for one that fails.
+
+        It trains against the pre-trained encoder's vectors, whatever served last.
+        """
         _check_known(fields)
+        self._search_in(self.client.trainer.info().default_space_id)
         job = self.client.trainer.start_job(
             validation=validation_of(self.dataset, VALIDATION),
             corpus=self.corpus,
@@ -98,7 +103,7 @@ class Research:
         raise Unfinished(f"job {job.id} has not succeeded: {job.error}")
 
     def loop(self, key: str, *, rounds: int, run: Mapping[str, Any], job: Mapping[str, Any]) -> Loop:
-        """The loop of a key, to its end; it begins with the pre-trained encoder."""
+        """The loop of a key, to so many rounds at least; it begins with the pre-trained encoder."""
         _check_known(job)
         plan = LoopPlan(
             corpus=self.corpus,
@@ -110,13 +115,20 @@ class Research:
             run={"split": TRAINING_SPLIT, **run},
             job={"split": TRAINING_SPLIT, **job},
         )
-        name = self._key(key, {"rounds": rounds, **run, **job})
+        name = self._key(key, {**run, **job})
         journal = Journal.open(self.home / "loops" / f"{name}.json", plan)
         done = [one for one in journal.rounds if one.published]
         self.serve(done[-1].version if done else self.pretrained())
         loop = Loop(self.client, plan, journal, report_dict, lambda text: print(f"  {key}: {text}", flush=True))
         loop.go()
         return loop
+
+    def _search_in(self, space_id: str) -> None:
+        """Activates a generation of a space, unless one is active."""
+        active = {found.corpus: found.active for found in self.client.index.info().corpora}[self.corpus]
+        if active.space_id != space_id:
+            found = [one for one in self.client.index.generations(self.corpus) if one.space_id == space_id]
+            self.client.index.activate(self.corpus, found[0].id, expected=active.id)
 
     def _key(self, key: str, settings: Mapping[str, Any]) -> str:
         """A key of this data and these settings: with others, the work is another."""

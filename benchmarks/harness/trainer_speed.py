@@ -127,7 +127,8 @@ def ours(
     shutil.rmtree(files.directory, ignore_errors=True)
     files.directory.mkdir(parents=True)
     config = replace(config, data_sets=("triplets",), base_version=base.id, split="train")
-    files.write_plan(TrainingPlan("speed", config, generation, str(store.root), Means(threads=threads, int8=False)))
+    means = Means(threads=threads, int8=False, precision="auto")
+    files.write_plan(TrainingPlan("speed", config, generation, str(store.root), means))
     pairs = [
         JudgedPair(query, "", premise, sign, "train")
         for query, positive, negative in triplets

@@ -1,4 +1,4 @@
-"""Chooses on dev how Retrieve finds premises with a checkpoint: BM25's weight, the prior's share, the re-ranking.
+"""Chooses on dev how Retrieve finds premises with a checkpoint: BM25's weight, prior, feedback, re-ranking.
 
 One thing after the other, each with the best of those before: a grid over all of them would fit dev's noise.
 """
@@ -14,7 +14,8 @@ from aeenc.errors import Unimplemented
 from harness.research import Research
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
-PRIORS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
+PRIORS = (0.0, 0.02, 0.05, 0.07, 0.1, 0.15, 0.2)
+FEEDBACKS = (0.0, 0.05, 0.1, 0.15)
 RERANKS = (20, 50, 100)
 
 Say = Callable[[str, dict[str, float]], None]
@@ -39,6 +40,7 @@ def tune(running: Research, split: str, version: str, say: Say) -> Tuned:
     best = measured(Retrieval("dense"))
     best = _better(best, (Retrieval("hybrid", Fusion(lexical_weight=weight)) for weight in WEIGHTS[1:]), measured)
     best = _better(best, [replace(best.retrieval, prior=share) for share in PRIORS[1:]], measured)
+    best = _better(best, [replace(best.retrieval, negative_feedback=share) for share in FEEDBACKS[1:]], measured)
     try:
         return _better(best, [replace(best.retrieval, rerank=n) for n in RERANKS], measured)
     except Unimplemented:
@@ -53,6 +55,8 @@ def described(retrieval: Retrieval) -> str:
         words.append(f"BM25 {retrieval.fusion.lexical_weight:g}")
     if retrieval.prior:
         words.append(f"prior {retrieval.prior:g}")
+    if retrieval.negative_feedback:
+        words.append(f"negative feedback {retrieval.negative_feedback:g}")
     if retrieval.rerank:
         words.append(f"re-rank {retrieval.rerank}")
     return ", ".join(words)

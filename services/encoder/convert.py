@@ -83,7 +83,7 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
             version=version,
             space_id=model.space_id,
             labels=sorted(name for (_, name), here in versions.labels.items() if here.version == version),
-            premise_encoder=version == versions.premise_version,
+            premise_encoder=version in versions.premise_versions.values(),
             in_flight=versions.in_flight[model],
             model_type=_MODEL_TYPES[model.model_type],
             precisions=[_TO_PRECISION[precision] for precision in model.runners],

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from aeenc import errors
 from services.encoder.candidates import Candidates
-from services.encoder.loading import check_place
 from services.encoder.local_state import Memory, SavedLabel
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.model import CROSS_ENCODERS, Model
+from services.encoder.spaces import PREMISES, Spaces
 from services.encoder.swaps import Swaps
 from services.encoder.versions import STABLE, LabelHere, Versions
 from services.kit.logs import get
@@ -33,13 +33,15 @@ log = get(__name__)
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
 DRAIN_POLL_S = 0.1
-PREMISES = "(premises)"  # in the place of a label: the space's own encoder
 FALLEN_BACK = 0  # in the place of a revision: the label's own version cannot be served
 
 
 @dataclass(frozen=True)
 class Following:
-    """Who follows, which space ("": the registry's default), where it remembers, how often it looks in seconds."""
+    """Who follows, where it remembers, how often it looks in seconds.
+
+    `space_id` is the one space to serve; empty: the registry's default and every other in which a label stands.
+    """
 
     instance: str
     space_id: str
@@ -48,7 +50,7 @@ class Following:
 
 
 class Follower:
-    """Follows one space of the registry, and its cross-encoders. `start` it once; `stop` ends its tasks."""
+    """Follows the labels of the registry. `start` it once; `stop` ends its tasks."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Follower:
         self._failed: dict[tuple[str, str], tuple[int, str]] = {}  # label -> revision and version that failed here
         self._told: dict[tuple[str, str], tuple[int, str]] = {}  # label -> what was acknowledged last
         self._memory = Memory(following.state_dir)
+        self._spaces = Spaces(registry, candidates, versions, swaps)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -104,8 +107,12 @@ class Follower:
 
     async def _beat(self) -> None:
         while True:
-            with contextlib.suppress(errors.Unavailable):
+            try:
                 await self._registry.heartbeat(self._following.instance)
+            except errors.Unavailable:
+                pass
+            except Exception:  # without a heartbeat a serving encoder would be taken for dead
+                log.exception("the heartbeat failed")
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _apply(self, *, retry_failed: bool) -> None:
@@ -115,9 +122,12 @@ class Follower:
         if space_id is None or premise_version is None:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
-        await self._load_premise_encoder(space_id, premise_version, retry_failed=retry_failed)
+        await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
         space_id = self._versions.space_id
-        rows = [*await self._registry.labels(space_id), *await self._registry.labels(CROSS_ENCODERS)]
+        rows = await self._rows(space_id)
+        others = {row.space_id for row in rows} - {space_id, CROSS_ENCODERS}
+        for other in sorted(others):
+            await self._spaces.open(other, retry_failed=retry_failed)
         for row in sorted(rows, key=self._urgency):
             await self._follow_row(row, retry_failed=retry_failed)
         stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
@@ -129,9 +139,16 @@ class Follower:
             self._metrics.unserved(*key)
         if not self._versions.complete:
             await self._fall_back(stable)
+        self._spaces.close_all_but(others)
         self._drop_unnamed()
         await self._memory.save(self._versions)
-        self._tell_readiness(stable)
+        self._tell_readiness(stable, [row for row in rows if row.space_id in others and row.name == STABLE])
+
+    async def _rows(self, space_id: str) -> list[LabelRow]:
+        """The labels to follow: of the one space that this encoder is told to serve, or of all."""
+        if not self._following.space_id:
+            return await self._registry.labels()
+        return [*await self._registry.labels(space_id), *await self._registry.labels(CROSS_ENCODERS)]
 
     def _urgency(self, row: LabelRow) -> tuple[bool, bool]:
         """What is loaded already goes first, then `stable`: a way back waits for nobody's load."""
@@ -160,60 +177,25 @@ class Follower:
         served = [label.version for label in (state.labels if state else ()) if (label.space_id, label.name) == key]
         for version in (*served, stable.previous):
             try:
-                model = await self._model(stable.space_id, version)
+                model = await self._spaces.model(stable.space_id, version)
             except errors.AeencError as error:
                 log.warning("no way back", version=version, reason=error.message)
                 continue
             self._serve(key, model, LabelHere(version, FALLEN_BACK))
             return
 
-    def _tell_readiness(self, stable: LabelRow) -> None:
+    def _tell_readiness(self, stable: LabelRow, elsewhere: list[LabelRow]) -> None:
         here = self._versions.labels.get((stable.space_id, stable.name))
         reason = self.swaps.last_failure((stable.space_id, STABLE), (stable.space_id, PREMISES))
         if here is None:
             self._readiness.starting(f"no version can be served: {reason}")
         elif here.revision == FALLEN_BACK:
             self._readiness.degraded(f"label `stable` names {stable.version}, serving {here.version}: {reason}")
+        elif unserved := [row.space_id for row in elsewhere if (row.space_id, STABLE) not in self._versions.labels]:
+            reason = self.swaps.last_failure((unserved[0], STABLE), (unserved[0], PREMISES))
+            self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
         else:
             self._readiness.serving()
-
-    async def _load_premise_encoder(self, space_id: str, version: str, *, retry_failed: bool) -> None:
-        """Serves a space's premises, and its `stable` with them. Raises what is wrong when nothing else serves."""
-        key, wanted = (space_id, PREMISES), (0, version)
-        if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
-            return
-        if self._failed.get(key) == wanted and self._versions.complete and not retry_failed:
-            return
-        started = time.monotonic()
-        try:
-            premises = self._versions.models.get(version) or await self._candidates.load(space_id, version, None)
-        except errors.AeencError as error:
-            row = LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))
-            self.swaps.note(row, time.monotonic() - started, error.message)
-            self._failed[key] = wanted
-            if not self._versions.complete:
-                raise
-            return
-        labels = {key: here for key, here in self._versions.labels.items() if key[0] in {space_id, CROSS_ENCODERS}}
-        row_of_stable = await self._registry.label(space_id, STABLE)
-        if row_of_stable is not None and (space_id, STABLE) not in labels:
-            with contextlib.suppress(errors.AeencError):  # followed, and refused by name, in the same round
-                stable = await self._candidates.load(space_id, row_of_stable.version, premises.dim)
-                self._versions.models[stable.version] = stable
-                here = LabelHere(stable.version, row_of_stable.revision, row_of_stable.share)
-                labels[space_id, STABLE] = here
-        self._versions.models[version] = premises
-        self._versions.space_id, self._versions.premise_version = space_id, version
-        self._versions.labels = labels
-
-    async def _model(self, space_id: str, version: str) -> Model:
-        """A version of a space, loaded already or now. Raises what speaks against it."""
-        dim = None if space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
-        model = self._versions.models.get(version)
-        if model is None:
-            return await self._candidates.load(space_id, version, dim, beside=True)
-        check_place(model.description, space_id, dim)
-        return model
 
     async def _swap(self, row: LabelRow) -> None:
         """Tries to serve a label's version. A label that moves meanwhile is followed at once."""
@@ -222,7 +204,7 @@ class Follower:
             started = time.monotonic()
             model, failure = None, ""
             try:
-                model = await self._model(row.space_id, row.version)
+                model = await self._spaces.model(row.space_id, row.version)
             except errors.AeencError as error:
                 failure = error.message
             latest = await self._registry.label(*key)
@@ -272,26 +254,23 @@ class Follower:
         if state is None:
             self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
             return
-        premise = await self._candidates.load_known(
-            state.space_id, state.premise_version, state.premise_manifest_sha256, None
-        )
-        self._versions.space_id, self._versions.premise_version = state.space_id, state.premise_version
-        self._versions.models[premise.version] = premise
+        await self._spaces.restore(state.spaces[0])
+        self._versions.space_id = state.spaces[0].space_id
+        for other in state.spaces[1:]:
+            try:
+                await self._spaces.restore(other)
+            except errors.AeencError as error:
+                log.warning("a saved space cannot be served", space=other.space_id, reason=error.message)
         await self._restore_labels(state.labels)
         if self._versions.complete:
             self._readiness.degraded(f"serving the labels of the last run: {why}")
 
     async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
         for label in labels:
-            model = self._versions.models.get(label.version)
-            dim = (
-                None if label.space_id == CROSS_ENCODERS else self._versions.models[self._versions.premise_version].dim
-            )
-            if model is None:
-                try:
-                    model = await self._candidates.load_known(label.space_id, label.version, label.manifest_sha256, dim)
-                except errors.AeencError as error:
-                    log.exception("a saved label cannot be served", label=label.name, reason=error.message)
-                    continue
+            try:
+                model = await self._spaces.restore_model(label.space_id, label.version, label.manifest_sha256)
+            except errors.AeencError as error:
+                log.exception("a saved label cannot be served", label=label.name, reason=error.message)
+                continue
             here = LabelHere(label.version, label.revision, label.share)
             self._serve((label.space_id, label.name), model, here)

@@ -14,9 +14,10 @@ from services.kit.logs import get
 
 log = get(__name__)
 
-FORMAT_VERSION = 2
-_READABLE = {1, 2}  # 1 had labels of one space only
+FORMAT_VERSION = 3
+_READABLE = {1, 2, 3}  # 1 had labels of one space only, 2 one space of queries and premises
 FILE = "labels.json"
+_OF_A_SPACE = ("space_id", "premise_version", "premise_manifest_sha256")
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,19 @@ class SavedLabel:
 
 
 @dataclass(frozen=True)
-class SavedState:
-    """Everything needed to serve again: the space, its premise encoder, and the labels."""
+class SavedSpace:
+    """A space as it was served: its premise encoder, with the digest that the checkpoint's manifest must have."""
 
     space_id: str
     premise_version: str
     premise_manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """Everything needed to serve again: the spaces, the default one first, and the labels."""
+
+    spaces: tuple[SavedSpace, ...]
     labels: tuple[SavedLabel, ...]
 
 
@@ -45,9 +53,7 @@ def save(directory: Path, state: SavedState) -> None:
     """Writes the state, as a whole and durably."""
     record = {
         "format_version": FORMAT_VERSION,
-        "space_id": state.space_id,
-        "premise_version": state.premise_version,
-        "premise_manifest_sha256": state.premise_manifest_sha256,
+        "spaces": [vars(space) for space in state.spaces],
         "labels": [vars(label) for label in state.labels],
     }
     atomic_write(directory / FILE, json.dumps(record, indent=1).encode())
@@ -60,12 +66,13 @@ def load(directory: Path) -> SavedState | None:
         record = json.loads(path.read_bytes())
         if record["format_version"] not in _READABLE:
             raise DataLoss(f"{path} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}")
-        unsaid = {"space_id": record["space_id"], "share": 0.0}
-        labels = tuple(SavedLabel(**{**unsaid, **label}) for label in record["labels"])
-        return SavedState(record["space_id"], record["premise_version"], record["premise_manifest_sha256"], labels)
+        listed = record["spaces"] if "spaces" in record else [{name: record[name] for name in _OF_A_SPACE}]
+        spaces = tuple(SavedSpace(**space) for space in listed)
+        unsaid = {"space_id": spaces[0].space_id, "share": 0.0}
+        return SavedState(spaces, tuple(SavedLabel(**{**unsaid, **label}) for label in record["labels"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error
 
 
@@ -76,7 +83,9 @@ def state_of(versions: Versions) -> SavedState:
         SavedLabel(space_id, name, here.version, here.revision, here.share, digests[here.version])
         for (space_id, name), here in sorted(versions.labels.items())
     )
-    return SavedState(versions.space_id, versions.premise_version, digests[versions.premise_version], labels)
+    default_first = sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0]))
+    spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
+    return SavedState(spaces, labels)
 
 
 class Memory:

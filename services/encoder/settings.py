@@ -22,7 +22,9 @@ class EncoderSettings(ServiceSettings):
     state_dir: Path = Field(Path(".aeenc/state/encoder"), description="where the last labels are kept")
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the registry's Redis")
     namespace: str = Field("default", description="the deployment's name in Redis")
-    space_id: str = Field("", description="the space to serve; empty: the registry's default")
+    space_id: str = Field(
+        "", description="the one space to serve; empty: the registry's default and every other with a label"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models run; auto: CUDA where it works")
     runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"

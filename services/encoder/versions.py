@@ -40,33 +40,41 @@ class Selection:
 class Versions:
     """Loaded models by version, and the labels of each space that name some of them.
 
-    Queries and premises live in `space_id`; `premise_version` encodes premises; cross-encoders live elsewhere.
+    `space_id` is the default space; `premise_versions` has the encoder of premises of each space that is served.
+    Cross-encoders live elsewhere.
     """
 
     space_id: str = ""
-    premise_version: str = ""
+    premise_versions: dict[str, str] = field(default_factory=dict)
     labels: dict[tuple[str, str], LabelHere] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     in_flight: Counter[Model] = field(default_factory=Counter)
 
     @property
+    def premise_version(self) -> str:
+        """The encoder of premises of the default space; empty before there is one."""
+        return self.premise_versions.get(self.space_id, "")
+
+    @property
     def complete(self) -> bool:
-        """Whether queries and premises can be encoded."""
+        """Whether queries and premises of the default space can be encoded."""
         return self.premise_version in self.models and (self.space_id, STABLE) in self.labels
 
     def resolve(self, role: str, selection: Selection) -> Model:
         """The model for a text. Raises SpaceMismatch, FailedPrecondition or VersionNotLoaded, naming what is loaded."""
         if not self.complete:
             raise Unavailable("no version is loaded yet; retry when health says SERVING")
-        if selection.space_id and selection.space_id != self.space_id:
+        space_id = selection.space_id or self.space_id
+        if space_id not in self.premise_versions:
             raise SpaceMismatch(
-                f"this encoder serves space {self.space_id}, not {selection.space_id}; ask an encoder of that space"
+                f"this encoder serves space {', '.join(sorted(self.premise_versions))}, not {space_id}; point a label "
+                "at a checkpoint of that space, or ask an encoder of it"
             )
         if role == "premise":
             if selection.label or selection.version:
                 raise FailedPrecondition("premises are always encoded by the space's own encoder; leave `model` unset")
-            return self.models[self.premise_version]
-        return self._named(self.space_id, selection)
+            return self.models[self.premise_versions[space_id]]
+        return self._named(space_id, selection)
 
     def resolve_cross_encoder(self, selection: Selection) -> Model:
         """The cross-encoder for a Score. Raises Unimplemented without any, VersionNotLoaded for another."""
@@ -114,5 +122,5 @@ class Versions:
 
     def drop_unnamed(self) -> list[Model]:
         """Forgets every version that neither a label nor the premises name, and gives them back."""
-        named = {here.version for here in self.labels.values()} | {self.premise_version}
+        named = {here.version for here in self.labels.values()} | set(self.premise_versions.values())
         return [self.models.pop(version) for version in set(self.models) - named]

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from aeenc import errors
 from aeenc.channel import Channel
 from services.index.catalogue import Catalogue
+from services.index.checks import check_base
 from services.index.finished import FinishedBuild, FinishedBuilds
 from services.index.folding import Folding, Sameness
 from services.index.indexer import index_generation
@@ -59,6 +60,7 @@ class BuildSpec:
     activate: bool = False
     resume_from: int = 0
     sameness: Sameness = "EXACT"
+    space_id: str = ""
 
     def asked(self) -> dict[str, str]:
         """What is asked for besides the premises, in short; activation may be asked for at any time."""
@@ -67,6 +69,7 @@ class BuildSpec:
             "base_generation": self.base_generation,
             "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
             "sameness": self.sameness,
+            **({"space_id": self.space_id} if self.space_id else {}),
         }
 
 
@@ -177,7 +180,7 @@ class Builder:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.asked()) if spec.request_id else None
         options = self._options
-        work = Work(folding, self._batches, base, journal, options.sync_s, options.engines.storage)
+        work = Work(folding, self._batches, base, journal, options.sync_s, options.engines.storage, spec.space_id)
         try:
             await work.open(self._store, folder_of(spec.corpus), spec.resume_from)
             async with aclosing(self._steps(work, chunks)) as steps:
@@ -221,7 +224,9 @@ class Builder:
             return None
         await self._catalogue.resolve(spec.corpus, spec.base_generation)  # knows what there is
         # by hash: a damaged vector must not be copied into a new generation
-        return await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        check_base(spec.base_generation, base.space_id, spec.space_id)
+        return base
 
     def _batches(self, space_id: str, version: str) -> BatchEncoder:
         batches = BatchEncoder(

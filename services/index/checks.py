@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.backend import Searched
 from services.index.products import norms_of
-from services.index.queries import Scope, TextQuery
+from services.index.queries import WITHOUT_ENCODER, Scope, TextQuery
 from services.kit.checks import Limits, check_count, check_k
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
@@ -59,7 +59,7 @@ def check_space(served: Searched, space_id: str) -> None:
 
 
 def check_text_query(query: TextQuery, limits: Limits) -> None:
-    """Refuses shares beyond 0 to 1, a re-ranking of too few or too many, and accepted premises that do not fit."""
+    """Refuses shares beyond 0 to 1 or without use, too few or many to re-rank, accepted premises that do not fit."""
     if not 0.0 <= query.lexical_weight <= 1.0:
         raise errors.InvalidArgument.field(
             "fusion.lexical_weight", f"{query.lexical_weight:g} is not within 0 and 1; give the share of BM25"
@@ -69,6 +69,14 @@ def check_text_query(query: TextQuery, limits: Limits) -> None:
     if query.prior and query.mode == "ITERATIVE_LEXICAL":
         raise errors.InvalidArgument.field(
             "prior", "cannot be weighed against scores of different rounds; use mode LEXICAL, or set it to 0"
+        )
+    if not 0.0 <= query.negative_feedback <= 1.0:
+        raise errors.InvalidArgument.field(
+            "negative_feedback", f"{query.negative_feedback:g} is not within 0 and 1; give its share"
+        )
+    if query.negative_feedback and query.mode in WITHOUT_ENCODER:
+        raise errors.InvalidArgument.field(
+            "negative_feedback", f"changes vectors, which mode {query.mode} has none of; use DENSE or HYBRID, or 0"
         )
     if query.rerank and not query.scope.k <= query.rerank <= limits.k:
         raise errors.InvalidArgument.field(
@@ -80,3 +88,12 @@ def check_text_query(query: TextQuery, limits: Limits) -> None:
         )
     if any(len(ids) > limits.items for ids in query.accepted):
         raise errors.InvalidArgument.field("accepted", f"has over {limits.items:,} ids for a text; give fewer")
+
+
+def check_base(generation: str, space_id: str, wanted: str) -> None:
+    """Refuses to change a generation of one space by a build in another ("": wherever the base is)."""
+    if wanted not in {"", space_id}:
+        raise errors.SpaceMismatch(
+            f"base generation {generation} is of space {space_id}, the build of space {wanted}; stream the whole "
+            "corpus, without a base generation"
+        )

@@ -72,6 +72,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
         prior=request.prior,
+        negative_feedback=request.negative_feedback,
         fusion=known(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
         lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         precision=precision_name(request.precision),
@@ -188,6 +189,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 delete_ids=tuple(header.delete_ids),
                 activate=header.activate,
                 resume_from=header.resume_from,
+                space_id=header.space_id,
                 sameness=known(_SAMENESS, header.folding, "header.folding", "EXACT"),
             )
         break

@@ -9,7 +9,6 @@ threads: see words.py.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.index.search import Found
+from services.index.vocabulary import Vocabulary
 from services.kit.artifacts import Artifact
 
 K1, B = 1.5, 0.75
@@ -30,13 +30,8 @@ STOP_WORDS = "en"
 STEMS = "english"  # Snowball's; on EntailmentBank they lift MAP from .445 to .463
 COVERED = 0.2  # how much less a word counts that a query and a premise accepted for it share (docs/experiments.md)
 DOWNSCALE = 1.25  # of iterative BM25: how much less the words of each further round count
-FILES = {
-    "data_name": "lexical.weights.npy",
-    "indices_name": "lexical.ordinals.npy",
-    "indptr_name": "lexical.terms.npy",
-    "vocab_name": "lexical.vocabulary.json",
-    "params_name": "lexical.params.json",
-}
+WORDS = "lexical.words.txt"
+ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
 
 
 @dataclass(frozen=True)
@@ -62,22 +57,21 @@ class LexicalIndex:
     def of(cls, texts: Sequence[str], stems: str = STEMS) -> LexicalIndex:
         """The index of texts, in memory; `stems` "" takes words as they stand."""
         built, vocabulary = _build(texts, stems)
-        weights, ordinals, starts = (built.scores[name] for name in ("data", "indices", "indptr"))
+        weights, ordinals, starts = (built.scores[name] for name in ARRAYS)
         return cls(vocabulary, weights, ordinals, starts, len(texts), stems)
 
     @classmethod
     def open(cls, artifact: Artifact, rows: int) -> LexicalIndex | None:
         """The lexical index of a generation; None for one that was built without. Raises DataLoss for a damaged one."""
-        if FILES["vocab_name"] not in artifact.files:
+        if WORDS not in artifact.files:
             return None
         try:
-            vocabulary = json.loads(artifact.file(FILES["vocab_name"]).read_bytes())
+            vocabulary = Vocabulary(artifact.file(WORDS))
             weights, ordinals, starts = (
-                np.load(artifact.file(FILES[name]), mmap_mode="r", allow_pickle=False)
-                for name in ("data_name", "indices_name", "indptr_name")
+                np.load(artifact.file(name), mmap_mode="r", allow_pickle=False) for name in ARRAYS.values()
             )
-            whole = len(weights) == len(ordinals) == starts[-1] and len(starts) > max(vocabulary.values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            whole = len(weights) == len(ordinals) == starts[-1] and len(starts) == len(vocabulary) + 1
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise errors.DataLoss(
                 f"{artifact.path}: the lexical index cannot be read ({error}); build again"
             ) from error
@@ -92,7 +86,7 @@ class LexicalIndex:
         """
         counts, texts = Counter[int](), Counter[int]()
         for words in words_of([text, *accepted], self.stems):
-            known = [self.vocabulary[word] for word in words if word in self.vocabulary]
+            known = [term for word in words if (term := self.vocabulary.get(word)) is not None]
             counts.update(known)
             texts.update(set(known))
         ids = sorted(counts)
@@ -177,7 +171,10 @@ class LexicalIndex:
 
 def write_lexical(path: Path, texts: Sequence[str]) -> None:
     """Indexes texts and writes the files into the directory `path`. Equal texts give equal bytes."""
-    _build(texts, STEMS)[0].save(path, show_progress=False, **FILES)
+    built, vocabulary = _build(texts, STEMS)
+    Vocabulary.write(path / WORDS, list(vocabulary))
+    for name, file in ARRAYS.items():
+        np.save(path / file, built.scores[name], allow_pickle=False)
 
 
 def _build(texts: Sequence[str], stems: str) -> tuple[bm25s.BM25, dict[str, int]]:

@@ -24,11 +24,12 @@ from services.index.explanations import Prior
 from services.index.fusion import fuse, scaled
 from services.index.lexical import LexicalIndex, best
 from services.index.products import exact_scores
-from services.index.queries import TextQuery
+from services.index.queries import WITHOUT_ENCODER, TextQuery
 from services.index.reranking import Reranker
 from services.index.search import Found
 from services.index.words import Words
 
+FEEDBACK = 5  # the premises that negative feedback looks at
 EXPLAINED = 0.5  # how much of the mean of the premises accepted is taken off a query's vector (docs/experiments.md)
 
 
@@ -42,6 +43,13 @@ class Ranked:
     encode_s: float = 0.0
     version: str = ""
     reranked_by: str = ""
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    vectors: NDArray[np.float32]
+    version: str
+    encode_s: float
 
 
 @dataclass(frozen=True)
@@ -104,40 +112,62 @@ class Ranker:
 
     async def rank(self, call: RankCall) -> Ranked:
         """The best premises of each text. Raises what the encoder and the engines raise."""
-        k = call.query.rerank or call.query.scope.k
-        depth = self._pool if call.prior else k
-        match call.query.mode:
-            case "DENSE":
-                ranked = (await self._dense(call, depth))[0]
-            case "HYBRID":
-                ranked = await self._hybrid(call, depth)
-            case mode:
-                ranked = await self._by_words(call, depth, iterative=mode == "ITERATIVE_LEXICAL")
-        if call.prior is not None:
-            ranked = await self._with_prior(call, ranked, call.prior, k)
-        return await self._reranked(call, ranked) if call.query.rerank else ranked
+        query = call.query
+        k = query.rerank or query.scope.k
+        if query.mode in WITHOUT_ENCODER:
+            ranked = await self._by_words(call, self._depth(call, k))
+            ranked = await self._with_prior(call, ranked, k)
+        else:
+            encoded = await self._encoded(call)
+            vectors = encoded.vectors
+            first = Ranked([])
+            if query.negative_feedback:
+                first = await self._by_vectors(call, vectors, FEEDBACK)
+                best_first = [call.served.index.vectors[one.ordinals.tolist()] for one in first.found]
+                vectors = without_mean(vectors, best_first, query.negative_feedback)
+            ranked = await self._by_vectors(call, vectors, k)
+            ranked = replace(
+                ranked,
+                queue_s=first.queue_s + ranked.queue_s,
+                compute_s=first.compute_s + ranked.compute_s,
+                encode_s=encoded.encode_s,
+                version=encoded.version,
+            )
+        return await self._reranked(call, ranked) if query.rerank else ranked
 
-    async def _dense(self, call: RankCall, k: int) -> tuple[Ranked, NDArray[np.float32]]:
-        """The k nearest premises, and the vectors of the texts."""
+    def _depth(self, call: RankCall, k: int) -> int:
+        return self._pool if call.prior else k
+
+    async def _by_vectors(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranked:
+        """The k best by the vectors of the texts, or by vectors and words; then by the prior."""
+        by = self._hybrid if call.query.mode == "HYBRID" else self._dense
+        return await self._with_prior(call, await by(call, vectors, self._depth(call, k)), k)
+
+    async def _encoded(self, call: RankCall) -> _Encoded:
+        """The vectors of the texts, each with the premises accepted for it and less what those explain."""
         started, query = time.perf_counter(), call.query
         key = EncodeKey.of(query, call.served.generation.space_id)
         texts = [" ".join([text, *call.accepted_texts(row)]) for row, text in enumerate(query.texts)]
         encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=call.left_s)
-        encode_s = time.perf_counter() - started
         check_space(call.served, encoded.space_id)
         check_dimension(call.served, encoded.vectors.shape[1])
         vectors = encoded.vectors
         if query.accepted:
-            vectors = unexplained(vectors, [call.served.index.vectors[own] for own in call.accepted])
+            accepted = [call.served.index.vectors[own] for own in call.accepted]
+            vectors = without_mean(vectors, accepted, EXPLAINED)
+        return _Encoded(vectors, encoded.version, time.perf_counter() - started)
+
+    async def _dense(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranked:
         wanted = k + max(map(len, call.left_out))
         outcome: Outcome = await self._engine.search(
             call.served, vectors, wanted, call.selection, deadline_s=call.left_s
         )
         found = [_without(one, out, k) for one, out in zip(outcome.found, call.left_out, strict=True)]
-        return Ranked(found, outcome.queue_s, outcome.compute_s, encode_s, encoded.version), vectors
+        return Ranked(found, outcome.queue_s, outcome.compute_s)
 
-    async def _by_words(self, call: RankCall, k: int, *, iterative: bool) -> Ranked:
+    async def _by_words(self, call: RankCall, k: int) -> Ranked:
         lexical, allowed = lexical_of(call.served), call.served.allowed(call.selection)
+        iterative = call.query.mode == "ITERATIVE_LEXICAL"
 
         def work(row: int) -> Found:
             terms = lexical.terms(call.query.texts[row], call.accepted_texts(row))
@@ -146,9 +176,9 @@ class Ranker:
 
         return Ranked(*await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline))
 
-    async def _hybrid(self, call: RankCall, k: int) -> Ranked:
+    async def _hybrid(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranked:
         lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
-        dense, vectors = await self._dense(call, self._pool)
+        dense = await self._dense(call, vectors, self._pool)
 
         def work(row: int) -> Found:
             mine = _but(allowed, call.left_out[row], call.served.index.rows)
@@ -165,9 +195,11 @@ class Ranker:
         found, queue_s, compute_s = await self._words.each(range(len(query.texts)), work, deadline=call.deadline)
         return replace(dense, found=found, queue_s=dense.queue_s + queue_s, compute_s=dense.compute_s + compute_s)
 
-    async def _with_prior(self, call: RankCall, ranked: Ranked, prior: Prior, k: int) -> Ranked:
+    async def _with_prior(self, call: RankCall, ranked: Ranked, k: int) -> Ranked:
         """The pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text itself."""
-        share = np.float32(call.query.prior)
+        if call.prior is None:
+            return ranked
+        prior, share = call.prior, np.float32(call.query.prior)
 
         def work(row: int) -> Found:
             found = ranked.found[row]
@@ -199,15 +231,16 @@ def lexical_of(served: ServedGeneration) -> LexicalIndex:
     return served.lexical
 
 
-def unexplained(vectors: NDArray[np.float32], accepted: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """Query vectors, each of a text with its premises accepted, less what those explain; of unit length again.
+def without_mean(vectors: NDArray[np.float32], premises: Sequence[NDArray[Any]], share: float) -> NDArray[np.float32]:
+    """Query vectors less a share of the mean of premises' vectors (premises, dim), one array a query; of unit length.
 
-    `accepted` has the vectors (premises, dim) of those of each query.
+    Taken off are premises accepted for the query, which stand in its text as well, or the best of a first ranking
+    (Rocchio 1971 with a negative weight).
     """
     changed = vectors.copy()
-    for row, own in enumerate(accepted):
+    for row, own in enumerate(premises):
         if len(own):
-            changed[row] -= EXPLAINED * own.mean(axis=0)
+            changed[row] -= np.float32(share) * own.mean(axis=0, dtype=np.float32)
             changed[row] /= np.linalg.norm(changed[row])
     return changed
 

@@ -22,7 +22,8 @@ from services.kit.generation import KIND, VECTORS, Generation, PremiseRecord, St
 class Work:
     """The work of one build. `open` it, `receive` premises, `advance` or `drain`, commit its `writer`, `close` it.
 
-    `batches` gives an encoder for a space and a version ("": whatever answers). A journal is synced every `sync_s`
+    `batches` gives an encoder for a space and a version ("": whatever answers); without a `base`, `space_id` is the
+    space ("": the encoder's default). A journal is synced every `sync_s`
     seconds; `keep` says whether it outlives this work. `storage` is that of vectors where none are kept.
     """
 
@@ -34,10 +35,11 @@ class Work:
         journal: Journal | None,
         sync_s: float,
         storage: Storage = "float32",
+        space_id: str = "",
     ) -> None:
         self.writer: ArtifactWriter
         self.folding = folding
-        self.batches = batches(base.space_id, base.premise_version) if base else batches("", "")
+        self.batches = batches(base.space_id, base.premise_version) if base else batches(space_id, "")
         self.file: VectorFile | None = None
         self.keep = True
         self._make_batches = batches

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REPEAT_S = 0.2
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, but returns only when the thread has ended, also when it is cancelled.
+
+    So a lock that is held around it is held as long as the work goes on.
+    """
+    task = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    await finish(task)
+    return task.result()
 
 
 async def finish(task: asyncio.Task[Any]) -> None:

@@ -54,6 +54,7 @@ def up(
     )
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
+    rows += [(f"people {name}", f"{n} on each task: aeenc oracle terminal") for name, n in options.people.items()]
     out.result({"home": str(fleet.home), "targets": targets}, table(["service", "address"], rows))
 
 

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -165,6 +166,8 @@ class Fleet:
             settings["redis_url"] = redis_url
         if name in {"encoder", "trainer"}:
             settings["state_dir"] = str(self.home / "state" / name)
+        if name == "trainer" and "AEENC_TRAINER_TENSORBOARD_DIR" not in os.environ:
+            settings["tensorboard_dir"] = str(self.home / "tensorboard")
         for peer in _PEERS.get(name, ()):
             settings[f"{peer}_target"] = targets[peer]
         if name == "sampler":

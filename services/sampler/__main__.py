@@ -64,6 +64,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         instance=settings.instance,
         wave_nodes=settings.wave_nodes,
         max_active_runs=settings.max_active_runs,
+        max_people_runs=settings.max_people_runs,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )

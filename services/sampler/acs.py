@@ -235,23 +235,39 @@ def _refused(
     return negatives, filtered
 
 
-def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> list[Tree]:
-    """The first trees that can be worked on together without the budget being spent out of order.
+def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> tuple[list[Tree], bool]:
+    """The first trees that can be worked on together without the budget being spent out of order; and if that is safe.
 
-    `trees` are the unfinished ones in order. Without a budget: all. With one: those whose worst cases it covers
-    together, and at least the first, whose level is asked in order until the budget is spent.
+    `trees` are the unfinished ones in order, `judgements` what is stored. Without a budget: all. With one: those whose
+    worst cases, nodes in the air included, it covers together; in whatever order they are asked, nothing is cut off.
+    If it does not cover the first one either: that one alone, whose level has to be asked in order (not safe).
     """
     if not rules.max_judgements:
-        return list(trees)
+        return list(trees), True
     left = rules.max_judgements - judgements
     if left <= 0:
-        return []
-    if not rules.max_nodes_per_tree:
-        return list(trees[:1])
+        return [], True
     chosen: list[Tree] = []
     for tree in trees:
-        left -= (rules.max_nodes_per_tree - len(tree.results)) * rules.worst_case
-        if chosen and left < 0:
+        left -= _most_nodes_left(tree, rules, left) * rules.worst_case
+        if left < 0:
             break
         chosen.append(tree)
-    return chosen
+    return (chosen, True) if chosen else (list(trees[:1]), False)
+
+
+def _most_nodes_left(tree: Tree, rules: Rules, enough: int) -> int:
+    """The most nodes of a tree that may still be judged; counted up to more than `enough`."""
+    level = [node for node in tree.nodes if node.depth == tree.depth]
+    found = len(level) - sum(node.ordinal in tree.results for node in level)
+    below = sum(
+        len(tree.results[node.ordinal].accepted) if node.ordinal in tree.results else rules.worst_case for node in level
+    )
+    for _ in range(tree.depth, rules.max_depth):
+        found += below
+        below *= rules.worst_case
+        if not below or found > enough:
+            break
+    if rules.max_nodes_per_tree:
+        found = min(found, rules.max_nodes_per_tree - len(tree.results))
+    return found

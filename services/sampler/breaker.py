@@ -59,6 +59,14 @@ class Breaker:
             raise
         self._succeeded()
 
+    def try_at_once(self) -> None:
+        """Lets the next call pass as a probe although it is open, and begins all patience anew.
+
+        For a person who has started or resumed something: the failures before may be of yesterday.
+        """
+        self._failing_since, self._probe_at = None, 0.0
+        self._tell()
+
     async def _turn(self, patience_s: float) -> bool:
         """Returns when a call may be made. True: it is the probe."""
         given_up = self._given_up
@@ -105,8 +113,7 @@ class Breaker:
 
     def _give_up(self) -> None:
         self._given_up += 1
-        self._failing_since, self._probe_at = None, 0.0
-        self._tell()
+        self.try_at_once()
 
     def _tell(self) -> None:
         """Wakes all who wait now."""

@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from aeenc import errors
 from aeenc.v1 import sampler_pb2, types_pb2
 from services.kit.checks import Limits, check_count
-from services.kit.wire import to_timestamp
+from services.kit.wire import known, to_timestamp
 from services.sampler.acs import Rules
 from services.sampler.negatives import NegativeFilter
-from services.sampler.runs import Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
+from services.sampler.runs import MAX_NOTE, Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
 START_BYTES = 64 * 1024 * 1024  # all hypotheses of a start are held at once
 MAX_MARGIN = 2.0  # cosines lie this far apart at most
 
-_SIGNS: dict[int, Sign] = {
+_SIGNS: dict[types_pb2.PairSign, Sign | None] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
@@ -152,9 +152,9 @@ def to_progress(progress: Progress) -> sampler_pb2.RunProgress:
     )
 
 
-def from_sign(sign: int) -> Sign | None:
-    """The sign to list; None for both."""
-    return _SIGNS.get(sign)
+def from_sign(sign: types_pb2.PairSign) -> Sign | None:
+    """The sign to list; None for all."""
+    return known(_SIGNS, sign, "sign", None)
 
 
 def to_pair(pair: Pair) -> types_pb2.Pair:
@@ -178,6 +178,7 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
             judged_at=to_timestamp(parse_time(pair.judged_at)),
             grade=pair.grade,
             amended=pair.amended,
+            note=pair.note,
         ),
     )
 
@@ -187,7 +188,7 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
     check_count(len(messages), limits, "pairs")
     pairs = []
     for position, message in enumerate(messages):
-        sign = from_sign(message.sign)
+        sign = _SIGNS.get(message.sign)
         field = "query" if not message.query else "premise" if not message.premise else "sign"
         if sign is None or field != "sign":
             raise errors.InvalidArgument.field(f"pairs[{position}].{field}", "is missing; a pair needs it")
@@ -209,6 +210,7 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
                 judged_at=at.isoformat(),
                 grade=origin.grade,
                 reason=message.reason,
+                note=origin.note[:MAX_NOTE],
             )
         )
     return pairs

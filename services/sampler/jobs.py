@@ -128,6 +128,7 @@ class Job:
             annotator=(judged.annotator_of(candidate.id) if judged else "") or run.config.oracle,
             judged_at=now(),
             grade=judged.grades.get(candidate.id, 0.0) if judged else 0.0,
+            note=judged.note if judged else "",
         )
 
 

@@ -24,6 +24,7 @@ from services.kit.logs import get
 from services.sampler.acs import Ruling
 from services.sampler.breaker import Breaker, Down
 from services.sampler.oracle_metrics import OracleMetrics
+from services.sampler.runs import MAX_NOTE
 from services.sampler.settings import OracleSettings
 
 log = get(__name__)
@@ -51,6 +52,7 @@ class Judged:
     annotator: str
     unknown: int
     annotators: dict[str, str] = field(default_factory=dict)
+    note: str = ""
 
     def annotator_of(self, premise_id: str) -> str:
         """Who gave the verdict on a candidate."""
@@ -108,6 +110,10 @@ class OracleGateway:
         self._breaker = Breaker(settings.breaker_failures)
         self._metrics = metrics or OracleMetrics(CollectorRegistry())
         self._last_reason = ""
+
+    def begin(self) -> None:
+        """A run begins or goes on: tries the oracle at once, however it was before."""
+        self._breaker.try_at_once()
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[Judged | Unanswered]:
         """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.
@@ -208,6 +214,10 @@ class OracleGateway:
             "nothing that it answered is asked again"
         )
 
+    def waiting(self, run_id: str) -> str:  # noqa: ARG002 -- all runs wait together
+        """What a run waits for; empty when it does not."""
+        return f"oracle {self.name!r} fails and is tried again: {self._last_reason}" if self._breaker.open else ""
+
     async def close(self) -> None:
         """Closes the connection."""
         await self._client.channel.close()
@@ -249,7 +259,8 @@ def read_answer(task: Task, answer: Answer) -> Judged | None:
     if not rulings:
         return None
     missing = dict.fromkeys(asked - rulings.keys(), Ruling.SKIPPED)
-    return Judged(task, {**rulings, **missing}, grades, answer.annotator[:MAX_ANNOTATOR], unknown, annotators)
+    annotator, note = answer.annotator[:MAX_ANNOTATOR], answer.note[:MAX_NOTE]
+    return Judged(task, {**rulings, **missing}, grades, annotator, unknown, annotators, note)
 
 
 def _ruling(judgement: int, leaf: bool) -> Ruling:

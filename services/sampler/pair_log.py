@@ -13,6 +13,7 @@ from services.sampler.run_keys import RunKeys
 from services.sampler.runs import Pair, Sign, now
 
 READ = 1024
+READS = 32
 CHUNK = 1000  # a script's arguments lie on Lua's stack
 
 
@@ -25,10 +26,13 @@ class PairLog:
         self._import: Any = redis.register_script(scripts.IMPORT)
 
     async def page(self, run_id: str, after: int, limit: int, sign: Sign | None) -> tuple[list[Pair], int]:
-        """At most `limit` pairs behind position `after`, and the position to go on from (0: that was all)."""
+        """At most `limit` pairs behind position `after`, and the position to go on from (0: that was all).
+
+        Of a rare sign it may find fewer, or none, before the end: a call reads READS * READ pairs at most.
+        """
         pairs: list[Pair] = []
         async with unavailable_if_down(f"read the pairs of run {run_id}"):
-            while True:
+            for _ in range(READS):
                 entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=READ)
                 for entry_id, values in entries:
                     after = int(entry_id.partition("-")[0])
@@ -39,6 +43,13 @@ class PairLog:
                         return pairs, after
                 if len(entries) < READ:
                     return pairs, 0
+        return pairs, after
+
+    async def amended(self, run_id: str) -> list[Pair]:
+        """The last amended pair of each query and premise of a run."""
+        async with unavailable_if_down(f"read the amendments of run {run_id}"):
+            stored = await self._redis.hvals(self._keys.amended(run_id))
+        return [Pair.from_json(text, 0) for text in stored]
 
     async def claim(self, request_id: str, run_id: str) -> str:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt."""
@@ -55,7 +66,8 @@ class PairLog:
             for start in range(0, len(pairs), CHUNK):
                 chunk = [pair.to_json() for pair in pairs[start : start + CHUNK]]
                 request = f"{self._keys.import_request(request_id)}:added:{start}"
-                keys = [self._keys.record(run_id), request, self._keys.pairs(run_id), self._keys.events(run_id)]
+                own = self._keys
+                keys = [own.record(run_id), request, own.pairs(run_id), own.events(run_id), own.amended(run_id)]
                 await self._import(keys=keys, args=[now(), int(bool(request_id)), *chunk])
                 added += len(chunk)
         return added

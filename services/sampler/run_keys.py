@@ -40,6 +40,10 @@ class RunKeys:
         """Its pair log (stream, ids `<seq>-0`)."""
         return f"{self._prefix}run:{run_id}:pairs"
 
+    def amended(self, run_id: str) -> str:
+        """The last amended pair of each query and premise (hash); absent without amendments."""
+        return f"{self._prefix}run:{run_id}:amended"
+
     def hypotheses(self, run_id: str) -> str:
         """Its hypotheses in order (list)."""
         return f"{self._prefix}run:{run_id}:hypotheses"

@@ -123,14 +123,24 @@ class RunStore:
             return sorted(await self._redis.smembers(self._keys.active))
 
     async def transition(
-        self, run_id: str, allowed: Sequence[State], state: State, *, error: str = "", owner: str = ""
+        self,
+        run_id: str,
+        allowed: Sequence[State],
+        state: State,
+        *,
+        error: str = "",
+        owner: str = "",
+        request: str = "",
     ) -> str:
-        """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it."""
+        """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it.
+
+        A retry of the `request` that has brought it there is OK, too.
+        """
         keys = self._keys
         async with unavailable_if_down(f"move run {run_id} to {state}"):
             answer: str = await self._transition(
                 keys=[keys.record(run_id), keys.lease(run_id), keys.active, keys.events(run_id)],
-                args=[owner, run_id, now(), f" {' '.join(allowed)} ", state, error, int(state not in LIVE)],
+                args=[owner, run_id, now(), f" {' '.join(allowed)} ", state, error, int(state not in LIVE), request],
             )
         return answer
 

@@ -62,10 +62,6 @@ class RunWorker:
         self._store, self._nodes = store, nodes
         self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
         self._wave_nodes = wave_nodes
-        self._flight_nodes = max(1, wave_nodes // FLIGHTS)
-        if self._rules.max_judgements:
-            # A budget is spent in order, one flight after the other; conditioned nodes ask again, so each alone.
-            self._flight_nodes = 1 if self._rules.conditioned else wave_nodes
         self._judgements = run.progress.judgements
         self._window: dict[int, Tree] = {}
         self._last_index = -1
@@ -116,20 +112,24 @@ class RunWorker:
         """The nodes of the next flight, in order; none while it is open whose fault an unanswered node is.
 
         Of nodes with the same query only one is in the air: the others will find its answers. While the encoder has
-        enough to do, a flight waits until it is full.
+        enough to do, a flight waits until it is full. What a budget may not cover is asked in order, in one flight at a
+        time; conditioned nodes ask again, so each alone.
         """
-        if self._unanswered or self._refused_by_budget or (self._rules.max_judgements and self._flying):
+        if self._unanswered or self._refused_by_budget:
             return []
-        most = min(self._flight_nodes, self._wave_nodes - len(self._flying))
+        trees, safe = acs.affordable([self._window[i] for i in sorted(self._window)], self._rules, self._judgements)
+        if self._flying and not safe:
+            return []
+        full = max(1, self._wave_nodes // FLIGHTS) if safe else 1 if self._rules.conditioned else self._wave_nodes
+        most = min(full, self._wave_nodes - len(self._flying))
         wave: list[tuple[Tree, Node]] = []
         queries = set(self._flying.values())
-        trees = [self._window[index] for index in sorted(self._window)]
-        for tree in acs.affordable(trees, self._rules, self._judgements):
+        for tree in trees:
             for node in tree.pending():
                 if (tree.index, node.ordinal) not in self._flying and node.text not in queries and len(wave) < most:
                     queries.add(node.text)
                     wave.append((tree, node))
-        if not wave or (len(wave) < self._flight_nodes and self._at_the_encoder >= AT_THE_ENCODER):
+        if not wave or (len(wave) < full and self._at_the_encoder >= AT_THE_ENCODER):
             return []
         self._flying.update(((tree.index, node.ordinal), node.text) for tree, node in wave)
         self._at_the_encoder += 1

@@ -22,7 +22,7 @@ from services.sampler.run_lease import RunLease
 from services.sampler.run_store import RunStore
 from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.runs import LIVE, Run, State
-from services.sampler.tasks.gateway import Gateway
+from services.sampler.tasks.gateway import Gateway, PeopleGateway
 
 log = get(__name__)
 
@@ -30,7 +30,10 @@ LEASES_A_TERM = 3  # how often a lease is renewed before it would end
 
 
 class Runner:
-    """Works on at most `max_active_runs` runs at once, between `start` and `stop`."""
+    """Works on at most `max_active_runs` runs at once, between `start` and `stop`.
+
+    Runs whose oracle is a queue of people count apart, up to `max_people_runs`: they wait for days and take little.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Runner:
         instance: str,
         wave_nodes: int,
         max_active_runs: int,
+        max_people_runs: int,
         lease_s: float,
         poll_s: float,
     ) -> None:
@@ -53,9 +57,11 @@ class Runner:
         self._labels, self._readiness = labels, readiness
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
-        self._wave_nodes, self._max_active_runs = wave_nodes, max_active_runs
+        self._wave_nodes = wave_nodes
+        self._max_active_runs, self._max_people_runs = max_active_runs, max_people_runs
         self._lease_s, self._poll_s = lease_s, poll_s
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._oracle_of: dict[str, str] = {}  # run -> name; of the runs that wait for a sampler or have one
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -63,6 +69,13 @@ class Runner:
     def active_runs(self) -> list[str]:
         """The runs that this process works on."""
         return sorted(self._working)
+
+    @property
+    def waiting_runs(self) -> dict[str, str]:
+        """Those of them that wait for their oracle, each with the reason."""
+        oracles = {run_id: self._oracles.get(self._oracle_of.get(run_id, "")) for run_id in self.active_runs}
+        reasons = {run_id: oracle.waiting(run_id) for run_id, oracle in oracles.items() if oracle is not None}
+        return {run_id: reason for run_id, reason in reasons.items() if reason}
 
     def start(self) -> None:
         """Begins to look for runs."""
@@ -92,22 +105,38 @@ class Runner:
                 self._readiness.serving()
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
+            except Exception as error:  # a look that fails must not be the last one
+                log.exception("looking for runs failed")
+                self._readiness.degraded(f"cannot look for runs ({type(error).__name__}); the log has it")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
             self._wake.clear()
 
     async def _take_runs(self) -> None:
-        for run_id in await self._store.active():
-            if len(self._working) >= self._max_active_runs:
-                return
+        active = await self._store.active()
+        self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
+        for run_id in active:
             if run_id in self._working:
+                continue
+            if run_id not in self._oracle_of:
+                self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
+            if not self._has_room(run_id):
                 continue
             lease = RunLease(self._store, run_id, self._owner, self._lease_s)
             if await lease.renew():
                 task = asyncio.create_task(self._hold(run_id, lease))
                 self._working[run_id] = task
                 task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
+
+    def _has_room(self, run_id: str) -> bool:
+        """Whether one more run of this kind may be worked on. Those that wait for people take nobody else's place."""
+        people = self._asks_people(run_id)
+        alike = sum(self._asks_people(other) is people for other in self._working)
+        return alike < (self._max_people_runs if people else self._max_active_runs)
+
+    def _asks_people(self, run_id: str) -> bool:
+        return isinstance(self._oracles.get(self._oracle_of.get(run_id, "")), PeopleGateway)
 
     def _done(self, run_id: str) -> None:
         del self._working[run_id]
@@ -156,6 +185,7 @@ class Runner:
         oracle = self._oracles.get(run.config.oracle)
         if oracle is None:
             raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
+        oracle.begin()
         return RunWorker(
             run,
             lease,

@@ -13,6 +13,7 @@ from services.sampler.acs import Rules
 from services.sampler.negatives import NegativeFilter
 
 FORMAT_VERSION = 1
+MAX_NOTE = 1024  # characters; it stands in every pair of its node
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Sign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
@@ -120,7 +121,7 @@ class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
     An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
-    skipped: undecided by the oracle, or the filter's reason.
+    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer.
     """
 
     query: str
@@ -139,6 +140,7 @@ class Pair:
     grade: float = 0.0
     amended: bool = False
     reason: str = ""
+    note: str = ""
     seq: int = 0
 
     def to_json(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -116,9 +116,9 @@ class Sampling:
 
     async def cancel(self, run_id: str, request_id: str) -> Run:
         """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
-        answer = await self._store.transition(run_id, LIVE, "CANCELLED")
+        answer = await self._store.transition(run_id, LIVE, "CANCELLED", request=request_id)
         run = await self._store.get(run_id)
-        if answer != "OK" and not (request_id and answer == "CANCELLED"):
+        if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         self._runner.drop(run_id)
         await self._labels.drop(run)
@@ -162,10 +162,11 @@ class Sampling:
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
         run = await self._store.get(run_id)
+        amended = tree_export.Amendments(await self._log.amended(run_id))
         for start in range(0, run.progress.trees, EXPORT_TREES):
             indexes = range(start, min(start + EXPORT_TREES, run.progress.trees))
             for tree in await self._nodes.trees(run_id, indexes):
-                record = tree_export.record_json(tree)
+                record = tree_export.record_json(tree, amended)
                 if record is not None:
                     yield tree.hypothesis_id, record
 
@@ -173,6 +174,11 @@ class Sampling:
     def active_runs(self) -> Sequence[str]:
         """The runs that this process works on."""
         return self._runner.active_runs
+
+    @property
+    def waiting_runs(self) -> Mapping[str, str]:
+        """Those of them that wait for their oracle, each with the reason."""
+        return self._runner.waiting_runs
 
 
 def _same(run: Run, fingerprint: str) -> Run:

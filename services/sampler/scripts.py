@@ -49,14 +49,19 @@ return ARGV[1]
 """
 )
 
-# KEYS: run, lease, active, events.  ARGV: owner or '', run id, now, allowed states, state, error, whether it is an end
+# KEYS: run, lease, active, events
+# ARGV: owner or '', run id, now, allowed states, state, error, whether it is an end, the request that asks for it or ''
 TRANSITION = (
     _EMIT
     + """
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
 if ARGV[1] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
-if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
+if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
+  local again = state == ARGV[5] and ARGV[8] ~= '' and redis.call('HGET', KEYS[1], 'request') == ARGV[8]
+  return again and 'OK' or state
+end
+redis.call('HSET', KEYS[1], 'request', ARGV[8])
 redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6], 'ended_at', ARGV[7] == '1' and ARGV[3] or '')
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 if ARGV[5] == 'SUCCEEDED' then redis.call('HSET', KEYS[1], 'nodes_pending', 0) end
@@ -127,7 +132,7 @@ return 'OK'
 """
 )
 
-# KEYS: run, request, pairs, events.  ARGV: now, whether there is a request id, then pairs
+# KEYS: run, request, pairs, events, amended.  ARGV: now, whether there is a request id, then pairs
 IMPORT = (
     _EMIT
     + """
@@ -135,8 +140,10 @@ if ARGV[2] == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 for i = 3, #ARGV do
   local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
   redis.call('XADD', KEYS[3], seq .. '-0', 'pair', ARGV[i])
-  local sign = cjson.decode(ARGV[i])['sign']
-  redis.call('HINCRBY', KEYS[1], ({POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'})[sign], 1)
+  local pair = cjson.decode(ARGV[i])
+  if pair.amended then redis.call('HSET', KEYS[5], cjson.encode({pair.query, pair.premise_id}), ARGV[i]) end
+  local counter = ({POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'})[pair.sign]
+  redis.call('HINCRBY', KEYS[1], counter, 1)
 end
 if ARGV[2] == '1' then redis.call('SET', KEYS[2], #ARGV - 2) end
 emit(KEYS[1], KEYS[4], ARGV[1])

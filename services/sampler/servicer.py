@@ -75,4 +75,8 @@ class SamplerServicer(TaskCalls):
             service=to_service_info(self._server, self._sampling.limits),
             oracles=self._sampling.oracles,
             active_runs=self._sampling.active_runs,
+            waiting_runs=[
+                sampler_pb2.WaitingRun(run_id=run_id, reason=reason)
+                for run_id, reason in self._sampling.waiting_runs.items()
+            ],
         )

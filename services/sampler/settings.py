@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
@@ -32,6 +32,14 @@ class OracleSettings(BaseModel):
         300.0, ge=0, description="seconds that runs wait for it when it fails; 10 at most before its first answer"
     )
 
+    @model_validator(mode="after")
+    def _whole_identity(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together; give both or neither")
+        if self.cert is not None and self.ca is None:
+            raise ValueError("cert needs ca: without it the connection is plain and shows no certificate")
+        return self
+
 
 class SamplerSettings(ServiceSettings):
     """What the sampler can be told."""
@@ -51,7 +59,8 @@ class SamplerSettings(ServiceSettings):
         default_factory=dict, description="queues of people who judge, by the name that runs use as their oracle"
     )
     wave_nodes: int = Field(256, ge=1, le=1024, description="most nodes of a run in work at once")
-    max_active_runs: int = Field(4, ge=1, description="runs worked on at once; others wait")
+    max_active_runs: int = Field(4, ge=1, description="runs worked on at once, but for those of queues; others wait")
+    max_people_runs: int = Field(64, ge=1, description="runs of queues worked on at once; others wait")
     max_hypotheses: int = Field(100_000, ge=1, description="most hypotheses of one run")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another sampler takes over a silent one's run")
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for runs that wait for a sampler")

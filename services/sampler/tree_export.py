@@ -1,48 +1,75 @@
 """From what a run accepted to an entailment tree in EntailmentBank's form.
 
 A run's positives may form a graph; the tree keeps each expanded premise under the node that first reached it, and
-elsewhere it stands as a plain sentence. Trees without any accepted premise are not written.
+elsewhere it stands as a plain sentence. What an amendment has taken back is left out with all below it; what it has
+accepted since is a plain sentence. Trees without any accepted premise are not written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 
 from aeenc.trees import ROOT as ROOT_LABEL
 from aeenc.trees import Step, record_from_tree
 from aeenc.trees import Tree as EntailmentTree
 from services.sampler.acs import ROOT, Node, Tree
+from services.sampler.runs import Pair
 
 
-def record_json(tree: Tree) -> str | None:
+class Amendments:
+    """What people have said otherwise since the run went on: the last amended pair of each query and premise."""
+
+    def __init__(self, amended: Iterable[Pair] = ()) -> None:
+        self._by_query: dict[str, dict[str, Pair]] = defaultdict(dict)
+        for pair in amended:
+            self._by_query[pair.query][pair.premise_id] = pair
+
+    def accepted(self, tree: Tree, node: Node) -> list[str]:
+        """The texts that explain a node, best rank first; those that an amendment has added come last."""
+        if node.ordinal not in tree.results:
+            return []
+        amended = self._by_query.get(node.text, {})
+        told = tree.results[node.ordinal].accepted
+        texts = [one.text for one in told if one.id not in amended or amended[one.id].sign == "POSITIVE"]
+        texts += [pair.premise for pair in amended.values() if pair.sign == "POSITIVE"]
+        return list(dict.fromkeys(texts))
+
+
+def record_json(tree: Tree, amended: Amendments) -> str | None:
     """One line of an EntailmentBank file, or None when nothing explains the hypothesis."""
-    if not _accepts(tree, tree.nodes[ROOT]):
+    accepted = _reachable(tree, amended)
+    if not accepted[ROOT]:
         return None
+    children: dict[int, dict[str, Node]] = defaultdict(dict)
+    for node in tree.nodes:
+        children[node.parent][node.text] = node
     sentences: dict[str, str] = {}
     steps: list[Step] = []
     for node in reversed(tree.nodes):  # children come after their parents: deepest steps first, the root's last
-        if _accepts(tree, node):
-            labels = tuple(dict.fromkeys(_labels(tree, node, sentences)))
-            steps.append(Step(labels, _label(node), node.text))
+        labels = []
+        for text in accepted.get(node.ordinal, ()):
+            child = children[node.ordinal].get(text)
+            if child is not None and accepted.get(child.ordinal):
+                labels.append(_label(child))
+            else:
+                labels.append(sentences.setdefault(text, f"sent{len(sentences) + 1}"))
+        if labels:
+            steps.append(Step(tuple(labels), _label(node), node.text))
     built = EntailmentTree(
         tree.hypothesis_id, tree.nodes[ROOT].text, {label: text for text, label in sentences.items()}, tuple(steps)
     )
     return json.dumps(record_from_tree(built))
 
 
-def _labels(tree: Tree, node: Node, sentences: dict[str, str]) -> Iterator[str]:
-    expanded = {child.text: child for child in tree.nodes if child.parent == node.ordinal}
-    for premise in tree.results[node.ordinal].accepted:
-        child = expanded.get(premise.text)
-        if child is not None and _accepts(tree, child):
-            yield _label(child)
-        else:
-            yield sentences.setdefault(premise.text, f"sent{len(sentences) + 1}")
-
-
-def _accepts(tree: Tree, node: Node) -> bool:
-    return node.ordinal in tree.results and bool(tree.results[node.ordinal].accepted)
+def _reachable(tree: Tree, amended: Amendments) -> dict[int, list[str]]:
+    """What explains each node that still hangs on the root."""
+    accepted: dict[int, list[str]] = {}
+    for node in tree.nodes:  # parents come first
+        if node.ordinal == ROOT or node.text in accepted.get(node.parent, ()):
+            accepted[node.ordinal] = amended.accepted(tree, node)
+    return accepted
 
 
 def _label(node: Node) -> str:

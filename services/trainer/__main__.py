@@ -18,7 +18,7 @@ from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import CrossEncoder
 from services.trainer.data_sets import DataSets
 from services.trainer.evaluating import Evaluating
-from services.trainer.exports import Exports
+from services.trainer.exports import Exports, once_redis_answers
 from services.trainer.job_files import Means
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
@@ -27,6 +27,9 @@ from services.trainer.publishing import Publishing
 from services.trainer.sampled_pairs import SampledPairs
 from services.trainer.servicer import RegistryAdminServicer, TrainerServicer
 from services.trainer.settings import TrainerSettings
+from services.trainer.tandem_building import TandemBuilding
+from services.trainer.tandem_publishing import TandemPublishing
+from services.trainer.tandems import Tandems
 from services.trainer.training_jobs import TrainingJobs
 
 
@@ -45,12 +48,17 @@ def build(settings: TrainerSettings) -> GrpcServer:
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
     data_sets = DataSets(settings.data_sets, settings.text_bytes)
+    index_admin = Channel(settings.index_target, **settings.peer(admin=True))
+    index = IndexClient(Channel(settings.index_target, **settings.peer()), index_admin)
+    tandems = Tandems(redis, settings.namespace)
+    building = TandemBuilding(registry, index, tandems, store)
     runner = JobRunner(
         store,
         checkpoints,
         pairs,
         data_sets,
         server.readiness,
+        tandems=building,
         instance=settings.instance,
         jobs_dir=settings.state_dir / "jobs",
         means=Means(**{field.name: getattr(settings, field.name) for field in fields(Means)}),
@@ -62,17 +70,24 @@ def build(settings: TrainerSettings) -> GrpcServer:
     evaluating = Evaluating(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),
-        IndexClient(Channel(settings.index_target, **settings.peer())),
+        index,
         limits,
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-        TrainerServicer(server, jobs, evaluating, checkpoints, space, settings.device),
+        TrainerServicer(server, jobs, evaluating, checkpoints, space, tandems, settings.device),
         "aeenc.v1.TrainerService",
     )
     server.add(
         registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server,
-        RegistryAdminServicer(Publishing(registry, checkpoints, space)),
+        RegistryAdminServicer(
+            Publishing(
+                registry,
+                checkpoints,
+                space,
+                TandemPublishing(registry, index, tandems, checkpoints.store, space),
+            )
+        ),
         "aeenc.v1.RegistryAdminService",
         admin=True,
     )
@@ -81,12 +96,14 @@ def build(settings: TrainerSettings) -> GrpcServer:
         await warn_unless_durable(redis)
         await space.ensure()
         await cross_encoder.ensure()
+        await once_redis_answers(building.sweep)
         runner.start()  # the runner's first look at Redis makes the service ready
 
     async def stop() -> None:
         await runner.stop()
         await pairs.close()
         await evaluating.close()
+        await index_admin.close()
         await redis.aclose()
 
     server.on_start(start)

@@ -12,8 +12,9 @@ from aeenc import errors
 from aeenc.v1 import registry_pb2, trainer_pb2
 from services.kit.registry import CheckpointRow, LabelRow, RolloutRow
 from services.kit.wire import to_timestamp
-from services.trainer.jobs import Batching, Job, JobConfig, Loss, Progress, defaults_of
+from services.trainer.jobs import Batching, Job, JobConfig, Loss, Mode, Progress, defaults_of
 from services.trainer.publishing import Publication
+from services.trainer.tandems import Tandem
 
 _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_UNSPECIFIED: "FULL_CORPUS_SOFTMAX",
@@ -25,8 +26,13 @@ _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_GIST: "GIST",
     trainer_pb2.LOSS_NLI_CLASSIFICATION: "NLI_CLASSIFICATION",
 }
+_MODES: dict[int, Mode] = {
+    trainer_pb2.MODE_UNSPECIFIED: "SINGLE",
+    trainer_pb2.MODE_SINGLE: "SINGLE",
+    trainer_pb2.MODE_SIAMESE: "SIAMESE",
+    trainer_pb2.MODE_DUAL: "DUAL",
+}
 _BATCHINGS: dict[int, Batching] = {
-    trainer_pb2.BATCHING_UNSPECIFIED: "QUERIES",
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
 }
@@ -34,7 +40,11 @@ _BATCHINGS: dict[int, Batching] = {
 
 def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
     """A job's configuration with the defaults that the contract states, and its validation queries."""
-    loss, batching = _LOSSES.get(message.loss), _BATCHINGS.get(message.batching)
+    loss, mode = _LOSSES.get(message.loss), _MODES.get(message.mode)
+    if mode is None:
+        raise errors.InvalidArgument.field("config.mode", f"is {message.mode}; give one of the enum Mode")
+    usual: Batching = "QUERIES" if mode == "SINGLE" else "ITEMS"
+    batching = _BATCHINGS.get(message.batching) if message.batching else usual
     if loss is None:
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
     if batching is None:
@@ -63,7 +73,9 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         guide_version=message.guide_version,
         guide_margin=_short(message.guide_margin),
         accumulation=message.accumulation or 1,
+        initial_share=_short(message.initial_share),
         items_per_epoch=message.items_per_epoch,
+        mode=mode,
     )
     return config, [(query.text, list(query.premises)) for query in message.validation]
 
@@ -73,7 +85,12 @@ def to_job(job: Job) -> trainer_pb2.Job:
     return trainer_pb2.Job(
         id=job.id,
         config=trainer_pb2.JobConfig(
-            **{**asdict(job.config), "loss": f"LOSS_{job.config.loss}", "batching": f"BATCHING_{job.config.batching}"}
+            **{
+                **asdict(job.config),
+                "loss": f"LOSS_{job.config.loss}",
+                "batching": f"BATCHING_{job.config.batching}",
+                "mode": f"MODE_{job.config.mode}",
+            }
         ),
         state=f"JOB_STATE_{job.state}",
         error=job.error,
@@ -84,8 +101,8 @@ def to_job(job: Job) -> trainer_pb2.Job:
     )
 
 
-def to_checkpoint(row: CheckpointRow, labels: Sequence[str]) -> trainer_pb2.Checkpoint:
-    """A checkpoint and the labels that name it."""
+def to_checkpoint(row: CheckpointRow, labels: Sequence[str], tandem: Tandem | None) -> trainer_pb2.Checkpoint:
+    """A checkpoint, the labels that name it, and what belongs to it."""
     return trainer_pb2.Checkpoint(
         version=row.version,
         space_id=row.space_id,
@@ -98,6 +115,14 @@ def to_checkpoint(row: CheckpointRow, labels: Sequence[str]) -> trainer_pb2.Chec
         created_at=to_timestamp(row.created_at),
         size_bytes=row.size_bytes,
         dim=row.dim,
+        tandem=trainer_pb2.Tandem(
+            corpus=tandem.corpus,
+            generation=tandem.generation,
+            premise_version=tandem.premise_version,
+            replaces=tandem.replaces,
+        )
+        if tandem
+        else None,
     )
 
 
@@ -134,6 +159,7 @@ def to_publication(publication: Publication) -> dict[str, Any]:
         "label": to_label(publication.label),
         "rollouts": to_rollouts(publication.rollouts),
         "complete": publication.complete,
+        "generation": publication.generation,
     }
 
 

@@ -28,7 +28,10 @@ class DataSets:
         self._paths, self._text_bytes = paths, text_bytes
 
     def check(self, names: Sequence[str], split: str) -> None:
-        """Raises NotFound for a name that is none, InvalidArgument for gold trees without a split to take them from."""
+        """Raises NotFound for a name that is none, InvalidArgument for gold trees without the split to take them from.
+
+        Reads no tree.
+        """
         for name in names:
             path = self._paths.get(name)
             if path is None:
@@ -36,8 +39,12 @@ class DataSets:
                 raise NotFound(f"no data set {name!r}; AEENC_TRAINER_DATA_SETS names: {known}")
             if not path.exists():
                 raise FailedPrecondition(f"data set {name!r} is not there ({path}); correct AEENC_TRAINER_DATA_SETS")
-            if path.is_dir() and not split:
+            if not path.is_dir():
+                continue
+            if not split:
                 raise InvalidArgument.field("config.split", f"is empty; data set {name!r} holds trees by split")
+            if split not in (splits := Dataset.splits_in(path)):
+                raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
 
     def read(self, names: Sequence[str], split: str) -> Iterator[JudgedPair]:
         """All pairs of data sets, in their order. Raises InvalidArgument naming file and line for what is none."""
@@ -51,21 +58,27 @@ class DataSets:
         return {text for path in directories if path.is_dir() for text in _foreign(Dataset.load(path), split)}
 
     def _lines(self, path: Path) -> Iterator[JudgedPair]:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
-                    pairs = _pairs_of(json.loads(line))
+                    pairs = _pairs_of(json.loads(line.decode()))
+                    texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
+                    sizes = [len(text.encode()) for text in texts]
+                except UnicodeDecodeError as error:
+                    raise InvalidArgument(
+                        f"{path}:{number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}); save the "
+                        "file as UTF-8"
+                    ) from None
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise InvalidArgument(
                         f"{path}:{number} is no pair; give query, positive, negative, or query, premise, sign, or "
                         "premise, hypothesis, label"
                     ) from None
-                for pair in pairs:
-                    if max(len(text.encode()) for text in (pair.query, pair.premise)) > self._text_bytes:
-                        raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
-                    yield pair
+                if max(sizes, default=0) > self._text_bytes:
+                    raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
+                yield from pairs
 
 
 def _pairs_of(record: Mapping[str, Any]) -> list[JudgedPair]:

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from aeenc.encoder import EncoderClient
-from aeenc.evaluation import UNRANKED
-from aeenc.found import Hit
 from aeenc.index import IndexClient
-from aeenc.rankings import Rankings, Retrieval
+from aeenc.rankings import Retrieval
 from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits, check_texts
 from services.kit.generation import Generation, open_generation, read_active
+from services.kit.tasks import in_thread
 from services.trainer.cross_encoder import is_cross_encoder
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.parts import Part, condensed, parts_seen
-from services.trainer.evaluation.protocol import Ranks, Standard, merge_queries
+from services.trainer.evaluation.conditioned import Told, with_several
+from services.trainer.evaluation.parts import Part, parts_seen
+from services.trainer.evaluation.protocol import Standard, merge_queries
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, tree_level
+from services.trainer.index_ranks import IndexRanks
 
 CHUNK = 256
 DEPTH = 1000  # premises of a ranking by the index; what lies beyond counts as not found
@@ -68,7 +69,10 @@ class Evaluation:
 
 
 class Evaluating:
-    """Runs evaluations, one at a time: each ranks the whole corpus for every query."""
+    """Runs evaluations, one at a time: each ranks the whole corpus for every query.
+
+    The next one begins when the last thread of the one before has ended, also of one whose caller has gone.
+    """
 
     def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
         self._store, self._encoder, self._index, self.limits = store, encoder, index, limits
@@ -87,19 +91,21 @@ class Evaluating:
         inquiry = replace(inquiry, label=None if inquiry.version else inquiry.label or "stable")
         async with self._one:
             opened = await self._generation(inquiry.corpus, inquiry.generation)
-            standard = await asyncio.to_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
-            await asyncio.to_thread(_check_trees, inquiry.trees, opened)
+            standard = await in_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
+            await in_thread(_check_trees, inquiry.trees, opened)
+            ranked = IndexRanks(self._index, opened, inquiry.retrieval, inquiry.label, inquiry.version)
             if inquiry.retrieval is None:
                 done = await self._by_vectors(inquiry, opened)
+                ranked.pin(done.model_version)
             elif inquiry.retrieval.conditioned:
-                done = await self._conditioned(inquiry, opened, standard)
+                done = await self._conditioned(ranked, opened, standard)
             else:
-                done = await self._by_index(inquiry, opened, standard)
+                done = await self._by_index(inquiry, ranked, opened, standard)
             if inquiry.training and not inquiry.conditioned:
-                parts = await asyncio.to_thread(parts_seen, standard, done.report, inquiry.training)
+                parts = await in_thread(parts_seen, standard, done.report, inquiry.training)
                 done = replace(done, parts=parts)
             if inquiry.trees:
-                done = await self._trees(inquiry, done, opened)
+                done = await self._trees(inquiry.trees, done, ranked, opened)
         return replace(done, with_ranks=inquiry.ranks)
 
     async def _by_vectors(self, inquiry: Inquiry, opened: Generation) -> Evaluation:
@@ -117,74 +123,39 @@ class Evaluating:
             )
             label, version = None, encoded.model_version  # all chunks by the version that answered the first
             rows.append(encoded.vectors)
-        vectors = np.concatenate(rows)
-        report = await asyncio.to_thread(evaluate, inquiry.queries, vectors, opened.float32(), opened.ordinal_by_text)
+        report = await in_thread(_of_vectors, inquiry.queries, rows, opened)
         if inquiry.strict_only:
             report = replace(report, paper=None, paper_ranks=())
         return Evaluation(report, version or "", opened.id)
 
-    async def _by_index(self, inquiry: Inquiry, opened: Generation, standard: Standard) -> Evaluation:
+    async def _by_index(
+        self, inquiry: Inquiry, ranked: IndexRanks, opened: Generation, standard: Standard
+    ) -> Evaluation:
         texts, k = [query.text for query in standard.queries], await self._depth()
-        found = await self._ranked(inquiry, opened, texts, k)
-        strict = _ranks(found, opened, standard.kept)
-        paper: list[Ranks] | None = None
-        if not inquiry.strict_only:
-            pinned = _pinned(inquiry, found.model_version)
-            paper = _ranks(await self._ranked(pinned, opened, texts, k, drop_self=False), opened, standard.gold)
-        report = Report.of(standard, strict, paper, candidates=len(opened.premises))
-        return Evaluation(report, found.model_version, opened.id, found.rerank_version)
+        strict = await ranked.of_gold(texts, await in_thread(lambda: standard.kept), k)
+        paper = None if inquiry.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
+        report = await in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
 
-    async def _conditioned(self, inquiry: Inquiry, opened: Generation, standard: Standard) -> Evaluation:
+    async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: Standard) -> Evaluation:
         """Tells the index the gold premise that it finds first, and looks for the others."""
-        chosen = [n for n, gold in enumerate(standard.kept) if len(gold) > 1]
-        if not chosen:
-            raise errors.InvalidArgument("no query has two gold premises, of which one could be told; evaluate others")
-        texts, k = [standard.queries[n].text for n in chosen], await self._depth()
-        gold = [standard.kept[n] for n in chosen]
-        found = await self._ranked(inquiry, opened, texts, k)
-        before = _ranks(found, opened, gold)
-        told = [int(np.argmin(ranks)) for ranks in before]
-        accepted = [[opened.premises[int(mine[one])].id] for mine, one in zip(gold, told, strict=True)]
-        others = [np.delete(mine, one) for mine, one in zip(gold, told, strict=True)]
-        pinned = _pinned(inquiry, found.model_version)
-        after = _ranks(await self._ranked(pinned, opened, texts, k, accepted=accepted), opened, others)
-        wanted = [np.arange(len(ranks)) != one for ranks, one in zip(before, told, strict=True)]
-        without = [condensed(ranks, marks) for ranks, marks in zip(before, wanted, strict=True)]
-        left = Standard([standard.queries[n] for n in chosen], others, [standard.own[n] for n in chosen])
-        report = Report.of(left, after, None, candidates=len(opened.premises))
-        same = Report.of(left, without, None, candidates=len(opened.premises))
-        part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
-        return Evaluation(report, found.model_version, opened.id, found.rerank_version, parts=[part])
+        several = await in_thread(with_several, standard)
+        texts, k = [query.text for query in several.queries], await self._depth()
+        before = await ranked.of_gold(texts, several.gold, k)
+        told = await in_thread(Told.of, several, before)
+        accepted = await in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
+        after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
+        report, part = await in_thread(told.report, after, candidates=len(opened.premises))
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version, parts=[part])
 
-    async def _trees(self, inquiry: Inquiry, done: Evaluation, opened: Generation) -> Evaluation:
-        texts = list(dict.fromkeys(text for tree in inquiry.trees for text in tree.queries))
-        found = await self._ranked(_pinned(inquiry, done.model_version), opened, texts, FIRST)
-        by_rank = inquiry.retrieval is not None and inquiry.retrieval.mode == "iterative_lexical"
-        lists = {text: _scored(hits, opened, by_rank=by_rank) for text, hits in zip(texts, found.results, strict=True)}
-        alone, along = [tree_level(inquiry.trees, lists, opened.ordinal_by_text, along=way) for way in (False, True)]
+    async def _trees(
+        self, trees: Sequence[GoldTree], done: Evaluation, ranked: IndexRanks, opened: Generation
+    ) -> Evaluation:
+        found = await ranked.scored(list(dict.fromkeys(text for tree in trees for text in tree.queries)), FIRST)
+        alone, along = [
+            await in_thread(tree_level, trees, found, opened.ordinal_by_text, along=way) for way in (False, True)
+        ]
         return replace(done, hypothesis_alone=alone, gold_tree=along)
-
-    async def _ranked(
-        self,
-        inquiry: Inquiry,
-        opened: Generation,
-        texts: Sequence[str],
-        k: int,
-        *,
-        drop_self: bool = True,
-        accepted: Sequence[Sequence[str]] = (),
-    ) -> Rankings:
-        return await self._index.rankings(
-            inquiry.corpus,
-            texts,
-            k=k,
-            retrieval=inquiry.retrieval,
-            label=inquiry.label,
-            version=inquiry.version,
-            generation=opened.id,
-            drop_self=drop_self,
-            accepted=accepted,
-        )
 
     async def _depth(self) -> int:
         """How many premises of a ranking the index gives."""
@@ -216,36 +187,19 @@ class Evaluating:
         if not corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not generation:
-            active = await asyncio.to_thread(read_active, self._store, corpus)
+            active = await in_thread(read_active, self._store, corpus)
             if active is None:
                 raise errors.NotFound(f"no corpus {corpus!r}; build it and activate a generation")
             generation = active
-        return await asyncio.to_thread(self._open, corpus, generation)
+        return await in_thread(self._open, corpus, generation)
 
     async def close(self) -> None:
         """Closes the connections."""
         await asyncio.gather(self._encoder.channel.close(), self._index.channel.close())
 
 
-def _pinned(inquiry: Inquiry, version: str) -> Inquiry:
-    """The same by the version that has answered before, if one has."""
-    return replace(inquiry, label=None, version=version) if version else inquiry
-
-
-def _ranks(found: Rankings, opened: Generation, gold: Sequence[NDArray[np.int64]]) -> list[Ranks]:
-    """The ranks of each text's gold ordinals in its ranking, from 1; UNRANKED for those that it lacks."""
-    ordinals = opened.ordinal_by_id
-    ranks = []
-    for hits, mine in zip(found.results, gold, strict=True):
-        at = {ordinals[hit.id]: rank for rank, hit in enumerate(hits, start=1)}
-        ranks.append(np.array([at.get(ordinal, UNRANKED) for ordinal in mine.tolist()], dtype=np.int64))
-    return ranks
-
-
-def _scored(hits: Sequence[Hit], opened: Generation, *, by_rank: bool) -> list[tuple[int, float]]:
-    """A ranking by ordinal; where scores of two texts cannot be compared, by ranks."""
-    ordinals = opened.ordinal_by_id
-    return [(ordinals[hit.id], -float(rank) if by_rank else hit.score) for rank, hit in enumerate(hits)]
+def _of_vectors(queries: Sequence[EvaluationQuery], rows: Sequence[NDArray[np.float32]], opened: Generation) -> Report:
+    return evaluate(queries, np.concatenate(rows), opened.float32(), opened.ordinal_by_text)
 
 
 def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:

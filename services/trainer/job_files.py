@@ -24,14 +24,15 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Means:
-    """What a job computes with. `threads` are those of all its processes together."""
+    """What a job computes with, and where it draws its curves. `threads` are those of all its processes together."""
 
     device: str = "cpu"
     threads: int = 1
     int8: bool = True
     fp16: bool = False
-    precision: Precision = "float32"
+    precision: Precision | Literal["auto"] = "float32"
     processes: int = 1
+    tensorboard_dir: str = ""
 
 
 @dataclass(frozen=True)

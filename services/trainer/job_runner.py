@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,7 +20,9 @@ from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means, TrainingPlan
 from services.trainer.job_store import JobStore
 from services.trainer.jobs import LIVE, Job, JobConfig, Progress, State
+from services.trainer.left_directories import remove_left
 from services.trainer.sampled_pairs import SampledPairs
+from services.trainer.tandem_building import TandemBuilding
 from services.trainer.training_set import JudgedPair
 
 log = get(__name__)
@@ -53,6 +54,7 @@ class JobRunner:
         data_sets: DataSets,
         readiness: Readiness,
         *,
+        tandems: TandemBuilding,
         instance: str,
         jobs_dir: Path,
         means: Means,
@@ -60,7 +62,7 @@ class JobRunner:
         poll_s: float,
     ) -> None:
         self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
-        self._pairs, self._data_sets = pairs, data_sets
+        self._pairs, self._data_sets, self._tandems = pairs, data_sets, tandems
         # A restarted process is somebody else: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._jobs_dir, self._means = jobs_dir, means
@@ -88,6 +90,7 @@ class JobRunner:
         await cancel_all([task for task in (self._loop, self._work) if task is not None])
 
     async def _look(self) -> None:
+        worked = True  # before the start
         while True:
             try:
                 for job_id in await self._store.active():
@@ -95,7 +98,10 @@ class JobRunner:
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id))
                         await asyncio.wait([self._work])
-                        self.active_job = ""
+                        self.active_job, worked = "", True
+                if worked:
+                    await remove_left(self._jobs_dir, self._store)
+                    worked = False
                 self._readiness.serving()
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
@@ -108,7 +114,7 @@ class JobRunner:
             self._wake.clear()
 
     async def _hold(self, job_id: str) -> None:
-        """Works on a job while its lease can be renewed, and gives the lease back."""
+        """Works on a job while its lease can be renewed and nobody else has ended it, and gives the lease back."""
         work = asyncio.create_task(self._do(job_id))
         try:
             while not work.done():
@@ -117,6 +123,9 @@ class JobRunner:
                 with contextlib.suppress(errors.Unavailable):
                     if not work.done() and not await self._store.take_lease(job_id, self._owner, self._lease_s):
                         log.warning("job was taken over by another trainer", job=job_id)
+                        return
+                    if not work.done() and (state := await self._store.state(job_id)) not in LIVE:
+                        log.info("job was ended elsewhere", job=job_id, state=state)
                         return
             if (error := work.exception()) is not None:
                 log.error("job runner failed", job=job_id, exc_info=error)
@@ -149,18 +158,24 @@ class JobRunner:
             reason = f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
             await self._end(job_id, "FAILED", error=reason)
         else:
-            if await self._end(job_id, "SUCCEEDED", version=version) == "OK":
-                await asyncio.to_thread(shutil.rmtree, self._files(job_id).directory, ignore_errors=True)
+            await self._end(job_id, "SUCCEEDED", version=version)
 
     async def _compute(self, job: Job) -> str:
         files = self._files(job.id)
-        if (result := files.result()) is None or "error" in result or not self._checkpoints.has(str(result["version"])):
+        if (
+            (result := files.result()) is None
+            or "error" in result
+            or not all(map(self._checkpoints.has, _made(result)))
+        ):
             files.forget_result()
             await self._prepare(job, files)
             result = await self._run_child(job, files)
-        version = str(result.get("version", ""))
-        if version:
-            await self._patiently(lambda: self._checkpoints.register(version))
+        version, premise_version = str(result.get("version", "")), str(result.get("premise_version", ""))
+        for made in _made(result):
+            row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]
+        if premise_version:
+            await self._report(job.id, {**(files.progress() or {}), "phase": "building"})
+            await self._tandems.build(job, row.space_id, version, premise_version)
         if "error" in result:
             raise JobFailed(str(result["error"]), version)
         return version
@@ -230,3 +245,8 @@ class JobRunner:
 
     def _files(self, job_id: str) -> JobFiles:
         return JobFiles(self._jobs_dir / job_id)
+
+
+def _made(result: dict[str, object]) -> list[str]:
+    """The checkpoints that a child's result names, each once."""
+    return list(dict.fromkeys(str(result[name]) for name in ("premise_version", "version") if name in result))

@@ -146,6 +146,12 @@ class JobStore:
             raise errors.NotFound(f"no job {job_id!r}; ListJobs names those there are")
         return job_of(job_id, record)
 
+    async def state(self, job_id: str) -> State | None:
+        """The state of a job; None when there is no such job."""
+        async with unavailable_if_down(f"read job {job_id}"):
+            state: State | None = await self._redis.hget(self._key(job_id, "record"), "state")
+        return state
+
     async def validation(self, job_id: str) -> list[tuple[str, list[str]]]:
         """The validation queries of a job: texts and their gold premises."""
         async with unavailable_if_down(f"read job {job_id}"):

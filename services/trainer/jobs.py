@@ -22,6 +22,7 @@ Loss = Literal[
     "NLI_CLASSIFICATION",
 ]
 Batching = Literal["QUERIES", "ITEMS"]
+Mode = Literal["SINGLE", "SIAMESE", "DUAL"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 
 
@@ -81,7 +82,9 @@ class JobConfig:
     guide_version: str = ""
     guide_margin: float = 0.0
     accumulation: int = 1
+    initial_share: float = 0.0
     items_per_epoch: int = 0
+    mode: Mode = "SINGLE"
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:

@@ -16,6 +16,7 @@ from services.kit.registry import LabelRow, Registry, RolloutRow
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.evaluation import paired_randomisation_test
 from services.trainer.pretrained_space import STABLE, PretrainedSpace
+from services.trainer.tandem_publishing import TandemPublishing
 
 log = get(__name__)
 
@@ -28,18 +29,25 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Publication:
-    """Where a label stands now, and how far the live encoders are. Never complete for a move that another overtook."""
+    """Where a label stands now, and how far the live encoders are. Never complete for a move that another overtook.
+
+    `generation` is the one that was activated with it; empty: none.
+    """
 
     label: LabelRow
     rollouts: Sequence[RolloutRow]
     complete: bool
+    generation: str = ""
 
 
 class Publishing:
     """The only writer of labels."""
 
-    def __init__(self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace) -> None:
+    def __init__(
+        self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace, tandems: TandemPublishing
+    ) -> None:
         self._registry, self._checkpoints, self._space = registry, checkpoints, space
+        self._tandems = tandems
 
     async def publish(
         self,
@@ -51,13 +59,29 @@ class Publishing:
         wait_s: float,
         share: float | None = None,
     ) -> Publication:
-        """Points a label at a checkpoint unless it is measurably worse than what the label serves."""
+        """Points a label at a checkpoint unless it is measurably worse than what the label serves.
+
+        `stable` in a space that the corpus does not serve yet: the generation is activated, too (TandemPublishing).
+        Raises FailedPrecondition for a worse one, Aborted when what it was compared with serves no longer.
+        """
         name = _movable(label or STABLE)
         _check_share(name, share)
         row = await self._checkpoints.get(version)
-        serving = await self._registry.label(row.space_id, name)
-        if serving is not None and serving.version != version and not force:
-            await self._gate(version, serving.version)
+        if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
+            before = await self._tandems.active(tandem.corpus)
+            compared = None if force else await self._compare(version, before.space_id, name)
+            done = await self._tandems.publish(
+                tandem,
+                before,
+                compared=compared,
+                expected_revision=expected_revision,
+                force=force,
+                wait_s=min(wait_s, MAX_WAIT_S),
+            )
+            return Publication(done.label, done.rollouts, complete=True, generation=done.generation)
+        if not force:
+            compared = await self._compare(version, row.space_id, name)
+            expected_revision = compared if expected_revision is None else expected_revision
         moved = await self._registry.set_label(
             row.space_id, name, version, expected_revision=expected_revision, share=share
         )
@@ -76,11 +100,12 @@ class Publishing:
         )
 
     async def delete_label(self, label: str, space_id: str) -> None:
-        """Removes a label. `stable` and `previous` stay."""
+        """Removes a label. `stable` and `previous` stay in the trainer's own space and where a corpus is served."""
         name = _checked(label)
-        if name in {STABLE, PREVIOUS}:
+        place = space_id or await self._space_of(name)
+        if name in {STABLE, PREVIOUS} and await self._is_needed(place):
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
-        await self._registry.delete_label(self._of(space_id), name)
+        await self._registry.delete_label(place, name)
 
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
@@ -101,6 +126,11 @@ class Publishing:
         log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
         return await self._followed(moved, wait_s)
 
+    async def rollback_corpus(self, corpus: str, *, wait_s: float, request_id: str) -> Publication:
+        """Activates what the corpus served before its tandem was published, encoders and generation as one."""
+        done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request_id=request_id)
+        return Publication(done.label, done.rollouts, complete=True, generation=done.generation)
+
     async def labels(self, space_id: str) -> list[LabelRow]:
         """All labels, or those of one space."""
         return await self._registry.labels(space_id or None)
@@ -116,6 +146,14 @@ class Publishing:
             raise errors.NotFound(f"there is no label {name!r} in space {self._of(space_id)}; list the labels")
         return row
 
+    async def _space_of(self, name: str) -> str:
+        """The only space in which a label stands, otherwise the trainer's own."""
+        spaces = [row.space_id for row in await self._registry.labels() if row.name == name]
+        return spaces[0] if len(spaces) == 1 else self._space.space_id
+
+    async def _is_needed(self, space_id: str) -> bool:
+        return space_id == self._space.space_id or await self._tandems.serves(space_id)
+
     def _of(self, space_id: str) -> str:
         return space_id or self._space.space_id
 
@@ -127,6 +165,15 @@ class Publishing:
         overtaken = now is None or now.revision != row.revision
         followed = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
         return Publication(now or row, rollouts, complete=followed and not overtaken)
+
+    async def _compare(self, version: str, space_id: str, name: str) -> int:
+        """Holds a version against what a label serves. Returns the revision that this was true of; 0: no label."""
+        serving = await self._registry.label(space_id, name)
+        if serving is None:
+            return 0
+        if serving.version != version:
+            await self._gate(version, serving.version)
+        return serving.revision
 
     async def _gate(self, version: str, serving: str) -> None:
         """Raises FailedPrecondition when a paired test on the same queries finds the candidate worse."""

@@ -15,6 +15,7 @@ from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
 from services.trainer.evaluation.convert import from_evaluate_requests, to_report
 from services.trainer.pretrained_space import PretrainedSpace
 from services.trainer.publishing import Publishing
+from services.trainer.tandems import Tandems
 from services.trainer.training_jobs import PAGE, TrainingJobs
 
 
@@ -28,10 +29,11 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         evaluating: Evaluating,
         checkpoints: Checkpoints,
         space: PretrainedSpace,
+        tandems: Tandems,
         device: str,
     ) -> None:
         self._server, self._jobs, self._evaluating = server, jobs, evaluating
-        self._checkpoints, self._space, self._device = checkpoints, space, device
+        self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
         job, existed = await self._jobs.start(*convert.from_config(request.config))
@@ -69,8 +71,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         page, after = await self._checkpoints.page(
             min(request.page_size or PAGE, self._jobs.limits.items), position_of(request.page_token)
         )
+        tandems = {tandem.version: tandem for tandem in await self._tandems.all()}
         return trainer_pb2.ListCheckpointsResponse(
-            checkpoints=[convert.to_checkpoint(row, labels) for row, labels in page], next_page_token=str(after or "")
+            checkpoints=[convert.to_checkpoint(row, labels, tandems.get(row.version)) for row, labels in page],
+            next_page_token=str(after or ""),
         )
 
     async def GetCheckpoint(
@@ -78,7 +82,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.GetCheckpointResponse:
         row = await self._checkpoints.get(request.version)
         labels = await self._checkpoints.labels_of(request.version)
-        return trainer_pb2.GetCheckpointResponse(checkpoint=convert.to_checkpoint(row, labels))
+        tandem = await self._tandems.get(request.version)
+        return trainer_pb2.GetCheckpointResponse(checkpoint=convert.to_checkpoint(row, labels, tandem))
 
     async def GetInfo(
         self, request: trainer_pb2.TrainerServiceGetInfoRequest, context: Any
@@ -121,13 +126,19 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
         return registry_pb2.DeleteLabelResponse()
 
     async def Rollback(self, request: registry_pb2.RollbackRequest, context: Any) -> registry_pb2.RollbackResponse:
-        publication = await self._publishing.rollback(
-            request.label,
-            request.space_id,
-            expected_revision=convert.revision(request),
-            wait_s=convert.seconds(request.wait),
-            request_id=request.request_id,
-        )
+        wait_s = convert.seconds(request.wait)
+        if request.corpus:
+            publication = await self._publishing.rollback_corpus(
+                request.corpus, wait_s=wait_s, request_id=request.request_id
+            )
+        else:
+            publication = await self._publishing.rollback(
+                request.label,
+                request.space_id,
+                expected_revision=convert.revision(request),
+                wait_s=wait_s,
+                request_id=request.request_id,
+            )
         return registry_pb2.RollbackResponse(**convert.to_publication(publication))
 
     async def ListLabels(

@@ -21,10 +21,15 @@ class TrainerSettings(ServiceSettings):
 
     port: int = Field(50054, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     state_dir: Path = Field(Path(".aeenc/state/trainer"), description="where jobs keep what they need to be resumed")
+    tensorboard_dir: str = Field(
+        "", description="where each job leaves its curves as TensorBoard events; empty: nowhere"
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="where jobs and the registry are kept")
     namespace: str = Field("default", description="keeps deployments apart that share a Redis")
     encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for evaluations")
-    index_target: str = Field("127.0.0.1:50052", description="the index, for evaluations of what it retrieves")
+    index_target: str = Field(
+        "127.0.0.1:50052", description="the index, for evaluations and for generations of trained premises"
+    )
     sampler_target: str = Field("127.0.0.1:50053", description="the sampler, for the pairs of runs")
     base_model: str = Field(DEFAULT_NAME, description="the pre-trained encoder: its name, a directory or a hub id")
     cross_encoder: str = Field("", description="the model that scores pairs: a directory or a hub id; empty: none")
@@ -39,7 +44,9 @@ class TrainerSettings(ServiceSettings):
         os.cpu_count() or 1, ge=1, description="threads of a job on the CPU, all its processes together"
     )
     processes: int = Field(1, ge=1, le=64, description="processes of a job: as many as GPUs it is to use")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="what jobs multiply in")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="what jobs multiply in; auto: bfloat16 where the machine has instructions for it"
+    )
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
     fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")

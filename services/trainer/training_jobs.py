@@ -10,15 +10,18 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from services.kit.checks import Limits, check_texts
-from services.kit.generation import folder_of, read_active
+from services.kit.generation import open_generation, read_active
 from services.kit.registry import CheckpointRow
 from services.kit.wire import position_of
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import SPACE as CROSS_ENCODERS
 from services.trainer.data_sets import DataSets
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.evaluation.protocol import Standard, merge_queries
 from services.trainer.job_runner import JobRunner
 from services.trainer.job_store import JobStore
 from services.trainer.jobs import LIVE, Event, Job, JobConfig, Progress
+from services.trainer.modes import why_not
 from services.trainer.sampled_pairs import SampledPairs
 
 PAGE = 100
@@ -51,7 +54,7 @@ class TrainingJobs:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
                 return _same(existing, fingerprint), True
-        generation, base_version = await self._resolve(config)
+        generation, base_version = await self._resolve(config, validation)
         await self._check_data(config)
         job = Job(
             id=uuid.uuid4().hex[:16],
@@ -69,16 +72,22 @@ class TrainingJobs:
         self._runner.wake()
         return _same(stored, fingerprint), stored.id != job.id
 
-    async def _resolve(self, config: JobConfig) -> tuple[str, str]:
-        """The corpus's active generation and the version to start from, which must be of the generation's space."""
+    async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
+        """The corpus's active generation, which has the gold premises, and the version of its space to start from.
+
+        Raises InvalidArgument for a gold premise that the generation does not have.
+        """
         store = self._checkpoints.store
         generation = await asyncio.to_thread(read_active, store, config.corpus)
         if generation is None:
             raise errors.NotFound(f"no corpus {config.corpus!r}; build it and activate a generation")
-        artifact = await asyncio.to_thread(store.open, folder_of(config.corpus), generation, verify="size")
-        base_version = config.base_version or str(artifact.meta["premise_version"])
+        opened = await asyncio.to_thread(open_generation, store, config.corpus, generation)
+        base_version = config.base_version or opened.premise_version
         for version in filter(None, (base_version, config.guide_version)):
-            self._check_space(await self._checkpoints.get(version), config.corpus, str(artifact.meta["space_id"]))
+            self._check_space(await self._checkpoints.get(version), config.corpus, opened.space_id)
+        if validation:
+            queries = merge_queries([EvaluationQuery(text, tuple(gold)) for text, gold in validation])
+            await asyncio.to_thread(Standard.of, queries, opened.ordinal_by_text)
         return generation, base_version
 
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
@@ -102,6 +111,8 @@ class TrainingJobs:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not (config.run_ids or config.data_sets):
             raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
+        if why := why_not(config.mode, config.loss):
+            raise errors.InvalidArgument.field("config.loss", why)
         _within("epochs", config.epochs, 1, 100)
         _within("batch_size", config.batch_size, 1, 1024)
         _within("learning_rate", config.learning_rate, 1e-8, 1.0)
@@ -112,6 +123,7 @@ class TrainingJobs:
         _within("hard_negatives", config.hard_negatives, 0, 64)
         _within("guide_margin", config.guide_margin, -1.0, 1.0)
         _within("accumulation", config.accumulation, 1, config.batch_size)
+        _within("initial_share", config.initial_share, 0.0, 1.0)
         if validation:
             check_texts([text for text, _ in validation], self.limits, "config.validation")
             empty = [n for n, (_, gold) in enumerate(validation) if not gold]

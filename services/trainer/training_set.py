@@ -121,7 +121,7 @@ def build_training_set(
         judged[pair.query][ordinal].add(pair.sign)
     examples = []
     for query, signs in judged.items():
-        example = _example(query, signs, by_text.get(query))
+        example = _example(query, signs, by_text.get(query, outside.get(query)))
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused):
             examples.append(example)

@@ -74,6 +74,16 @@ def test_no_two_boxes_of_a_picture_overlap_and_all_lie_within_it():
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (one.id, a, b)
 
 
+@pytest.mark.parametrize(
+    "text", ["鉄は磁石に引き寄せられる金属である" * 3, "MAGNETS PULL IRON AND STEEL " * 3, "x" * 100]
+)
+def test_lines_of_wide_letters_and_endless_words_stay_within_their_box(text: str):
+    root = ET.fromstring(to_svg(tree(text)))
+    lines = [span.text or "" for span in root.iter(f"{SVG}tspan")]
+    assert max(len(line) for line in lines if line[:4] in text) <= (32 if text[0] == "x" else 16)
+    assert "".join(line for line in lines if line[:4] in text).replace(" ", "") == text.replace(" ", "")
+
+
 def test_a_text_cannot_break_out_of_a_picture():
     [box] = [box for box in boxes(to_svg(tree(NASTY))) if "quoted" in box[4]]
     assert box[4].split() == NASTY.replace("\x07", "\ufffd").split()

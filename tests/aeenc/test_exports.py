@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc.errors import AlreadyExists, InvalidArgument
-from aeenc.exports import gold_judgements, read_pairs, write_beir, write_pairs, write_pairs_as_beir, write_triplets
+from aeenc.exports import (
+    gold_judgements,
+    judgements_of,
+    last_words,
+    read_pairs,
+    write_beir,
+    write_pairs,
+    write_pairs_as_beir,
+    write_triplets,
+)
 from aeenc.exports.pairs import pair_of, record_of
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
@@ -38,6 +47,8 @@ provenances = st.builds(
     annotator=words,
     judged_at=st.none() | st.builds(Timestamp, seconds=st.integers(0, 2**32), nanos=st.integers(0, 10**9 - 1)),
     grade=st.floats(width=32, allow_nan=False, allow_infinity=False).map(lambda grade: grade + 0.0),  # no -0.0
+    note=words,
+    amended=st.booleans(),
 )
 pairs = st.builds(
     types_pb2.Pair,
@@ -45,6 +56,7 @@ pairs = st.builds(
     premise_id=words,
     premise=said,
     sign=st.sampled_from([POSITIVE, NEGATIVE, SKIPPED]),
+    reason=words,
     provenance=provenances.map(lambda origin: origin if origin.ByteSize() else None),
 )
 
@@ -95,6 +107,7 @@ def test_a_grade_that_is_no_number_is_left_out():
         ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "`grade`"),
         ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "`annotator` is 7"),
         ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
         ('["q", "p"]', "no JSON object"),
         ('{"query": ', "no JSON"),
@@ -134,6 +147,33 @@ def test_triplets_are_positives_times_negatives_without_conflicts(tmp_path: Path
     found = [(line["query"], line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")]
     assert found == [("q1", "a", "x"), ("q1", "a", "y"), ("q1", "b", "x"), ("q1", "b", "y")]
     assert lines(tmp_path / "t.jsonl")[0]["positive_id"] == "id-a"
+
+
+def said_in(run: str, premise: str, sign: types_pb2.PairSign, *, amended: bool = False) -> types_pb2.Pair:
+    one = pair("q", premise, sign)
+    one.provenance.run_id, one.provenance.amended = run, amended
+    return one
+
+
+def test_the_last_word_on_a_pair_counts_in_its_own_run(tmp_path: Path):
+    log = [
+        said_in("r1", "a", POSITIVE),
+        said_in("r1", "b", NEGATIVE),
+        said_in("r1", "c", POSITIVE),
+        said_in("r2", "b", NEGATIVE),
+        said_in("r1", "a", NEGATIVE, amended=True),
+        said_in("r1", "c", SKIPPED, amended=True),
+        said_in("r1", "b", NEGATIVE, amended=True),
+        said_in("r1", "b", POSITIVE, amended=True),
+    ]
+    assert list(last_words(log)) == [log[3], log[4], log[5], log[7]]
+    by_query, conflicts = judgements_of(log)
+    judged = by_query["q"]
+    assert (judged.positives, judged.negatives) == ({}, {"a": "id-a"})
+    assert conflicts == 1  # r2 still says no to b
+    written = write_triplets(tmp_path / "t.jsonl", [*log, said_in("r3", "d", POSITIVE)])
+    assert [(line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")] == [("d", "a")]
+    assert written.conflicts == 1
 
 
 def test_a_few_triplets_of_a_query_are_drawn_from_the_seed(tmp_path: Path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import aeenc
 from aeenc import errors
 from aeenc.cli.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
+from aeenc.v1 import sampler_pb2, trainer_pb2
 
 
 class Killed(BaseException):
@@ -75,17 +79,20 @@ async def test_a_round_that_lifts_nothing_ends_the_loop_with_the_best_version_se
     world.services.maps = [0.4, 0.5, 0.45, 0.9]
     journal = await world.go()
     assert len(world.services.jobs) == 2
-    assert world.services.published == [("q1", False), ("q2", True), ("q1", True)]
+    assert world.services.published == [("q1", False)], "what is worse is measured, and the label stays"
+    assert (world.services.tried, world.services.labels) == (["q1", "q2"], {"stable": "q1"})
+    assert (journal.rounds[2].report["strict"]["MAP"], journal.rounds[2].published) == (0.45, False)
     assert "did not lift" in journal.ended
     assert (await world.go()).ended == journal.ended
-    assert len(world.services.published) == 3
+    assert (world.services.published, len(world.services.tried)) == ([("q1", False)], 2)
 
 
 async def test_patience_bears_with_rounds_that_lift_nothing(world: World):
     world.services.maps = [0.4, 0.5, 0.45, 0.9, 0.8]
     journal = await world.go(patience=2)
     assert len(journal.rounds) == 5
-    assert (world.services.labels["stable"], world.services.published[-1]) == ("q3", ("q3", True))
+    assert world.services.published == [("q1", False), ("q2", True), ("q3", False)], "round 3 samples with q2"
+    assert world.services.labels == {"stable": "q3"}
     world.journal.unlink()
     world.services.maps = [0.9, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1]
     world.services.labels = {"stable": "q0"}
@@ -97,6 +104,66 @@ async def test_a_loop_that_has_ended_goes_on_with_more_rounds(world: World):
     journal = await world.go(rounds=3)
     assert [one.version for one in journal.rounds] == ["q0", "q1", "q2", "q3"]
     assert journal.ended == "all 3 rounds are done"
+
+
+async def test_a_loop_that_goes_on_tells_why_it_has_ended_by_now(world: World):
+    world.services.maps = [0.5, 0.4, 0.6, 0.3, 0.2]
+    assert (await world.go(rounds=1)).ended == "all 1 rounds are done"
+    moved = list(world.services.published)
+    assert "1 round(s) in a row did not lift" in (await world.go(rounds=6)).ended
+    assert (len(world.services.jobs), world.services.published) == (1, moved)
+    lifted = await world.go(rounds=6, patience=2)
+    assert [one.version for one in lifted.rounds] == ["q0", "q1", "q2", "q3", "q4"]
+    assert "2 round(s) in a row" in lifted.ended
+    assert world.services.published == [("q1", True), ("q2", False), ("q3", True), ("q2", True)]
+
+
+def old_fingerprint(plan: LoopPlan, patience: int) -> str:
+    """As builds made it that hashed the patience, too."""
+    values = {**vars(plan), "rounds": 0, "patience": patience, "run": dict(plan.run), "job": dict(plan.job)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+async def test_a_journal_of_an_earlier_build_is_gone_on_with(world: World):
+    plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], job={"seed": 5})
+    report = {"strict": {"MAP": 0.4}}
+    rounds: list[dict[str, Any]] = [
+        {"number": 0, "version": "q0", "validation_map": 0.4, "published": True, "report": report},
+        {"number": 1, "run": "r0", "positives": 7, "negatives": 9, "job": "j1", "version": "q1", "published": True},
+    ]
+    record = {"format_version": 1, "id": "old", "plan": old_fingerprint(plan, 1), "ended": "", "rounds": rounds}
+    world.journal.write_text(json.dumps(record))
+    world.services.labels = {"stable": "q1"}
+    world.services.jobs["loop-old-1"] = trainer_pb2.JobConfig(idempotency_key="loop-old-1")
+    world.services.runs["loop-old-1"] = sampler_pb2.RunConfig(idempotency_key="loop-old-1")
+    journal = await world.go(rounds=2, patience=3)
+    assert [one.report["strict"]["MAP"] for one in journal.rounds] == [0.4, 0.5, 0.6]
+    assert (len(world.services.jobs), world.services.published) == (2, [("q2", False)])
+    assert json.loads(world.journal.read_text())["plan"] == plan.fingerprint() != old_fingerprint(plan, 1)
+    record["plan"] = old_fingerprint(replace(plan, corpus="another"), 1)
+    world.journal.write_text(json.dumps(record))
+    with pytest.raises(errors.AlreadyExists, match="other settings"):
+        await world.go(rounds=2)
+
+
+async def test_a_trial_that_was_left_behind_is_cleared_away(world: World):
+    await world.go(rounds=1)
+    identity = json.loads(world.journal.read_text())["id"]
+    world.services.labels[f"loop-{identity}"] = "q1"  # killed while it measured
+    await world.go(rounds=2)
+    assert world.services.labels == {"stable": "q2"}
+
+
+def test_the_name_of_a_new_journal_is_on_disk_before_anything_is_asked_for(tmp_path: Path, monkeypatch):
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd))[1]
+    )
+    monkeypatch.setattr(Path, "replace", lambda path, to: (done.append("rename"), rename(path, to))[1])
+    Journal.open(tmp_path / "loops" / "new" / "c.json", LoopPlan("c", [], []))
+    folders = [str(tmp_path / "loops" / "new"), str(tmp_path / "loops"), str(tmp_path)]
+    assert done == [str(tmp_path / "loops" / "new" / ".c.json.tmp"), "rename", *folders]
 
 
 async def test_a_label_of_its_own_begins_at_what_stable_names(world: World):
@@ -137,7 +204,8 @@ async def test_a_loop_goes_on_from_any_step(world: World, tmp_path: Path, monkey
             assert [one.report for one in journal.rounds] == [one.report for one in whole]
             if steps > 1 or written:  # before the journal's first word nothing had been asked for
                 assert (len(world.services.runs), len(world.services.jobs)) == (2, 2), f"step {steps}"
-            assert world.services.labels["stable"] == "q2"
+            assert world.services.labels == {"stable": "q2"}
+            assert world.services.published == [("q1", False), ("q2", False)]
         else:
             break
     assert steps > 12
@@ -153,6 +221,17 @@ async def test_work_that_failed_is_resumed_once_and_then_named(world: World):
         await world.go(rounds=1)
     world.services.failures = 0
     assert (await world.go(rounds=1)).ended
+
+
+@pytest.mark.parametrize("work", ["r0", "j1"])
+async def test_work_that_somebody_cancelled_is_resumed_only_by_starting_the_loop_again(world: World, work: str):
+    world.services.cancelled = {work}
+    kind = "run" if work == "r0" else "job"
+    with pytest.raises(errors.Aborted, match=f"{kind} {work} of round 1 was cancelled; start the loop again"):
+        await world.go(rounds=1)
+    assert world.services.resumed == 0
+    assert (await world.go(rounds=1)).ended == "all 1 rounds are done"
+    assert (world.services.resumed, len(world.services.runs), len(world.services.jobs)) == (1, 1, 1)
 
 
 async def test_a_run_that_found_nothing_ends_the_loop_with_a_remedy(world: World):

@@ -30,6 +30,15 @@ def task(query: str = "a star gives light", *, task_id: str = "t1") -> Task:
     return Task(task_id, "r1", query, path=("the root",), accepted=(ICE,), candidates=(SUN, ICE))
 
 
+def test_a_task_travels_whole():
+    sent = task().to_proto()
+    assert (sent.task_id, sent.query, list(sent.path)) == (task().task_id, task().query, ["the root"])
+    for candidates, known in ((sent.accepted, [ICE]), (sent.candidates, [SUN, ICE])):
+        assert [(one.premise_id, one.text, one.rank, one.score) for one in candidates] == [
+            (one.id, one.text, one.rank, pytest.approx(one.score)) for one in known
+        ]
+
+
 @asynccontextmanager
 async def served(oracle: aeenc.Oracle, **options: Any) -> AsyncIterator[OracleClient]:
     server = await oracle.start("127.0.0.1:0", **options)

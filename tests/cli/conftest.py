@@ -96,6 +96,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
     lagging: registry_pb2.Rollout | None = None
     moved_on_to: str = ""
     failure: errors.AeencError | None = None
+    checkpoint: trainer_pb2.Checkpoint = field(default_factory=trainer_pb2.Checkpoint)
     asked: list[Any] = field(default_factory=list)
 
     async def _hear(self, request: Any, context: Any) -> None:
@@ -119,6 +120,9 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
         async for request in request_iterator:
             await self._hear(request, context)
         return trainer_pb2.EvaluateResponse(report=self.report)
+
+    async def GetCheckpoint(self, request: Any, context: Any) -> Any:
+        return trainer_pb2.GetCheckpointResponse(checkpoint=self.checkpoint)
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         info = types_pb2.ServiceInfo(state=types_pb2.SERVICE_STATE_SERVING)

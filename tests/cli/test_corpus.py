@@ -123,6 +123,8 @@ async def test_what_a_run_accepted_becomes_the_prior_of_retrieval(aeenc, fleet, 
     pairs = [
         types_pb2.Pair(query="frogs hunt", premise=FACTS[3], premise_id="f3", sign=types_pb2.PAIR_SIGN_POSITIVE),
         types_pb2.Pair(query="frogs hunt", premise=FACTS[4], premise_id="f4", sign=types_pb2.PAIR_SIGN_NEGATIVE),
+        types_pb2.Pair(query="frogs hunt", premise=FACTS[0], premise_id="f0", sign=types_pb2.PAIR_SIGN_POSITIVE),
+        types_pb2.Pair(query="frogs hunt", premise=FACTS[0], premise_id="f0", sign=types_pb2.PAIR_SIGN_NEGATIVE),
     ]
     async with world.sampler() as sampler:
         run = (await sampler.import_pairs("science", pairs)).run_id
@@ -132,4 +134,4 @@ async def test_what_a_run_accepted_becomes_the_prior_of_retrieval(aeenc, fleet, 
     found = await aeenc(*fleet.options, "--json", "retrieve", "science", "the frog hunts", "-k", 2, "--prior", 1)
     scores = {premise["id"]: premise["score"] for premise in found.json["results"][0]["premises"]}
     assert scores.pop("f3") == 1.0
-    assert list(scores.values()) == [0.0], "what was refused is no explanation"
+    assert list(scores.values()) == [0.0], "what was refused or is in dispute is no explanation"

@@ -1,11 +1,13 @@
 """`aeenc evaluate` in all modes: what the trainer is asked, what is told, and the files that others read."""
 
 import shutil
+from contextlib import asynccontextmanager
 
 import ir_measures
 import pytest
 from ir_measures import AP
 
+from aeenc import Channel, IndexClient
 from aeenc.cli.loop import rounds_table
 from aeenc.cli.reports import report_dict, report_tables
 from aeenc.evaluation import query_id, read_qrels, read_run
@@ -49,11 +51,13 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
 async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     fleet.trainer.report = report(paper=None)
     words = ("--mode", "hybrid", "--lexical-weight", 0.25, "--prior", 0.5, "--rerank", 30, "--protocol", "strict")
+    words += ("--negative-feedback", 0.125)
     ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--no-trees", *words)
     assert ended.code == 0, ended.stderr
     config = fleet.trainer.asked[0].config
     assert (config.retrieval.mode, config.retrieval.rerank) == (index_pb2.RETRIEVE_MODE_HYBRID, 30)
     assert (config.retrieval.fusion.lexical_weight, config.retrieval.prior) == (0.25, 0.5)
+    assert config.retrieval.negative_feedback == 0.125
     assert (config.strict_only, len(fleet.trainer.asked[0].trees)) == (True, 0)
     assert "paper" not in ended.json
     await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")
@@ -63,9 +67,26 @@ async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
 
 
+@asynccontextmanager
+async def index_of(fleet):
+    channel = Channel(fleet.index, timeout_s=20)
+    yield IndexClient(channel)
+    await channel.close()
+
+
+async def active(fleet, corpus: str) -> str:
+    """The generation of a corpus that is searched."""
+    async with index_of(fleet) as index:
+        return {one.corpus: one.active.id for one in (await index.info()).corpora}[corpus]
+
+
 @pytest.mark.parametrize("mode", ["dense", "lexical"])
 async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mode, tmp_path):
-    fleet.trainer.report = report(model_version="q0" if mode == "dense" else "")
+    fleet.trainer.report = report()
+    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
+    generation = await active(fleet, built.json["corpus"])
+    fleet.trainer.report = report(model_version="q0" if mode == "dense" else "", generation=generation)
+    fleet.trainer.asked.clear()
     files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
     ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--split", "train", "--mode", mode, *files)
     assert ended.code == 0, ended.stderr
@@ -79,6 +100,22 @@ async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mod
     assert ids["the magnet pulls the nail"] not in run[query_id("the magnet pulls the nail")]
     qrels = ir_measures.read_trec_qrels(str(tmp_path / "qrels"))
     assert 0 < ir_measures.calc_aggregate([AP], qrels, ir_measures.read_trec_run(str(tmp_path / "run")))[AP] <= 1
+
+
+async def test_a_run_is_of_the_generation_that_was_measured_although_another_is_searched_by_now(
+    aeenc, fleet, trees, tmp_path
+):
+    fleet.trainer.report = report()
+    corpus = (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).json["corpus"]
+    measured = await active(fleet, corpus)
+    gone = {one.text: one.id for one in Dataset.load(trees).candidates()}["ice is light"]
+    async with index_of(fleet) as index:
+        await index.build(corpus, [], base_generation=measured, delete_ids=[gone])
+    assert await active(fleet, corpus) != measured
+    fleet.trainer.report = report(generation=measured)
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--run", tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert gone in read_run(tmp_path / "run")[query_id("ice floats")]
 
 
 async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, trees):
@@ -104,6 +141,7 @@ def test_rounds_are_a_table():
     rounds = [
         Round(0, version="q0", report=report_dict(report())),
         Round(1, version="q1", report=report_dict(report())),
+        Round(2, run="r2", positives=9),
     ]
     rounds[1].positives, rounds[1].negatives = 1200, 30
     made = rounds_table(rounds)

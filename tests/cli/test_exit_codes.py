@@ -108,5 +108,24 @@ def test_ctrl_c_ends_a_command_with_130():
             connection, _ = silent.accept()  # the call is under way, and will never be answered
             with connection:
                 process.send_signal(signal.SIGINT)
-                _, stderr = process.communicate(timeout=5)
+                _, stderr = process.communicate(timeout=20)
     assert (process.returncode, stderr) == (130, "")
+
+
+# A signal does not wake a main thread that is just on its way into a wait; neither does one that another thread gets.
+MISSED = """
+import asyncio, os, signal, threading
+from aeenc.sync import LOOP
+LOOP.get()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    LOOP.run(asyncio.sleep(600))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_a_call_whose_thread_it_does_not_wake():
+    ended = subprocess.run([sys.executable, "-c", MISSED], capture_output=True, text=True, timeout=40, check=True)
+    assert (ended.stdout, ended.stderr) == ("interrupted\n", "")

@@ -165,3 +165,17 @@ async def test_a_build_that_is_given_up_is_never_seen(subject):
     await raises(errors.NotFound, subject.index.generations(corpus), corpus)
     await subject.index.build(corpus, facts())
     assert len(await subject.index.generations(corpus)) == 1
+
+
+async def test_a_build_is_of_the_space_that_it_asks_for_or_is_refused(subject):
+    corpus = subject.corpus()
+    base = await subject.index.build(corpus, facts())
+    more = [premise("new", "a fact that is new")]
+    same = await subject.index.build(corpus, more, base_generation=base.id, space_id=base.space_id, activate=False)
+    assert (same.space_id, same.premises) == (base.space_id, base.premises + 1)
+    whole = await subject.index.build(corpus, facts(), space_id=base.space_id, activate=False)
+    assert whole.space_id == base.space_id
+    for options in ({"base_generation": base.id}, {}):
+        build = subject.index.build(corpus, more, space_id="s-of-nobody", **options)
+        await raises(errors.SpaceMismatch, build, "s-of-nobody")
+    assert {one.id for one in await subject.index.generations(corpus)} == {base.id, same.id, whole.id}

@@ -188,6 +188,7 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
         {"mode": index_pb2.RETRIEVE_MODE_HYBRID},
         {"rerank": 5},
         {"prior": 0.1},
+        {"negative_feedback": 0.1},
         {"accepted": [index_pb2.AcceptedPremises(premise_ids=["f1"])]},
     ],
     ids=lambda field: next(iter(field)),

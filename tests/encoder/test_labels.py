@@ -237,3 +237,18 @@ async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
             return gone() is None and runner() is None  # an idle worker must not hold on to it either
 
         await until(both_gone)
+
+
+async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[str] = []
+    answers = iter([errors.Unavailable("away"), RuntimeError("a bug"), None])
+
+    async def beat(self: Registry, instance: str) -> None:
+        beats.append(instance)
+        if error := next(answers, None):
+            raise error
+
+    monkeypatch.setattr(Registry, "heartbeat", beat)
+    monkeypatch.setattr("services.encoder.follower.HEARTBEAT_S", 0.02)
+    async with serve():
+        await until(lambda: len(beats) > 3)

@@ -13,7 +13,8 @@ import pytest
 
 from aeenc.errors import DataLoss
 from services.index.fusion import fuse
-from services.index.lexical import FILES, K1, B, LexicalIndex, best, words_of, write_lexical
+from services.index.lexical import ARRAYS, K1, WORDS, B, LexicalIndex, best, words_of, write_lexical
+from services.index.vocabulary import Vocabulary
 from services.kit.artifacts import ArtifactStore
 
 # An .npy header of Python objects, whose content numpy would unpickle where that is allowed.
@@ -80,7 +81,7 @@ def test_equal_texts_give_equal_bytes_in_any_process(tmp_path: Path):
         subprocess.run([sys.executable, "-c", code, folder, *TEXTS], env=environment, cwd=root, check=True)
         written.append({file.name: file.read_bytes() for file in folder.iterdir()})
     assert written[0] == written[1]
-    assert set(written[0]) == set(FILES.values())
+    assert set(written[0]) == {WORDS, *ARRAYS.values()}
 
 
 @pytest.mark.parametrize("texts", [["…"], ["", "!"], ["one"]])
@@ -92,18 +93,31 @@ def test_a_corpus_without_words_can_be_asked(opened, texts):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: (path / FILES["vocab_name"]).write_text("[1, 2]"),
-        lambda path: (path / FILES["vocab_name"]).write_text('{"iron": 4000}'),
-        lambda path: (path / FILES["data_name"]).write_bytes(b"no array"),
-        lambda path: np.save(path / FILES["data_name"], np.zeros(3, np.float32)),
-        lambda path: np.save(path / FILES["indices_name"], np.load(path / FILES["indices_name"]) + 9),
-        lambda path: (path / FILES["indptr_name"]).write_bytes(OBJECTS),
-        lambda path: np.save(path / FILES["indptr_name"], np.load(path / FILES["indptr_name"])[::-1]),
+        lambda path: (path / WORDS).write_bytes(b""),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes()[:-1]),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc\n"),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc"),
+        lambda path: (path / ARRAYS["data"]).write_bytes(b"no array"),
+        lambda path: np.save(path / ARRAYS["data"], np.zeros(3, np.float32)),
+        lambda path: np.save(path / ARRAYS["indices"], np.load(path / ARRAYS["indices"]) + 9),
+        lambda path: (path / ARRAYS["indptr"]).write_bytes(OBJECTS),
+        lambda path: np.save(path / ARRAYS["indptr"], np.load(path / ARRAYS["indptr"])[::-1]),
     ],
 )
 def test_a_damaged_index_is_named(opened, damage):
     with pytest.raises(DataLoss, match="lexical index"):
         opened(damage=damage)
+
+
+def test_a_vocabulary_knows_each_of_its_words_and_no_other(tmp_path):
+    words = sorted(
+        {f"{kind}{n}" for kind in ("iron", "é", "中", "\U0001f9f2", "\udc80", "Z") for n in range(40)} | {""}
+    )
+    Vocabulary.write(tmp_path / WORDS, words)
+    vocabulary = Vocabulary(tmp_path / WORDS)
+    assert dict(vocabulary) == {word: n for n, word in enumerate(words)}
+    assert [vocabulary[word] for word in words] == list(range(len(words)))
+    assert not any(word in vocabulary for word in ("iron", "iron400", "\x00", "zzz", "iron1\niron10", "é\n"))
 
 
 def test_the_best_are_in_order_ties_to_the_one_inserted_first_and_none_without_a_common_word():

@@ -26,7 +26,8 @@ async def test_a_build_that_was_gone_on_with_gives_the_generation_of_one_that_wa
     async with serve(**{**halved, "storage": "float32"}) as index:  # too late: the vectors are halves already
         resumed = await index.client.build("science", PREMISES, request_id="r")
         assert (resumed.id, resumed.engine) == (whole.id, "ivf")
-        assert len(encoder.servicer.encoded_premises) <= 1500 - report.encoded
+        # a batch of the broken build may still be encoded behind its last row
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
 
 
 async def test_a_build_whose_indexing_is_killed_goes_on_behind_its_vectors(serve, encoder):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hashed_encoder import FACTS, facts, premise, raises, vector_of
 
-from aeenc import errors
+from aeenc import Fusion, errors
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.index.explanations import FILE, Explanation, Prior
+from services.index.fusion import fuse
+from services.index.lexical import LexicalIndex
 from services.kit.generation import open_generation
 
 EXPLAINED = [
@@ -50,6 +52,52 @@ async def test_a_conditioned_query_is_encoded_with_what_was_accepted_and_loses_h
     expected = np.argsort(-cosines, kind="stable")[:8]
     assert [hit.id for hit in found] == [f"f{n}" for n in expected]
     np.testing.assert_allclose([hit.score for hit in found], cosines[expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+async def test_negative_feedback_ranks_again_without_what_the_five_best_share(built, encoder, k):
+    texts = ["what pulls nails", "ice"]
+    before = len(encoder.servicer.requests)
+    found = (await built.client.retrieve("science", texts, k=k, negative_feedback=0.4)).results
+    assert len(encoder.servicer.requests) == before + 1, "the second ranking encodes nothing"
+    premises = np.array([vector_of(fact) for fact in FACTS])
+    for text, hits in zip(texts, found, strict=True):
+        query = vector_of(text, encoder_pb2.ROLE_QUERY)
+        first = np.argsort(-(premises @ query), kind="stable")[:5]
+        query = query - 0.4 * premises[first].mean(axis=0)
+        cosines = premises @ (query / np.linalg.norm(query))
+        expected = np.argsort(-cosines, kind="stable")[:k]
+        assert [hit.id for hit in hits] == [f"f{n}" for n in expected]
+        np.testing.assert_allclose([hit.score for hit in hits], cosines[expected], atol=1e-6)
+
+
+async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(built):
+    explained = [("metal conducts heat", ["f9"])]
+    await built.client.put_explanations("science", explained)
+    text, words = "metal conducts electricity and heat", {"mode": "hybrid", "fusion": Fusion(lexical_weight=0.5)}
+    options = {**words, "prior": 0.5}
+    first, without_prior, dense = [
+        (await built.client.retrieve("science", [text], k=5, **given))[0] for given in (options, words, {})
+    ]
+    assert len({frozenset(hit.id for hit in hits) for hits in (first, without_prior, dense)}) == 3
+    query = vector_of(text, encoder_pb2.ROLE_QUERY)
+    query = query - 0.6 * np.mean([vector_of(hit.text) for hit in first], axis=0)
+    query /= np.linalg.norm(query)
+    found = (await built.client.retrieve("science", [text], k=10, negative_feedback=0.6, **options))[0]
+    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    lexical = LexicalIndex.of(FACTS[:10])
+    fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
+    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text)
+    expected = 0.5 * (fused - fused.min()) / np.ptp(fused) + 0.5 * bonus
+    assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
+
+
+@pytest.mark.parametrize(
+    ("share", "mode"), [(-0.1, "dense"), (1.1, "hybrid"), (float("nan"), "dense"), (0.1, "lexical")]
+)
+async def test_negative_feedback_that_cannot_be_is_refused(built, share, mode):
+    asked = built.client.retrieve("science", ["ice"], negative_feedback=share, mode=mode)
+    await raises(errors.InvalidArgument, asked, "negative_feedback")
 
 
 async def test_each_text_has_accepted_premises_of_its_own(built):

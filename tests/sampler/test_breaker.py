@@ -134,3 +134,24 @@ async def test_a_cancelled_try_is_made_by_another():
     trying.cancel()
     await asyncio.wait_for(other, 10)
     assert not breaker.open
+
+
+async def test_what_a_person_has_started_tries_at_once_though_all_patience_was_over_before():
+    breaker = await opened(60.0)
+    await asyncio.sleep(0.02)
+    with pytest.raises(Down):
+        await succeed(breaker, 0.01)
+    breaker = await opened(60.0)  # the last failure was the one that opened it, and nobody has waited since
+    await asyncio.sleep(0.02)
+    breaker.try_at_once()
+    await succeed(breaker, 0.01)
+    assert not breaker.open
+
+
+async def test_who_waits_while_a_person_starts_something_goes_on_waiting():
+    breaker = await opened(60.0)
+    waiting = asyncio.create_task(succeed(breaker))
+    await asyncio.sleep(0.02)
+    breaker.try_at_once()
+    await asyncio.wait_for(waiting, 10)  # one has to try, and it does
+    assert not breaker.open

@@ -9,12 +9,77 @@ from sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_l
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.kit.redis import connect
+from services.sampler import acs
 from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.run_keys import RunKeys
 from services.sampler.run_lease import RunLease
 from services.sampler.run_store import RunStore
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
+
+
+def grown(depth: int, *accepted: int | None) -> acs.Tree:
+    """A tree whose level `depth` has nodes that accepted so many, or (None) wait."""
+    nodes = [acs.Node(n, f"node {n}", depth=depth) for n in range(len(accepted))]
+    leaf = acs.Accepted("p", "premise", 1, leaf=False)
+    results = {n: acs.Result((leaf,) * count) for n, count in enumerate(accepted) if count is not None}
+    return acs.Tree(0, "t", nodes, results, depth)
+
+
+def test_trees_go_together_only_while_the_budget_covers_their_worst_cases():
+    def chosen(budget: int, trees: list[acs.Tree], judgements: int = 0, **rules: object) -> tuple[int, bool]:
+        found, safe = acs.affordable(trees, acs.Rules(k=2, max_judgements=budget, **rules), judgements)  # type: ignore[arg-type]
+        assert found == trees[: len(found)]
+        return len(found), safe
+
+    flat, full = [grown(0, None) for _ in range(4)], 2  # verdicts of a tree with one node
+    assert chosen(0, flat) == (4, True)
+    assert [chosen(full * n, flat, max_depth=0) for n in (1, 2, 4)] == [(1, True), (2, True), (4, True)]
+    assert [chosen(budget, flat, max_depth=0) for budget in (1, 3)] == [(1, False), (1, True)]
+    assert chosen(10, flat, judgements=10, max_depth=0) == (0, True)
+    # depth 2: one node, two below it, four below those; two verdicts each
+    assert [chosen(budget, flat, max_depth=2) for budget in (13, 14, 28)] == [(1, False), (1, True), (2, True)]
+    assert chosen(6, flat, max_depth=8, max_nodes_per_tree=3) == (1, True)
+    # one waits, one has accepted a single premise: 1 node here, 2 + 1 below
+    assert [chosen(budget, [grown(1, None, 1)], max_depth=2) for budget in (7, 8)] == [(1, False), (1, True)]
+    assert chosen(10, flat, max_depth=2**32 - 1) == (1, False)
+    assert chosen(100, [grown(1, 0)], max_depth=2**32 - 1) == (1, True)
+
+
+async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: World):
+    world.oracle.silent = frozenset({"hypothesis 3"})
+    async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
+        run = await client.start_run(HYPOTHESES, max_nodes_per_tree=3, max_judgements=1000, **CONFIG)
+        async for _, seen in client.watch(run.id):
+            if seen.progress.trees_done == len(HYPOTHESES) - 1:
+                break
+        others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
+        assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
+
+
+@pytest.mark.parametrize("max_judgements", [25, 40, 70])
+async def test_a_budget_that_may_not_suffice_is_spent_in_order_however_slow_single_answers_are(
+    world: World, max_judgements: int
+):
+    world.oracle.silent = frozenset(f"fact {n}" for n in range(60) if n % 2)
+    world.oracle.silent_s = 0.1
+    async with world.sampler(wave_nodes=2, oracle={"batch_tasks": 1, "max_concurrency": 16}) as client:
+        run = await finish(client, k=12, hypotheses=HYPOTHESES[:2], max_judgements=max_judgements)
+        expected = brute_force(HYPOTHESES[:2], k=12, max_judgements=max_judgements)
+        assert await pair_set(client, run.id) == expected
+    assert run.progress.judgements == len(world.oracle.asked) == max_judgements
+
+
+async def test_a_conditioned_run_keeps_to_its_budget_whatever_flies_together(world: World):
+    found = []
+    for wave_nodes in (1, 64):
+        async with world.sampler(
+            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
+        ) as client:
+            run = await finish(client, k=4, max_nodes_per_tree=2, max_judgements=120, conditioned=True)
+            found.append(await pair_set(client, run.id))
+            assert run.progress.judgements <= 120
+    assert found[0] == found[1] != set()
 
 
 async def test_the_next_flight_is_retrieved_for_while_the_oracle_judges(world: World):
@@ -146,8 +211,9 @@ async def test_samplers_share_the_runs_that_wait(world: World):
             assert await pair_set(second, run.id) == brute_force()
 
 
-async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: World):
-    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 2}) as client:
+@pytest.mark.parametrize("breaker_failures", [5, 8])  # 8: it opens with the last failure, and nobody waits
+async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: World, breaker_failures: int):
+    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 2, "breaker_failures": breaker_failures}) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await world.oracle.called(3)
         world.oracle.status = grpc.StatusCode.UNAVAILABLE

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import certify, needs_openssl
 from sampler_world import (
     E_,
     HYPOTHESES,
@@ -131,15 +130,6 @@ async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(worl
     assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
 
 
-def certify(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate of localhost and its key, signed by itself."""
-    key, cert = folder / f"{name}.key", folder / f"{name}.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext"
-    words = [*command.split(), "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
-    subprocess.run(words, check=True, capture_output=True)
-    return cert, key
-
-
 @asynccontextmanager
 async def secured(folder: Path) -> AsyncIterator[dict[str, Any]]:
     """An oracle behind TLS and a token, and the settings that reach it."""
@@ -149,7 +139,7 @@ async def secured(folder: Path) -> AsyncIterator[dict[str, Any]]:
     await server.stop(0)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+@needs_openssl
 async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: World, tmp_path: Path):
     other, _ = await asyncio.to_thread(certify, tmp_path, "other")
     async with secured(tmp_path) as settings:

@@ -75,8 +75,9 @@ async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(
         async for _, seen in client.watch(run.id):
             if seen.progress.nodes_judged >= 6:
                 break
-        run = await client.cancel(run.id)
+        run = await client.cancel(run.id, request_id="stop")
         assert run.state == sampler_pb2.RUN_STATE_CANCELLED
+        assert await client.cancel(run.id, request_id="stop") == run  # the answer of the first attempt was lost
         assert run.HasField("ended_at")
         kept = await pair_set(client, run.id)
         await asyncio.sleep(0.2)
@@ -99,6 +100,9 @@ async def test_unknown_runs_and_malformed_tokens_are_refused(world: World):
                 await call
         with pytest.raises(errors.NotFound):
             await anext(client.pairs("x"))
+        run = await finish(client, hypotheses=HYPOTHESES[:1])
+        with pytest.raises(errors.InvalidArgument, match="sign: 99 is unknown"):
+            await anext(client.pairs(run.id, sign=99))
         request = sampler_pb2.ListRunsRequest(page_token="%")
         with pytest.raises(errors.InvalidArgument, match="page_token"):
             await client.channel.unary(client._stub.ListRuns, request)

@@ -89,6 +89,7 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
         '{"query": "", "positive": "p", "negative": "n"}',
         '{"query": "q", "positive": 1, "negative": "n"}',
         '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+        '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
     ],
 )
 def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
@@ -98,6 +99,16 @@ def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
         list(DataSets({"set": path}, 64).read(["set"], ""))
 
 
+def test_a_line_that_is_not_utf8_is_named_with_a_remedy(tmp_path: Path):
+    path = tmp_path / "set.jsonl"
+    good = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'
+    path.write_bytes(good.encode() + good.encode("latin-1"))
+    pairs = DataSets({"set": path}, 64).read(["set"], "")
+    assert next(pairs).premise == "Ångström"
+    with pytest.raises(InvalidArgument, match=r"set\.jsonl:2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"):
+        list(pairs)
+
+
 def test_a_text_that_is_too_long_is_named(tmp_path: Path):
     sets = lines(tmp_path / "set.jsonl", {"query": "q", "positive": "p" * 65, "negative": "n"})
     with pytest.raises(InvalidArgument, match=r":1 has a text over 64 bytes"):
@@ -105,11 +116,15 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path):
 
 
 def test_names_are_checked_before_a_job_starts(tmp_path: Path):
-    sets = DataSets({"gold": SAMPLE, "gone": tmp_path / "gone"}, 64)
-    with pytest.raises(NotFound, match="names: gold, gone"):
+    sets = DataSets({"gold": SAMPLE, "gone": tmp_path / "gone", "other": tmp_path}, 64)
+    with pytest.raises(NotFound, match="give a directory in that layout"):
+        sets.check(["other"], "train")
+    with pytest.raises(NotFound, match="names: gold, gone, other"):
         sets.check(["golden"], "train")
     with pytest.raises(FailedPrecondition, match="is not there"):
         sets.check(["gone"], "train")
     with pytest.raises(InvalidArgument, match="holds trees by split"):
         sets.check(["gold"], "")
+    with pytest.raises(InvalidArgument, match=r"config.split: is 'tset'; data set 'gold' has train, dev, test"):
+        sets.check(["gold"], "tset")
     sets.check(["gold"], "train")

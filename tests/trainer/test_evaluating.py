@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainer_world import FACTS, QUERIES, Space, serve_trainer
+from waiting import until
 
 from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors
 from aeenc.evaluation import average_precision, metrics_of
@@ -56,6 +57,7 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
             serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
         )
         premises = [types_pb2.Premise(id=f"p {n}", text=text) for n, text in enumerate(PREMISES)]
+        await until(lambda: server.readiness.healthy)
         corpus = f"r-{uuid.uuid4().hex[:8]}"  # the store is the session's
         await index.build(corpus, premises)
         yield World(trainer, index, space, corpus)
@@ -82,8 +84,9 @@ def merged(queries: Any) -> dict[str, tuple[str, ...]]:
         Retrieval("hybrid", Fusion(lexical_weight=0.4)),
         Retrieval("hybrid", Fusion("reciprocal_rank", 0.4)),
         Retrieval(prior=0.5),
+        Retrieval(negative_feedback=0.4),
     ],
-    ids=["dense", "lexical", "iterative", "hybrid", "reciprocal", "prior"],
+    ids=["dense", "lexical", "iterative", "hybrid", "reciprocal", "prior", "feedback"],
 )
 async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Retrieval):
     await world.index.put_explanations(world.corpus, [(QUERIES[3], ["p 1", "p 7"]), (QUERIES[15], ["p 3"])])
@@ -100,6 +103,7 @@ async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Re
                 mode=retrieval.mode,
                 fusion=retrieval.fusion,
                 prior=retrieval.prior,
+                negative_feedback=retrieval.negative_feedback,
                 drop_self=drop_self,
             )
             ranks[protocol].append(ranks_in(found[0], wanted))
@@ -118,6 +122,15 @@ async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):
     for protocol in ("strict", "paper"):
         assert getattr(by_index, protocol).map == pytest.approx(getattr(by_vectors, protocol).map, abs=1e-6)
     assert by_index.model_version == by_vectors.model_version
+
+
+@pytest.mark.parametrize("retrieval", [Retrieval("hybrid"), Retrieval(conditioned=True)], ids=["hybrid", "conditioned"])
+async def test_the_figures_are_the_same_in_whatever_parts_the_index_is_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch, retrieval: Retrieval
+):
+    whole = await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True)
+    monkeypatch.setattr("services.trainer.index_ranks.PART", 5)
+    assert await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True) == whole
 
 
 async def test_the_papers_protocol_can_be_left_out(world: World):

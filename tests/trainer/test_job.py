@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from safetensors.numpy import load_file
-from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space
+from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 from aeenc.errors import FailedPrecondition
 from services.encoder.loading import LoadOptions, load_model
@@ -31,10 +31,6 @@ from services.trainer.learning.training import Diverged
 from services.trainer.training_set import JudgedPair
 
 
-class Killed(Exception):
-    """Stands for SIGKILL at a certain moment."""
-
-
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
     return load_file(space.store.open("checkpoints", version).file("model.safetensors"))
 
@@ -50,7 +46,7 @@ def trained(files: JobFiles) -> dict[str, np.ndarray]:
     """The weights that a job keeps, without the export."""
     prepare_torch(files.plan().means.threads)
     materials = Materials.load(files, Rank())
-    train(files, materials, materials.encoder(), materials.objective(), Rank())
+    train(files, materials, materials.encoders(), materials.objective(), Rank())
     return load_file(files.directory / BEST)
 
 
@@ -95,28 +91,44 @@ def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Spa
 
 
 @pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
-def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(
-    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str
-):
+def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob, loss: str):
     options = {"epochs": 3, "loss": loss, "regularization": 0.1, "validation": []}  # the last epoch is kept
     options |= {"batching": "ITEMS", "items_per_epoch": 40, "accumulation": 2, "means": Means(threads=2)}
     whole = trained(make_job(**options))
     files = make_job(**options)
-    saved = training.save_standing
-
-    def die_after_two(directory, standing, learner, optimizer) -> None:
-        saved(directory, standing, learner, optimizer)
-        if standing.epochs_done == 2:
-            raise Killed
-
-    monkeypatch.setattr(training, "save_standing", die_after_two)
-    with pytest.raises(Killed):
+    with killed_after(2):
         trained(files)
-    monkeypatch.setattr(training, "save_standing", saved)
     resumed = trained(files)
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
     pretrained = weights_of(space, space.version)
     assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_share_of_the_first_weights_is_in_those_kept_and_not_in_those_trained_on(
+    space: Space, make_job: MakeJob, killed: bool
+):
+    first = weights_of(space, space.version)
+    alone = trained(make_job(epochs=2, validation=[]))
+    files = make_job(epochs=2, validation=[], initial_share=0.25)
+
+    if killed:
+        with killed_after(1):
+            trained(files)
+    kept = trained(files)
+    for name, weight in alone.items():
+        np.testing.assert_allclose(kept[name], 0.25 * first[name] + 0.75 * weight, atol=1e-6)
+    assert any(np.abs(kept[name] - weight).max() > 1e-4 for name, weight in alone.items())
+
+
+def test_what_is_measured_is_what_is_kept(space: Space, make_job: MakeJob):
+    moved, back = make_job(epochs=1, learning_rate=1e-2), make_job(epochs=1, learning_rate=1e-2, initial_share=1.0)
+    versions = [run(files) for files in (moved, back)]
+    told = [space.store.open("checkpoints", version).meta["validation_map"] for version in versions]
+    metrics = [json.loads(space.store.open("checkpoints", one).file("metrics.json").read_bytes()) for one in versions]
+    assert told[1] == pytest.approx(metrics[1]["before"]["strict"]["MAP"])
+    assert told[0] == pytest.approx(metrics[0]["after"]["strict"]["MAP"])
+    assert told[0] != pytest.approx(told[1])
 
 
 def test_the_epoch_with_the_best_validation_map_is_kept(

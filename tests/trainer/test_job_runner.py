@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually, until
 
 from services.kit.readiness import Readiness
 from services.kit.redis import connect
@@ -60,6 +63,7 @@ class Bench:
             NoPairs(),  # type: ignore[arg-type]
             DataSets({}, 1024),
             Readiness(),
+            tandems=None,  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
             means=Means(),
@@ -124,6 +128,26 @@ async def test_a_job_cancelled_elsewhere_keeps_what_it_has_computed(bench: Bench
     assert (bench.directory / "epoch.safetensors").exists()
 
 
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_job(bench: Bench, end: str):
+    stopped = asyncio.Event()
+
+    async def long_phase() -> None:
+        if end == "cancel":
+            await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
+        else:
+            await bench.store._redis.delete(bench.store._key(bench.job.id, "record"))
+        try:
+            await asyncio.Event().wait()  # loading, evaluating, exporting: nothing is reported
+        finally:
+            stopped.set()
+
+    computing(bench, long_phase)
+    bench.runner.start()
+    await asyncio.wait_for(stopped.wait(), 30)
+    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+
+
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
     children: list[Child] = []
 
@@ -153,3 +177,25 @@ async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
     monkeypatch.setattr(bench.store, "active", fail_once)
     bench.runner.start()
     await bench.until("SUCCEEDED")
+
+
+async def test_only_directories_that_nobody_can_resume_are_removed(bench: Bench):
+    async def job(name: str, *states: str) -> None:
+        made = replace(bench.job, id=name)
+        await bench.store.create(made, [])
+        for state in states:
+            assert await bench.store.transition(name, LIVE, state) == "OK"  # type: ignore[arg-type]
+
+    await job("failed", "FAILED")
+    await job("cancelled", "CANCELLED")
+    await job("elsewhere", "RUNNING", "SUCCEEDED")
+    names = ["failed", "cancelled", "elsewhere", "unknown", "unknown-old"]
+    for name in names:
+        (bench.jobs_dir / name).mkdir(parents=True)
+        (bench.jobs_dir / name / "epoch.safetensors").write_text("state")
+    for path in (bench.jobs_dir / "unknown-old" / "epoch.safetensors", bench.jobs_dir / "unknown-old"):
+        os.utime(path, (0, 0))
+    computing(bench, lambda: asyncio.sleep(0))
+    bench.runner.start()
+    await bench.until("SUCCEEDED")
+    await until(lambda: sorted(path.name for path in bench.jobs_dir.iterdir()) == ["cancelled", "failed", "unknown"])

@@ -67,7 +67,13 @@ async def world(space: Space, corpus: str, redis_url: str, namespace: str, tmp_p
         }
         trainer_server, trainer = await stack.enter_async_context(
             serve_trainer(
-                space, redis_url, namespace, tmp_path / "trainer", **targets, data_sets={"imported": imported}
+                space,
+                redis_url,
+                namespace,
+                tmp_path / "trainer",
+                **targets,
+                data_sets={"imported": imported},
+                tensorboard_dir=str(tmp_path / "curves"),
             )
         )
         imported.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
@@ -103,7 +109,7 @@ async def until_training(world: World, job_id: str, from_seq: int = 0) -> int:
 
 
 @pytest.mark.slow
-async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: World):
+async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: World, tmp_path: Path):
     job = await world.start(epochs=2, idempotency_key="once", seed=3)
     again = await world.start(epochs=2, idempotency_key="once", seed=3)
     assert (again.id, job.state, list(job.config.validation)) == (job.id, trainer_pb2.JOB_STATE_PENDING, [])
@@ -118,6 +124,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
     # Nobody knows the split of an import, so that its pairs of validation queries are held out.
     assert (job.progress.positives, job.progress.dropped) == (len(QUERIES) - len(VALIDATION), 3 * len(VALIDATION))
     assert {"loading", "exporting"} <= {phase for _, phase in events}
+    assert [run.name for run in (tmp_path / "curves").iterdir()] == [job.id]
     checkpoint = await world.trainer.checkpoint(job.version)
     assert (checkpoint.job_id, checkpoint.space_id) == (job.id, world.space.space_id)
     assert checkpoint.validation_map == pytest.approx(job.progress.best_validation_map)
@@ -132,6 +139,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
 async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: World):
     fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
     fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
+    fields |= {"initial_share": 0.25}
     job = await world.start(run_ids=[], data_sets=["imported"], epochs=1, validation=[], **fields)
     job = await world.trainer.wait(job.id)
     assert (job.state, job.error) == (SUCCEEDED, "")
@@ -195,6 +203,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
         ({"batching": 99}, errors.InvalidArgument, "enum Batching"),
         ({"hard_negatives": 65}, errors.InvalidArgument, "0 to 64"),
         ({"accumulation": 33}, errors.InvalidArgument, "1 to 32"),
+        ({"initial_share": 1.5}, errors.InvalidArgument, "0 to 1"),
         ({"guide_margin": 2.0}, errors.InvalidArgument, "-1 to 1"),
         ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),
@@ -206,6 +215,8 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
         ({"base_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"validation": [("a query", [])]}, errors.InvalidArgument, "at least one premise"),
         ({"validation": [("", ["x"])]}, errors.InvalidArgument, "is empty"),
+        ({"validation": [("q", [FACTS[0]]), ("q", ["gone"])]}, errors.InvalidArgument, "'gone' of query 'q' is not in"),
+        ({"validation": [(FACTS[0], [FACTS[0]])]}, errors.InvalidArgument, "own text"),
     ]
     for fields, kind, remedy in wrong:
         with pytest.raises(kind, match=remedy):

@@ -22,16 +22,24 @@ def start(files: JobFiles) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE)  # it lives as long as its standard input
 
 
-def weights_of(space: Space, files: JobFiles) -> str:
+def weights_of(space: Space, files: JobFiles) -> list[str]:
     result = files.result()
     assert result is not None
-    return space.store.open("checkpoints", result["version"]).files["model.safetensors"].sha256
+    made = [result[name] for name in ("version", "premise_version") if name in result]
+    return [space.store.open("checkpoints", version).files["model.safetensors"].sha256 for version in made]
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
-def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, make_job: MakeJob, loss: str):
-    options = {"loss": loss, "epochs": 20, "regularization": 0.1, "means": Means(threads=2, int8=False)}
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [
+        *((loss, "SINGLE") for loss in ("FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION")),
+        ("TRIPLET_MARGIN", "SIAMESE"),
+        ("PAIRWISE_CONTRASTIVE", "DUAL"),
+    ],
+)
+def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, make_job: MakeJob, loss: str, mode: str):
+    options = {"loss": loss, "mode": mode, "epochs": 20, "regularization": 0.1, "means": Means(threads=2, int8=False)}
     whole = make_job(**options)
     begun = time.monotonic()
     assert start(whole).wait() == 0

@@ -13,7 +13,7 @@ from trainer_world import FACTS, PAIRS, QUERIES, MakeJob
 from services.trainer.job_files import JobFiles
 from services.trainer.learning import pair_objectives
 from services.trainer.learning.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
-from services.trainer.learning.materials import Materials
+from services.trainer.learning.materials import Materials, precision_of
 from services.trainer.learning.query_encoder import QueryEncoder
 from services.trainer.learning.ranks import Rank
 from services.trainer.learning.training import Learner, Training
@@ -41,17 +41,17 @@ def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJ
     options = {"loss": loss, "batching": batching, "temperature": 0.1, "learning_rate": 3e-3, "margin": 0.5}
     files = make_job(epochs=12, **options)
     materials = load(files)
-    encoder, objective = materials.encoder(), materials.objective()
+    encoders, objective = materials.encoders(), materials.objective()
     units = np.arange(objective.size)
 
     def measured() -> tuple[float, float]:
         objective.batches(np.random.default_rng(1), objective.size)
-        report = materials.evaluate(encoder.eval())
+        report = materials.evaluate(encoders)
         assert report is not None
-        return float(objective.loss(encoder, units).detach()), report.strict.map
+        return float(objective.loss(encoders, units).detach()), report.strict.map
 
     loss_before, map_before = measured()
-    Training(materials.plan, encoder, objective, None, files.directory, lambda step: None).run()
+    Training(materials.plan, encoders, objective, None, files.directory, lambda step: None).run()
     loss_after, map_after = measured()
     assert loss_after < 0.95 * loss_before
     if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:  # on so little they classify without ranking
@@ -61,7 +61,7 @@ def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJ
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_batch_encodes_each_of_its_queries_once(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str):
     materials = load(make_job(loss=loss, batching="ITEMS"))
-    encoder, objective = materials.encoder(), materials.objective()
+    encoders, objective = materials.encoders(), materials.objective()
     encoded: list[int] = []
     forward = QueryEncoder.forward
 
@@ -71,7 +71,7 @@ def test_a_batch_encodes_each_of_its_queries_once(make_job: MakeJob, monkeypatch
 
     objective.batches(np.random.default_rng(1), objective.size)
     monkeypatch.setattr(QueryEncoder, "forward", counting)
-    objective.loss(encoder, np.arange(objective.size))
+    objective.loss(encoders, np.arange(objective.size))
     assert encoded == [len(QUERIES)]
 
 
@@ -103,7 +103,7 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
     calls = scores_of(monkeypatch, "MultipleNegativesRanking")
     objective = materials.objective()
     objective.batches(np.random.default_rng(1), 2)
-    objective.loss(materials.encoder(), np.arange(objective.size))
+    objective.loss(materials.encoders(), np.arange(objective.size))
     ((scores, own, masked),) = calls
     assert scores.shape == (3, 4)  # q has two pairs, r one; facts 0 to 3 stand once each
     assert own.tolist() == [0, 1, 2]
@@ -129,7 +129,7 @@ def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_jo
     materials = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
     objective = materials.objective()
     objective.batches(np.random.default_rng(1), 8)
-    assert float(objective.loss(materials.encoder(), np.arange(4)).detach()) > 0
+    assert float(objective.loss(materials.encoders(), np.arange(4)).detach()) > 0
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
@@ -165,16 +165,44 @@ def test_queries_with_one_side_are_counted_and_skipped(make_job: MakeJob, loss: 
     assert load(make_job(pairs, loss=loss)).objective().skipped == skipped
 
 
-def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob):
+@pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
+@pytest.mark.parametrize(
+    "loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"]
+)
+def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, batching: str):
+    more = [  # the first query has one refused premise more than others, the second two, ...
+        JudgedPair(query, "", FACTS[-1 - shift], "NEGATIVE", "train")
+        for n, query in enumerate(QUERIES[:6])
+        for shift in range(n + 1)
+    ]
+    files = make_job([*PAIRS, *more], loss=loss, batching=batching, regularization=0.0 if batching == "ITEMS" else 0.5)
+    materials = load(files)
+    encoders, objective = materials.encoders(), materials.objective()
+    encoders.query.eval()  # without dropout
+    learner, units = Learner(encoders, objective), np.arange(objective.size)
     gradients = []
-    for accumulation in (1, 3):
-        files = make_job(epochs=1, batch_size=24, loss="PAIRWISE_CONTRASTIVE", accumulation=accumulation)
-        materials = load(files)
-        encoder = materials.encoder().eval()  # without dropout
-        objective = materials.objective()
-        learner = Learner(encoder, objective)
-        for part in np.array_split(np.arange(24), accumulation):
-            (learner(part) / accumulation).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None]))
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
-    assert float(gradients[0].abs().max()) > 1e-4
+    for parts in ([units], np.array_split(units, 3), [units[:2], units[2:]]):
+        learner.zero_grad()
+        for part in parts:
+            learner(part, units).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in encoders.query.parameters() if p.grad is not None]))
+    scale = float(gradients[0].abs().max())
+    assert scale > 1e-4
+    assert all(torch.allclose(gradients[0], other, atol=1e-4 * scale) for other in gradients[1:])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capabilities", "expected"),
+    [
+        ("auto", {"avx512_bf16": True}, "bfloat16"),
+        ("auto", {"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
+        ("auto", {"avx512_f": True, "avx512_bf16": False}, "float32"),
+        ("float32", {"avx512_bf16": True}, "float32"),
+        ("bfloat16", {}, "bfloat16"),
+    ],
+)
+def test_products_are_in_bfloat16_where_the_machine_has_it_or_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, wanted: Any, capabilities: dict[str, bool], expected: str
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert precision_of(wanted, torch.device("cpu")) == expected

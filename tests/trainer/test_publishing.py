@@ -130,6 +130,28 @@ async def test_a_label_that_moved_meanwhile_is_not_moved(world: World):
     assert (await world.registry.publish(good, expected_revision=1)).label.revision == 2
 
 
+@pytest.mark.parametrize("label", ["stable", "trial"])  # one that serves, and one that does not exist yet
+async def test_what_another_caller_publishes_while_the_gate_compares_is_not_overwritten(
+    world: World, monkeypatch: pytest.MonkeyPatch, label: str
+):
+    first, better = await world.checkpoint("first", BAD), await world.checkpoint("better", GOOD)
+    move = Registry.set_label
+
+    async def overtaken(self: Registry, space_id: str, name: str, version: str, **options: Any) -> Any:
+        monkeypatch.setattr(Registry, "set_label", move)
+        await world.registry.set_label(name, better)
+        return await move(self, space_id, name, version, **options)
+
+    for force, version in ((False, better), (True, first)):
+        monkeypatch.setattr(Registry, "set_label", overtaken)
+        if force:
+            await world.registry.publish(first, label=label, force=True)
+        else:
+            with pytest.raises(errors.Aborted, match=f"{better}.*read it and retry"):
+                await world.registry.publish(first, label=label)
+        assert (await world.registry.rollouts(label)).label.version == version
+
+
 async def test_wrong_names_are_refused_with_a_remedy(world: World):
     version = world.space.version
     calls: list[tuple[Callable[[], Any], type[errors.AeencError], str]] = [

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_world import MakeJob, Space, make_space
+from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, make_space
 
 from aeenc.errors import FailedPrecondition
 from services.trainer.job_files import JobFiles, Means
 from services.trainer.learning import ranks
-from services.trainer.learning.epoch_state import BEST
+from services.trainer.learning.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.job import run_job, train
 from services.trainer.learning.materials import Materials
 from services.trainer.learning.ranks import Rank
+from services.trainer.training_set import JudgedPair
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +27,11 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     return make_space(tmp_path_factory.mktemp("steady"), dropout=0.0)
 
 
-def test_the_shares_of_a_batch_are_disjoint_and_count_as_many_as_they_are():
+def test_the_shares_of_a_batch_are_disjoint_and_their_mean_is_the_sum():
     units = np.arange(7)
     shares = [Rank(number, 3).share(units) for number in range(3)]
     assert sorted(np.concatenate([own for own, _ in shares])) == list(range(7))
-    means = [own.mean() * weight for own, weight in shares]
-    assert sum(means) / 3 == pytest.approx(units.mean())
+    assert sum(own.sum() * weight for own, weight in shares) / 3 == units.sum()
 
 
 def test_a_process_without_a_unit_takes_part_without_weight():
@@ -39,13 +42,27 @@ def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     """What is learned, without the export."""
     rank = Rank(0, files.plan().means.processes)
     materials = Materials.load(files, rank)
-    train(files, materials, materials.encoder(), materials.objective(), rank)
-    return load_file(files.directory / BEST)
+    train(files, materials, materials.encoders(), materials.objective(), rank)
+    premises = files.directory / BEST_PREMISES
+    of_premises = (
+        {f"premises/{name}": value for name, value in load_file(premises).items()} if premises.exists() else {}
+    )
+    return {**load_file(files.directory / BEST), **of_premises}
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns(make_job: MakeJob):
-    options = {"epochs": 2, "batch_size": 7, "loss": "TRIPLET_MARGIN", "validation": [], "accumulation": 2}
+@pytest.mark.parametrize("mode", ["SINGLE", "SIAMESE", "DUAL"])
+def test_two_processes_learn_what_one_learns(make_job: MakeJob, mode: str):
+    options = {
+        "epochs": 2,
+        "batch_size": 7,
+        "loss": "TRIPLET_MARGIN",
+        "validation": [],
+        "accumulation": 2,
+        "mode": mode,
+    }
+    uneven = [JudgedPair(QUERIES[0], "", fact, "NEGATIVE", "train") for fact in FACTS[-9:]]
+    options["pairs"] = [*PAIRS, *uneven]
     one = weights_after(make_job(**options, means=Means(processes=1)))
     two = weights_after(make_job(**options, means=Means(threads=2, processes=2)))
     again = weights_after(make_job(**options, means=Means(threads=2, processes=2)))
@@ -55,13 +72,36 @@ def test_two_processes_learn_what_one_learns(make_job: MakeJob):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_job_by_number(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("status", [5, 0])
+def test_a_process_that_ends_before_all_have_met_ends_the_job_by_number(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, status: int
+):
     start = ranks.subprocess.Popen
 
     def broken(command: list[str], **options: object) -> object:
-        return start([command[0], "-c", "raise SystemExit(5)"], **options)
+        return start([command[0], "-c", f"raise SystemExit({status})"], **options)
 
     monkeypatch.setattr(ranks.subprocess, "Popen", broken)
-    monkeypatch.setattr(ranks, "PATIENCE", ranks.timedelta(seconds=3))
-    with pytest.raises(FailedPrecondition, match="process 1 of 2 ended with status 5"):
+    with pytest.raises(FailedPrecondition, match=f"process 1 of 2 ended with status {status}"):
         run_job(make_job(validation=[], means=Means(threads=2, processes=2)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_process_that_dies_at_work_ends_the_job_by_number(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    started: list[subprocess.Popen[bytes]] = []
+    start, meet = ranks.subprocess.Popen, Rank.meet
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    def killed(rank: Rank) -> None:
+        started[0].kill()
+        meet(rank)
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", kept)
+    monkeypatch.setattr(Rank, "meet", killed)
+    with pytest.raises(FailedPrecondition, match="process 1 of 2 ended with status -9"):
+        run_job(make_job(validation=[], epochs=3, means=Means(threads=2, processes=2)))

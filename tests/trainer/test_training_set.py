@@ -57,6 +57,9 @@ def test_a_text_neither_explains_itself_nor_is_its_own_negative():
     training_set = build_training_set([pair(own, own), pair(own, "text a")], PREMISES, "train")
     (example,) = training_set.examples
     assert (example.positives.tolist(), example.excluded.tolist()) == ([0], [4])
+    stranger = [pair("q", "an inner node"), pair("an inner node", "text a")]  # a premise outside the generation
+    first, second = build_training_set(stranger, PREMISES, "train").examples
+    assert (first.positives.tolist(), second.excluded.tolist()) == ([5], [5])
 
 
 def test_a_query_without_positives_stays_for_losses_over_single_pairs():

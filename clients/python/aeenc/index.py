@@ -82,6 +82,7 @@ class IndexClient:
         fusion: Fusion | None = None,
         accepted: Sequence[Sequence[str]] = (),
         prior: float = 0.0,
+        negative_feedback: float = 0.0,
         rerank: int = 0,
         drop_self: bool = True,
         exclude: Sequence[str] = (),
@@ -97,7 +98,8 @@ class IndexClient:
         `mode` says how texts are matched: by the encoder, by words, or by both, put together as `fusion` says. With
         `accepted` (ids by text), premises are sought for what those accepted before leave unexplained;
         `prior` is the share, from 0 to 1, of what explained similar hypotheses (`put_explanations`); a cross-encoder
-        orders the first `rerank` premises anew, at least k of them.
+        orders the first `rerank` premises anew, at least k of them. `negative_feedback` is the share of what the five
+        best premises have in common that is taken off the query for a second ranking; 0.1 is a good start.
         `precision` says how exactly to encode the texts (default: what the encoder is set to); while label `canary` has
         a share, calls with one `routing_key` go the same way.
         """
@@ -110,6 +112,7 @@ class IndexClient:
             fusion=fusion.to_proto() if fusion else None,
             accepted=[index_pb2.AcceptedPremises(premise_ids=ids) for ids in accepted],
             prior=prior,
+            negative_feedback=negative_feedback,
             rerank=rerank,
             model=selector(label, version),
             exclude_ids=exclude,
@@ -177,6 +180,7 @@ class IndexClient:
         delete_ids: Sequence[str] = (),
         expected_premises: int = 0,
         fold_similar: bool = False,
+        space_id: str = "",
         on_progress: Callable[[int, int], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
@@ -184,9 +188,10 @@ class IndexClient:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
 
         `fold_similar` takes texts for one that differ in case, white space, punctuation or Unicode form alone; the
-        first one stays. With a `request_id` the index keeps what it has acknowledged as durable, and a call with the
-        same one and the same premises goes on there. This call does so itself while the index is away, or comes no
-        further, for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
+        first one stays. `space_id` is that of the premises' vectors (default: the encoder's own). With a `request_id`
+        the index keeps what it has acknowledged as durable, and a call with the same one and the same premises goes on
+        there. This call does so itself while the index is away, or comes no further, for up to `resume_s`, unless
+        `premises` is an iterator, which cannot begin again.
         """
         header = index_pb2.BuildHeader(
             corpus=corpus,
@@ -195,6 +200,7 @@ class IndexClient:
             delete_ids=delete_ids,
             expected_premises=expected_premises,
             activate=activate,
+            space_id=space_id,
             folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()

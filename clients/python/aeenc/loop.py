@@ -6,110 +6,34 @@ idempotency keys of the journal's own, so a loop that was stopped anywhere goes 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aeenc import errors
 from aeenc.client import Client
-from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from aeenc.loop_journal import STABLE, Gold, Journal, LoopPlan, Round
+from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 
-FORMAT_VERSION = 1
+__all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
+
 PUBLISH_S = 60.0
-STABLE = "stable"
 
-Gold = tuple[str, Sequence[str]]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class LoopPlan:
-    """What a loop does. `run` and `job` are further fields of RunConfig and JobConfig.
+class _Ends:
+    """The states in which a run or a job ends."""
 
-    Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
-    from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on
-    `validation` (0: never); the label then names the best version.
-    """
-
-    corpus: str
-    hypotheses: Sequence[tuple[str, str]] = field(repr=False)
-    validation: Sequence[Gold] = field(repr=False)
-    oracle: str = "gold"
-    rounds: int = 4
-    restart: bool = True
-    patience: int = 1
-    label: str = STABLE
-    run: Mapping[str, Any] = field(default_factory=dict)
-    job: Mapping[str, Any] = field(default_factory=dict)
-
-    def fingerprint(self) -> str:
-        """A hash over everything but the number of rounds, which a loop that goes on may change."""
-        values = {**vars(self), "rounds": 0, "run": dict(self.run), "job": dict(self.job)}
-        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    succeeded: int
+    failed: int
+    cancelled: int
 
 
-@dataclass
-class Round:
-    """What one round has done so far; empty: not yet. Round 0 is the encoder that the loop began with."""
-
-    number: int
-    run: str = ""
-    positives: int = 0
-    negatives: int = 0
-    job: str = ""
-    version: str = ""
-    validation_map: float = 0.0
-    published: bool = False
-    report: dict[str, Any] = field(default_factory=dict)
-
-
-class Journal:
-    """What a loop has done, in a file that is replaced as a whole after every step."""
-
-    def __init__(self, path: Path, identity: str, fingerprint: str, rounds: list[Round], ended: str = "") -> None:
-        self.path, self.identity, self.fingerprint = path, identity, fingerprint
-        self.rounds, self.ended = rounds, ended
-
-    @classmethod
-    def open(cls, path: Path, plan: LoopPlan) -> Journal:
-        """The journal of a plan, begun if there is none. Raises AlreadyExists for another plan's."""
-        if not path.exists():
-            journal = cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), [])
-            journal.save()
-            return journal
-        try:
-            record = json.loads(path.read_bytes())
-            found = cls(path, record["id"], record["plan"], [Round(**one) for one in record["rounds"]], record["ended"])
-            version = record["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise errors.InvalidArgument(f"{path} is no journal of a loop ({error}); name another file") from None
-        if version != FORMAT_VERSION or found.fingerprint != plan.fingerprint():
-            raise errors.AlreadyExists(
-                f"{path} is the journal of a loop with other settings or data; name another file, or remove it"
-            )
-        return found
-
-    def save(self) -> None:
-        """Writes the journal; on disk when it returns."""
-        record = {
-            "format_version": FORMAT_VERSION,
-            "id": self.identity,
-            "plan": self.fingerprint,
-            "ended": self.ended,
-            "rounds": [vars(one) for one in self.rounds],
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+_RUN = _Ends(sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
+_JOB = _Ends(trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
 
 class Loop:
@@ -129,20 +53,21 @@ class Loop:
     def go(self) -> list[Round]:
         """Does what is left of all rounds and returns them, round 0 first. Raises what the services raise.
 
-        Raises Aborted when a run or a job has ended badly.
+        Raises Aborted when a run or a job has ended badly. A loop that has ended before moves no label.
         """
         rounds = self._journal.rounds
         if not rounds:
             self._begin()
-        while not self._stopped():
+        if not (self._journal.ended and self._stopped()):
             self._journal.ended = ""
-            if rounds[-1].report:
-                rounds.append(Round(len(rounds)))
-            self._round(rounds[-1])
-        best = self.best
-        if rounds[-1] is not best and not self._journal.ended:
-            self._publish(best.version, force=True)
-        self._journal.ended = self._journal.ended or self._stopped()
+            self._journal.save()
+            while not self._stopped():
+                if rounds[-1].report:
+                    self._serve(rounds[-1])  # the next one samples with it
+                    rounds.append(Round(len(rounds)))
+                self._round(rounds[-1])
+            self._serve(self.best)
+        self._journal.ended = self._stopped()
         self._journal.save()
         return rounds
 
@@ -153,8 +78,8 @@ class Loop:
 
     @property
     def best(self) -> Round:
-        """The round with the highest strict MAP on the validation queries; the earliest of equal ones."""
-        return max((one for one in self._journal.rounds if one.version), key=lambda one: one.validation_map)
+        """The measured round with the highest strict MAP on the validation queries; the earliest of equal ones."""
+        return max((one for one in self._journal.rounds if one.report), key=lambda one: one.validation_map)
 
     def _stopped(self) -> str:
         """Why there is no further round; empty: there is one."""
@@ -168,12 +93,12 @@ class Loop:
         return ""
 
     def _begin(self) -> None:
-        plan = self._plan
-        if plan.label != STABLE and plan.label not in {one.name for one in self._client.registry.labels()}:
-            stable = next(one for one in self._client.registry.labels() if one.name == STABLE)
-            self._client.registry.set_label(plan.label, stable.version)
-        first = Round(0, published=True)
-        self._measure(first)
+        plan, first = self._plan, Round(0, published=True)
+        known = plan.label in {one.name for one in self._client.registry.labels()}
+        # the `stable` of the space that the corpus is served in
+        self._measure(first, label=plan.label if known else STABLE)
+        if not known:
+            self._client.registry.set_label(plan.label, first.version)
         self._journal.rounds.append(first)
         self._journal.save()
 
@@ -182,17 +107,31 @@ class Loop:
             self._sample(now)
         if not now.version:
             self._train(now)
-        if not now.published:
-            before = [one.validation_map for one in self._journal.rounds[: now.number]]
-            self._publish(now.version, force=now.validation_map <= max(before))
-            now.published = True
-            self._journal.save()
-        self._measure(now)
+        self._try(now)
+        self._journal.save()
+
+    def _try(self, now: Round) -> None:
+        """Measures what was trained under a label of the loop's own, which goes again: encoders serve labels alone."""
+        trial = self._publish(now.version, f"loop-{self._journal.identity}", force=True)
+        try:
+            self._measure(now, version=now.version)
+        finally:
+            with contextlib.suppress(errors.NotFound):
+                self._client.registry.delete_label(trial.name, space_id=trial.space_id)
+
+    def _serve(self, one: Round) -> None:
+        """Points the plan's label at a round's encoder unless it is there; by force where that lifts nothing."""
+        label = self._plan.label
+        if one.version not in {known.version for known in self._client.registry.labels() if known.name == label}:
+            best_before = max((before.validation_map for before in self.rounds[: one.number]), default=0.0)
+            self._publish(one.version, label, force=one.published or one.validation_map <= best_before)
+        one.published = True
         self._journal.save()
 
     def _sample(self, now: Round) -> None:
         plan, client = self._plan, self._client
-        if not now.run:
+        known = bool(now.run)
+        if not known:
             now.run = client.sampler.start_run(
                 plan.hypotheses,
                 corpus=plan.corpus,
@@ -203,9 +142,8 @@ class Loop:
             ).id
             self._journal.save()
         self._say(f"round {now.number}: sampling, run {now.run}")
-        run = _succeeded(
-            client.sampler, now.run, sampler_pb2.RUN_STATE_SUCCEEDED, f"run {now.run} of round {now.number}"
-        )
+        name = f"run {now.run} of round {now.number}"
+        run = _succeeded(client.sampler, client.sampler.run, now.run, _RUN, name, known=known)
         if not run.progress.positives:
             raise errors.FailedPrecondition(
                 f"run {run.id} of round {now.number} found nothing that explains; look at the oracle {plan.oracle!r}",
@@ -216,7 +154,8 @@ class Loop:
 
     def _train(self, now: Round) -> None:
         plan, client = self._plan, self._client
-        if not now.job:
+        known = bool(now.job)
+        if not known:
             rounds = self._journal.rounds
             now.job = client.trainer.start_job(
                 validation=plan.validation,
@@ -228,20 +167,20 @@ class Loop:
             ).id
             self._journal.save()
         self._say(f"round {now.number}: training, job {now.job}")
-        job = _succeeded(
-            client.trainer, now.job, trainer_pb2.JOB_STATE_SUCCEEDED, f"job {now.job} of round {now.number}"
-        )
+        name = f"job {now.job} of round {now.number}"
+        job = _succeeded(client.trainer, client.trainer.job, now.job, _JOB, name, known=known)
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
 
-    def _publish(self, version: str, *, force: bool) -> None:
-        published = self._client.registry.publish(version, label=self._plan.label, wait_s=PUBLISH_S, force=force)
+    def _publish(self, version: str, label: str, *, force: bool) -> registry_pb2.Label:
+        published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
         if not published.complete:
             reasons = "; ".join(rollout.reason for rollout in published.rollouts if not rollout.ok)
             raise errors.DeadlineExceeded(f"not every encoder serves {version}: {reasons or 'none has answered'}")
+        label_now: registry_pb2.Label = published.label
+        return label_now
 
-    def _measure(self, now: Round) -> None:
-        model = {"version": now.version} if now.version else {"label": self._plan.label}
+    def _measure(self, now: Round, **model: str) -> None:
         report = self._client.trainer.evaluate(self._plan.corpus, self._plan.validation, **model)
         now.report = self._report_dict(report)
         now.version = report.model_version
@@ -249,12 +188,22 @@ class Loop:
         self._say(f"round {now.number}: {now.version}, strict MAP {now.validation_map:.4f}")
 
 
-def _succeeded(client: Any, work_id: str, state: int, name: str) -> Any:
-    """Waits for a run or job, resumes it once if it failed, and returns it. Raises Aborted when it fails again."""
+def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, ends: _Ends, name: str, *, known: bool) -> Any:
+    """Waits for a run or job and returns it; one that fails is resumed once.
+
+    `known`: an earlier start of the loop began it. If it was cancelled since, whoever starts the loop again wants it
+    resumed. Raises Aborted when it fails again, and when somebody cancels it while the loop waits.
+    """
+    if known and look(work_id).state == ends.cancelled:
+        client.resume(work_id)
     work = client.wait(work_id)
-    if work.state != state:
+    if work.state == ends.failed:
         client.resume(work_id)
         work = client.wait(work_id)
-    if work.state != state:
-        raise errors.Aborted(f"{name} has not succeeded: {work.error or 'cancelled'}")
+    if work.state == ends.cancelled:
+        raise errors.Aborted(
+            f"{name} was cancelled; start the loop again to resume it, with another journal to begin anew"
+        )
+    if work.state != ends.succeeded:
+        raise errors.Aborted(f"{name} has not succeeded: {work.error}")
     return work

@@ -48,6 +48,10 @@ class Candidate:
     rank: int
     score: float
 
+    def to_proto(self) -> oracle_pb2.Candidate:
+        """As it travels."""
+        return oracle_pb2.Candidate(premise_id=self.id, text=self.text, rank=self.rank, score=self.score)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -59,6 +63,16 @@ class Task:
     path: tuple[str, ...]
     accepted: tuple[Candidate, ...]
     candidates: tuple[Candidate, ...]
+
+    def to_proto(self) -> oracle_pb2.OracleTask:
+        """As it travels; its run stands in the request around it."""
+        return oracle_pb2.OracleTask(
+            task_id=self.task_id,
+            query=self.query,
+            path=self.path,
+            accepted=[candidate.to_proto() for candidate in self.accepted],
+            candidates=[candidate.to_proto() for candidate in self.candidates],
+        )
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,12 @@ class PeopleClient:
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
+        note: str = "",
         client_seq: int = 0,
     ) -> sampler_pb2.SubmitVerdictsResponse:
         """Answers a task. What is not in `verdicts` is refused up to rank `seen_upto` (default: all) and unseen beyond.
+
+        `note` is a remark that is kept with the pairs.
 
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED.
         """
@@ -72,6 +75,7 @@ class PeopleClient:
             seen_upto=lowest if seen_upto is None else seen_upto,
             elapsed=None if elapsed_s is None else _duration(elapsed_s),
             client_seq=client_seq or random.getrandbits(63),
+            note=note,
         )
         return await self.channel.unary(self._stub.SubmitVerdicts, request)
 

@@ -27,6 +27,7 @@ class Retrieval:
     prior: float = 0.0
     rerank: int = 0
     conditioned: bool = False
+    negative_feedback: float = 0.0
 
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
         """As it travels to an evaluation."""
@@ -36,6 +37,7 @@ class Retrieval:
             prior=self.prior,
             rerank=self.rerank,
             conditioned=self.conditioned,
+            negative_feedback=self.negative_feedback,
         )
 
 
@@ -100,6 +102,7 @@ async def _ask(
             fusion=call.retrieval.fusion,
             accepted=accepted[start : start + together],
             prior=call.retrieval.prior,
+            negative_feedback=call.retrieval.negative_feedback,
             rerank=rerank,
             drop_self=call.drop_self,
             generation=call.generation,

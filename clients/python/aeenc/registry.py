@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2
 from aeenc.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 
-WAIT_MARGIN_S = 10.0
+WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
 
 class RegistryClient:
@@ -31,6 +31,8 @@ class RegistryClient:
     ) -> registry_pb2.PublishResponse:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
+        A version that was trained with a premise encoder becomes `stable` as one with its generation, which
+        `generation` of the answer names, or not at all: the call fails when an encoder does not serve it in time.
         `share`, of label `canary` only: which part of the calls that name no model it gets, 0 to 1; None: as before.
         When the label moves again meanwhile, the answer comes at once: not complete, and with the label as it is now.
         """
@@ -66,14 +68,19 @@ class RegistryClient:
         space_id: str = "",
         wait_s: float = 0.0,
         expected_revision: int | None = None,
+        corpus: str = "",
     ) -> registry_pb2.RollbackResponse:
-        """Points a label back at the version it named before; `space_id`: of another space than the trainer's own."""
+        """Points a label back at the version it named before; `space_id`: of another space than the trainer's own.
+
+        With `corpus`, takes back a publication that has activated a generation of it, encoders and generation as one.
+        """
         request = registry_pb2.RollbackRequest(
             label=label,
             space_id=space_id,
             expected_revision=expected_revision,
             wait=_duration(wait_s),
             request_id=uuid.uuid4().hex,  # a repeated call must not go back twice
+            corpus=corpus,
         )
         return await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -92,11 +93,10 @@ class SamplerClient:
             if run.state in _ENDED:
                 return run
 
-    async def cancel(self, run_id: str) -> sampler_pb2.Run:
-        """Stops a run; what it recorded stays."""
-        run: sampler_pb2.Run = (
-            await self.channel.unary(self._stub.CancelRun, sampler_pb2.CancelRunRequest(run_id=run_id))
-        ).run
+    async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
+        """Stops a run; what it recorded stays. Raises FailedPrecondition for one that has ended."""
+        request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        run: sampler_pb2.Run = (await self.channel.unary(self._stub.CancelRun, request)).run
         return run
 
     async def resume(self, run_id: str) -> sampler_pb2.Run:

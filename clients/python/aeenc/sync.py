@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 from aeenc.errors import FailedPrecondition
 
 T = TypeVar("T")
+# Python misses a signal that comes just before a thread begins to wait, or that another thread gets: it looks for one
+# when the wait is over.
+SIGNAL_S = 0.5
 
 
 class _Loop:
@@ -44,7 +47,12 @@ class _Loop:
             coroutine.close()
             raise
         try:
-            return future.result()
+            while True:
+                try:
+                    return future.result(SIGNAL_S)
+                except TimeoutError:
+                    if future.done():
+                        return future.result()
         except KeyboardInterrupt:
             future.cancel()
             raise

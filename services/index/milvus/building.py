@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from aeenc import errors
 from aeenc.channel import Channel
 from services.index.building import BuildOptions, BuildSpec, Progress
+from services.index.checks import check_base
 from services.index.finished import FinishedBuild
 from services.index.folding import Draft, Folding
 from services.index.milvus.catalogue import MilvusCatalogue
@@ -116,7 +117,7 @@ class MilvusBuilder:
             records = await self._all_of(base)
             await asyncio.to_thread(folding.start_from, records, spec.delete_ids)
         writer = GenerationWriter(self._link, self._records, spec.corpus, self._milvus.engine)
-        work = _Work(self._link, writer, self._batches(base), base, self._options.batch)
+        work = _Work(self._link, writer, self._batches(base, spec.space_id), base, self._options.batch)
         beating = asyncio.ensure_future(self._beat(writer))
         is_kept = False
         try:
@@ -139,7 +140,11 @@ class MilvusBuilder:
         yield Progress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
 
     async def _base(self, spec: BuildSpec) -> MilvusGeneration | None:
-        return await self._catalogue.resolve(spec.corpus, spec.base_generation) if spec.base_generation else None
+        if not spec.base_generation:
+            return None
+        base = await self._catalogue.resolve(spec.corpus, spec.base_generation)
+        check_base(spec.base_generation, base.generation.space_id, spec.space_id)
+        return base
 
     async def _all_of(self, base: MilvusGeneration) -> list[PremiseRecord]:
         records: list[PremiseRecord] = []
@@ -150,10 +155,10 @@ class MilvusBuilder:
             records += page
         return records
 
-    def _batches(self, base: MilvusGeneration | None) -> BatchEncoder:
+    def _batches(self, base: MilvusGeneration | None, space_id: str) -> BatchEncoder:
         batches = BatchEncoder(
             self._encoders,
-            space_id=base.generation.space_id if base else "",
+            space_id=base.generation.space_id if base else space_id,
             window=self._options.window,
             patience_s=self._options.patience_s,
         )

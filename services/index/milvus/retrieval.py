@@ -26,7 +26,7 @@ from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import Absent, MilvusLink
 from services.index.milvus.rescoring import Settled, settle
 from services.index.queries import Scope, TextQuery
-from services.index.ranking import unexplained
+from services.index.ranking import EXPLAINED, without_mean
 from services.index.reranking import Reranker
 from services.index.retrieval import Answer
 from services.index.search import USUAL, Effort, Found
@@ -130,7 +130,9 @@ class MilvusRetrieval:
         encode_s = time.perf_counter() - asked_at
         check_space(served, encoded.space_id)
         check_dimension(served, encoded.vectors.shape[1])
-        vectors = unexplained(encoded.vectors, [own.vectors for own in accepted]) if query.accepted else encoded.vectors
+        vectors = encoded.vectors
+        if query.accepted:
+            vectors = without_mean(vectors, [own.vectors for own in accepted], EXPLAINED)
         depth = query.rerank or query.scope.k
         k = depth + int(query.drop_self) + max(len(own.ids) for own in accepted)  # texts are distinct: one is its own
         sought = await self._seek(served, query.scope, vectors, k, left_s())
@@ -202,6 +204,10 @@ def check_implemented(query: TextQuery) -> None:
     if query.mode != "DENSE":
         raise errors.Unimplemented(
             f"mode {query.mode} is not in the back end milvus; use RETRIEVE_MODE_DENSE, or AEENC_INDEX_BACKEND=faiss"
+        )
+    if query.negative_feedback:
+        raise errors.Unimplemented(
+            f"negative_feedback {query.negative_feedback:g} is not in the back end milvus; set it to 0"
         )
     if query.prior:
         raise errors.Unimplemented(f"prior {query.prior:g} is not in the back end milvus; set it to 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aeenc import errors
 from services.sampler.runs import Run
@@ -39,7 +40,7 @@ class TaskChanges:
             if change.record is read.record or change.record == read.record:
                 return read.record, change.id
             if await self._tasks.write(change, run.config.oracle, read.at, request):
-                return change.record, change.id
+                return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
         raise errors.Aborted(f"task {task_id} of run {run.id} is changed by too many at once; try again")
 

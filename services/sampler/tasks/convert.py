@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from aeenc.oracle import Candidate, Task, Verdict
+from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2
 from services.kit.wire import known, to_duration, to_timestamp
 from services.sampler.tasks.agreement import Agreement
@@ -51,26 +51,15 @@ def to_lease(leased: Leased) -> sampler_pb2.Lease:
     return sampler_pb2.Lease(
         lease_id=leased.lease.id,
         run_id=leased.record.run_id,
-        task=to_task(leased.record.task),
+        task=leased.record.task.to_proto(),
         expires_at=to_timestamp(to_time(leased.lease.expires_at)),
-    )
-
-
-def to_task(task: Task) -> oracle_pb2.OracleTask:
-    """A task as an oracle would get it."""
-    return oracle_pb2.OracleTask(
-        task_id=task.task_id,
-        query=task.query,
-        path=task.path,
-        accepted=[_candidate(candidate) for candidate in task.accepted],
-        candidates=[_candidate(candidate) for candidate in task.candidates],
     )
 
 
 def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
     """A task and what people have said of it."""
     return sampler_pb2.JudgedTask(
-        task=to_task(record.task),
+        task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
         answers=[
             sampler_pb2.TaskAnswer(
@@ -79,6 +68,7 @@ def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
                 verdicts=_verdicts(answer.choices, answer.grades),
                 late=answer.late,
                 at=to_timestamp(to_time(answer.at)),
+                note=answer.note,
             )
             for answer in record.answers
         ],
@@ -118,12 +108,6 @@ def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
         task_id=event.task_id,
         run_id=event.run_id,
         at=to_timestamp(to_time(event.at)),
-    )
-
-
-def _candidate(candidate: Candidate) -> oracle_pb2.Candidate:
-    return oracle_pb2.Candidate(
-        premise_id=candidate.id, text=candidate.text, rank=candidate.rank, score=candidate.score
     )
 
 

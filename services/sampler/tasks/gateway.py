@@ -50,6 +50,9 @@ class PeopleGateway:
         self._waiting: dict[tuple[str, str], Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
 
+    def begin(self) -> None:
+        """Nothing: people are always there."""
+
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[Judged | Unanswered]:
         """Puts tasks before people and waits until each is decided and can no longer be taken back."""
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
@@ -69,6 +72,11 @@ class PeopleGateway:
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this queue."""
         return f"queue {self.name!r} failed: {reason}; resume the run: nothing that was answered is asked again"
+
+    def waiting(self, run_id: str) -> str:
+        """What a run waits for; empty when it does not."""
+        tasks = sum(of_run == run_id for of_run, _ in (*self._new, *self._waiting))
+        return f"{tasks} task{'s' * (tasks != 1)} before the people of queue {self.name!r}" if tasks else ""
 
     async def close(self) -> None:
         """Stops waiting; what waits stays in Redis."""
@@ -132,11 +140,20 @@ Gateway = OracleGateway | PeopleGateway
 
 
 def _answer(record: TaskRecord, task: Task) -> OracleAnswer:
-    """The decision as the oracle protocol has it, by the adjudicator or by all who answered."""
+    """The decision as the oracle protocol has it: by all who answered, but for what an adjudicator has decided."""
     verdicts = []
     for candidate in task.candidates:  # a run that was resumed may ask for fewer than it did at first
         grades = [answer.grades[candidate.id] for answer in record.answers if candidate.id in answer.grades]
         grade = math.fsum(grades) / len(grades) if grades else None
-        verdicts.append((candidate.id, verdict_of(record.settled.get(candidate.id, Choice.UNSEEN), grade)))
-    who = record.adjudicator or ", ".join(sorted(answer.annotator for answer in record.answers))
-    return OracleAnswer(task.task_id, tuple(verdicts), who)
+        verdict = verdict_of(record.settled.get(candidate.id, Choice.UNSEEN), grade)
+        adjudicator = record.adjudicator if candidate.id in record.adjudicated else ""
+        verdicts.append((candidate.id, replace(verdict, annotator=adjudicator)))
+    who = ", ".join(sorted(answer.annotator for answer in record.answers))
+    return OracleAnswer(task.task_id, tuple(verdicts), who, _notes(record))
+
+
+def _notes(record: TaskRecord) -> str:
+    """The remarks of all who answered, with their names where there are several."""
+    if len(record.answers) == 1:
+        return record.answers[0].note
+    return "; ".join(f"{answer.annotator}: {answer.note}" for answer in record.answers if answer.note)

@@ -82,14 +82,14 @@ class TaskQueue:
         await self._changes.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024]))
 
     async def submit(
-        self, lease_id: str, verdicts: Given, seen_upto: int, elapsed_s: float | None, client_seq: int
+        self, lease_id: str, verdicts: Given, seen_upto: int, elapsed_s: float | None, client_seq: int, note: str
     ) -> tuple[str, bool]:
         """Takes an answer; gives its id, and whether it came after its lease had ended."""
         run, task_id = await self._of(lease_id)
         record, answer_id = await self._changes.apply(
             run,
             task_id,
-            lambda old, at: steps.submit(old, lease_id, verdicts, seen_upto, elapsed_s, client_seq, at),
+            lambda old, at: steps.submit(old, lease_id, verdicts, seen_upto, elapsed_s, client_seq, at, note),
         )
         return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
 

@@ -67,7 +67,10 @@ class Lease:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one person has said of every candidate. `by` names who amended it, empty for the person."""
+    """What one person has said of every candidate. `by` names who amended it, empty for the person.
+
+    `note` is their remark on the task.
+    """
 
     id: str
     annotator: str
@@ -79,6 +82,7 @@ class Answer:
     late: bool
     at: float
     by: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from aeenc import errors
 from services.sampler.node_store import NodeStore
 from services.sampler.pair_log import PairLog
 from services.sampler.run_store import RunStore
-from services.sampler.runs import Pair, Run, Sign, now
+from services.sampler.runs import Run
 from services.sampler.tasks import steps
 from services.sampler.tasks.agreement import Agreement, agreement_apart
 from services.sampler.tasks.changes import TaskChanges, check_annotator, parts_of
 from services.sampler.tasks.controls import right_and_judged
+from services.sampler.tasks.corrections import corrected_pairs
 from services.sampler.tasks.deciding import Given
-from services.sampler.tasks.record import Choice, State, TaskRecord
+from services.sampler.tasks.record import State, TaskRecord
 from services.sampler.tasks.task_store import TaskEvent, TaskStore
 
 PAGE = 100
@@ -103,35 +104,29 @@ class Review:
             return
         tree, _, ordinal = record.node_id.partition("-")
         [found] = await self._nodes.trees(run.id, [int(tree)])
-        if int(ordinal) not in found.results:
-            raise errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
+        if int(ordinal) in found.results:
+            return
+        if (await self._runs.get(run.id)).ended:
+            raise errors.FailedPrecondition(
+                f"run {run.id} ended before it recorded node {record.node_id}; resume it first (aeenc resume {run.id})"
+            )
+        raise errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
 
     async def _correct(self, run: Run, record: TaskRecord, made: str, who: str) -> None:
-        """Adds the pairs that replace what the run was told, once for each amendment or decision."""
+        """Adds the pairs that replace what the run was told, once for each amendment or decision.
+
+        If somebody has changed the task meanwhile their pairs may stand before ours: the last word is added again.
+        """
+        if not record.settled:
+            return
         await self._await_commit(run, record)
-        changed = steps.corrections(record) if record.settled else {}
-        pairs = [
-            Pair(
-                query=record.task.query,
-                premise_id=candidate.id,
-                premise=candidate.text,
-                sign=_sign(changed[candidate.id], run),
-                run_id=run.id,
-                node_id=record.node_id,
-                rank=candidate.rank,
-                score=candidate.score,
-                model_version=run.model_version,
-                generation=run.generation,
-                oracle=run.config.oracle,
-                annotator=who,
-                judged_at=now(),
-                amended=True,
-            )
-            for candidate in record.task.candidates
-            if candidate.id in changed
-        ]
-        if pairs:
-            await self._pairs.add(run.id, pairs, f"amend {made}")
+        while True:
+            if pairs := corrected_pairs(run, record, who):
+                await self._pairs.add(run.id, pairs, f"amend {made} {record.revision}")
+            latest = (await self._tasks.read(run.id, record.task.task_id)).record
+            if latest is None or latest.revision == record.revision:
+                return
+            record = latest
 
     async def tasks(self, run_id: str, state: State | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
         """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
@@ -148,7 +143,7 @@ class Review:
         ratings: list[Mapping[str, bool]] = []
         reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
         position = 0
-        while ids := await self._tasks.task_ids(run_id, position, MAX_PAGE):
+        while ids := await self._tasks.task_ids(run_id, position, PAGE):
             position += len(ids)
             for record in (await self._tasks.read_many(run_id, ids))[0]:
                 _count(record, reports)
@@ -158,7 +153,10 @@ class Review:
             return await agreement_apart(ratings), dict(sorted(reports.items()))
 
     async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[TaskEvent]:
-        """The events of a run's tasks until it has ended, or (empty) of all, without end."""
+        """The events of a run's tasks until it has ended, or (empty) of all, without end.
+
+        Raises FailedPrecondition (EVENTS_GONE) when one of all was trimmed before it could be read.
+        """
         if run_id:
             await self._runs.get(run_id)
         seq = max(from_seq, 1) - 1
@@ -166,16 +164,15 @@ class Review:
             ended = bool(run_id) and (await self._runs.get(run_id)).ended
             events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
             for event in events:
+                if seq and event.seq != seq + 1:
+                    raise errors.FailedPrecondition(
+                        f"event {seq + 1} is no longer kept, the first one is {event.seq}; watch from there, or a run",
+                        reason="EVENTS_GONE",
+                    )
                 yield event
                 seq = event.seq
             if ended and not events:
                 return
-
-
-def _sign(choice: Choice, run: Run) -> Sign:
-    if choice.accepts:
-        return "POSITIVE"
-    return "NEGATIVE" if choice is Choice.REFUSED and not run.config.rules.positives_only else "SKIPPED"
 
 
 def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:

@@ -41,6 +41,7 @@ class TaskCalls(sampler_pb2_grpc.SamplerServiceServicer):
             request.seen_upto,
             convert.from_elapsed(request),
             request.client_seq,
+            request.note,
         )
         return sampler_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aeenc import errors
+from services.sampler.runs import MAX_NOTE
 from services.sampler.tasks.deciding import Given, complete, decide, said
 from services.sampler.tasks.record import Answer, Choice, Choices, Event, Lease, TaskRecord, answer_dict, codes
 
@@ -70,7 +71,14 @@ def release(record: TaskRecord, lease_id: str, at: float, reason: str) -> Change
 
 
 def submit(
-    record: TaskRecord, lease_id: str, verdicts: Given, seen_upto: int, elapsed_s: float | None, seq: int, at: float
+    record: TaskRecord,
+    lease_id: str,
+    verdicts: Given,
+    seen_upto: int,
+    elapsed_s: float | None,
+    seq: int,
+    at: float,
+    note: str = "",
 ) -> Change:
     """Takes an answer, in time or late, once. A retry of the same `seq` gets the id of its first attempt."""
     held = _lease(record, lease_id)
@@ -97,6 +105,7 @@ def submit(
         elapsed_s=took_s,
         late=not held.live(at),
         at=at,
+        note=note[:MAX_NOTE],
     )
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))

@@ -1,17 +1,23 @@
 """The Lua scripts of the human queues. Each is one step of a task: it happens whole or not at all.
 
-What may happen is decided in `steps`; a script writes it only if nobody has changed the task meanwhile. Streams are
-never trimmed, so a stream's length is the number of its last entry.
+What may happen is decided in `steps`; a script writes it only if nobody has changed the task meanwhile. Entries of
+streams are numbered one by one. Those of a run are never trimmed; of the events of all queues the last ones are kept.
 """
 
 from __future__ import annotations
 
 _APPEND = """
 local function append(key, ...)
-  redis.call('XADD', key, string.format('%d-0', redis.call('XLEN', key) + 1), 'format_version', 1, ...)
+  local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  local number = last and tonumber(string.match(last[1], '^%d+')) + 1 or 1
+  redis.call('XADD', key, string.format('%d-0', number), 'format_version', 1, ...)
 end
-local function note(key, event, run, task, annotator, at)
-  append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
+-- an event of a run's queue, and of all, of which so many are kept
+local function note(of_run, of_all, kept, event, run, task, annotator, at)
+  for _, key in ipairs({of_run, of_all}) do
+    append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
+  end
+  redis.call('XTRIM', of_all, 'MAXLEN', '~', kept)
 end
 -- a task has its place in a sorted set, or none
 local function place(key, score, task)
@@ -19,7 +25,8 @@ local function place(key, score, task)
 end
 """
 
-# KEYS: task, index, waiting, events, all events.  ARGV: task id, run id, task, record, now, whether people may take it
+# KEYS: task, index, waiting, events, all events
+# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept
 PUT = (
     _APPEND
     + """
@@ -28,9 +35,7 @@ local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
 if ARGV[6] == '1' then
   redis.call('ZADD', KEYS[3], number, ARGV[1])
-  for i = 4, 5 do
-    note(KEYS[i], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
-  end
+  note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
 end
 return 1
 """
@@ -50,9 +55,7 @@ for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
 place(KEYS[4], plan.decided, plan.task)
 for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
 for _, event in ipairs(plan.events) do
-  for i = 6, 7 do
-    note(KEYS[i], event[1], plan.run, plan.task, event[2], plan.at)
-  end
+  note(KEYS[6], KEYS[7], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
 end
 if plan.elapsed_ms ~= '' then
   redis.call('HINCRBY', KEYS[8], 'answers', 1)

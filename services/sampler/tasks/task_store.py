@@ -21,6 +21,7 @@ from services.sampler.tasks.steps import Change
 from services.sampler.tasks.task_keys import TaskKeys
 
 REQUEST_TTL_S = 86_400
+EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
 # A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
 # what was given back.
 _BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
@@ -74,7 +75,15 @@ class TaskStore:
                         keys.events(run_id),
                         keys.all_events,
                     ],
-                    args=[task_id, run_id, records.task_json(one.task), one.to_json(), at, int(not one.control)],
+                    args=[
+                        task_id,
+                        run_id,
+                        records.task_json(one.task),
+                        one.to_json(),
+                        at,
+                        int(not one.control),
+                        EVENTS_KEPT,
+                    ],
                     client=pipe,
                 )
             await pipe.execute()
@@ -114,6 +123,7 @@ class TaskStore:
             "decided": _ms(after.decided_at) if after.state == "DECIDED" else "",
             "log": [json.dumps(entry) for entry in change.log],
             "events": change.events,
+            "events_kept": EVENTS_KEPT,
             "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
             "answered": change.answered,
             "undone": change.undone,

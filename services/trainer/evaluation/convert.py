@@ -101,6 +101,7 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
         prior=message.prior,
         rerank=message.rerank,
         conditioned=message.conditioned,
+        negative_feedback=message.negative_feedback,
     )
 
 

@@ -35,6 +35,10 @@ class Units:
         found: Numbers = np.arange(counts.sum()) + np.repeat(starts - before, counts)
         return found
 
+    def count(self, units: Numbers) -> int:
+        """How many items some units have."""
+        return int((self._starts[units + 1] - self._starts[units]).sum())
+
     def batches(self, generator: np.random.Generator, batch_size: int, most: int) -> list[Numbers]:
         """An epoch's units in a new random order, in batches. `most`: how many; 0: all."""
         order = generator.permutation(len(self))[: most or None]

@@ -18,12 +18,12 @@ from services.kit.artifacts import atomic_write
 
 FORMAT_VERSION = 2  # 1 had no head, and no number
 FILE = "epoch.safetensors"
-BEST = "best.safetensors"
+BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second in mode DUAL alone
 
 
 @dataclass
 class Standing:
-    """How far the training is, apart from tensors. `best_epoch` is 0 while the untrained encoder is the best known."""
+    """How far the training is, apart from tensors. `best_epoch` is 0 before the first epoch has ended, never after."""
 
     epochs_done: int = 0
     steps_done: int = 0

@@ -20,6 +20,7 @@ from services.kit.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.half_precision import add_fp16
 from services.trainer.learning.quantization import Trial, add_int8, vectors_alone
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode
+from services.trainer.space import space_id_of
 
 FOLDER = "checkpoints"
 OPSET = 18
@@ -48,6 +49,7 @@ def write_checkpoint(
 ) -> Artifact:
     """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
 
+    Where `meta` names no `space_id`, the encoder spans a space of its own, as a premise encoder does.
     With a `trial`, the meta key `int8` holds what the gate found, and an int8 model that passed is among the files.
     With `fp16`, the same under the key `fp16`. Raises ValueError when onnxruntime does not compute what torch does.
     """
@@ -65,7 +67,8 @@ def write_checkpoint(
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
         int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
         half = {"fp16": add_fp16(writer.path, batches.ids(PROBES, ""), vectors)} if fp16 else {}
-        return writer.commit({**encoder.spec.to_meta(), **meta, **int8, **half}, id_prefix="q")
+        space = {} if "space_id" in meta else {"space_id": space_id_of(writer.path, encoder.spec)}
+        return writer.commit({**encoder.spec.to_meta(), **meta, **space, **int8, **half}, id_prefix="q")
 
 
 def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:

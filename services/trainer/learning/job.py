@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from services.kit.artifacts import Artifact
 from services.trainer.evaluation import Report
 from services.trainer.job_files import JobFiles
-from services.trainer.learning.epoch_state import BEST, Standing
+from services.trainer.learning.curves import Curves
+from services.trainer.learning.epoch_state import Standing
 from services.trainer.learning.export import write_checkpoint
 from services.trainer.learning.materials import Materials
 from services.trainer.learning.objective import Objective
-from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.learning.ranks import Rank, together
 from services.trainer.learning.training import Diverged, Step, Training
 
@@ -31,74 +34,87 @@ def run_job(files: JobFiles) -> None:
     """
     plan = files.plan()
     rank = Rank(0, plan.means.processes)
-    prepare_torch(plan.means.threads // rank.processes)
+    prepare_torch(plan.means.threads // rank.processes, plan.means.device)
     files.write_progress({"phase": "loading"})
     materials = Materials.load(files, rank)
-    encoder = materials.encoder()
-    before = materials.evaluate(encoder)
     objective = materials.objective()
     failure = ""
     try:
-        standing = train(files, materials, encoder, objective, rank)
+        standing = train(files, materials, materials.encoders(), objective, rank)
     except Diverged as error:
         if not error.standing.best_epoch:
             raise
         failure, standing = str(error), error.standing
-    version = _export(files, materials, objective, standing, before, failure)
-    kept = f"; version {version} is epoch {standing.best_epoch}, the last good one"
-    files.write_result({"version": version, **({"error": failure + kept} if failure else {})})
+    made = _export(files, materials, objective, standing, failure)
+    kept = f"; version {made['version']} is epoch {standing.best_epoch}, the last good one"
+    files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
 
 def run_rank(files: JobFiles, number: int) -> None:
     """Takes part in a job that another process leads."""
     means = files.plan().means
     rank = Rank(number, means.processes)
-    prepare_torch(means.threads // rank.processes)
+    prepare_torch(means.threads // rank.processes, means.device)
     materials = Materials.load(files, rank)
-    train(files, materials, materials.encoder(), materials.objective(), rank)
+    train(files, materials, materials.encoders(), materials.objective(), rank)
 
 
-def prepare_torch(threads: int) -> None:
+def prepare_torch(threads: int, device: str = "cpu") -> None:
     """Sets how torch computes in this process: with so many threads, and twice the same on a CPU."""
     torch.set_num_threads(max(1, threads))
-    if not torch.cuda.is_available():  # there it would refuse what has no deterministic kernel
+    if device == "cpu" or not torch.cuda.is_available():  # there it would refuse what has no deterministic kernel
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def train(files: JobFiles, materials: Materials, encoder: QueryEncoder, objective: Objective, rank: Rank) -> Standing:
+def train(files: JobFiles, materials: Materials, encoders: Encoders, objective: Objective, rank: Rank) -> Standing:
     """Trains with what is loaded; the weights to keep then lie in the job's directory."""
+    curves = Curves(materials.plan, validated=bool(materials.validation))
     training = Training(
         materials.plan,
-        encoder,
+        encoders,
         objective,
-        (lambda: _map_of(materials, encoder)) if materials.validation else None,
+        (lambda: _map_of(materials, encoders)) if materials.validation else None,
         files.directory,
-        lambda step: _tell(files, materials, objective, step),
+        lambda step: _tell(files, materials, objective, curves, step),
         rank,
     )
-    with together(files.directory, rank, materials.device):
+    with together(files.directory, rank, materials.device), closing(curves):
         return training.run()
 
 
 def _export(
-    files: JobFiles, materials: Materials, objective: Objective, standing: Standing, before: Report | None, failure: str
-) -> str:
-    best = materials.encoder(files.directory / BEST)
+    files: JobFiles, materials: Materials, objective: Objective, standing: Standing, failure: str
+) -> dict[str, str]:
+    """Writes what was trained: the `version` of the query encoder and, in a new space, the `premise_version`."""
+    before = materials.evaluate(Encoders(materials.encoder()))  # as it is served: on the vectors that there are
+    best = materials.encoders(files.directory)
+    corpus = materials.corpus(best) if materials.validation else materials.generation.float32()
+    after = materials.evaluate(best, corpus)
+    meta = _meta(materials, objective, standing, failure)
+    of_query = {"metrics": _metrics(materials, before, after), "trial": materials.trial(corpus)}
+    if best.premise is None:
+        meta["space_id"] = materials.base.meta["space_id"]
+        return {"version": _write(materials, best.query, meta, **of_query).id}
+    if best.second is None:  # one artifact for both: it spans the space itself
+        version = _write(materials, best.query, meta, **of_query).id
+        return {"version": version, "premise_version": version}
+    of_premises = {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}}
+    premise = _write(materials, best.second, of_premises)
+    meta["space_id"] = premise.meta["space_id"]
+    meta["lineage"]["premise_version"] = premise.id
+    return {"version": _write(materials, best.query, meta, **of_query).id, "premise_version": premise.id}
+
+
+def _write(materials: Materials, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
+    fp16 = materials.plan.means.fp16
     return write_checkpoint(
-        materials.store,
-        best,
-        materials.batches,
-        materials.base.path,
-        _meta(materials, objective, standing, failure),
-        _metrics(materials, before, materials.evaluate(best)),
-        materials.trial(),
-        fp16=materials.plan.means.fp16,
-    ).id
+        materials.store, encoder, materials.batches, materials.base.path, meta, fp16=fp16, **of_query
+    )
 
 
-def _map_of(materials: Materials, encoder: QueryEncoder) -> float:
-    report = materials.evaluate(encoder)
+def _map_of(materials: Materials, encoders: Encoders) -> float:
+    report = materials.evaluate(encoders)
     return report.strict.map if report else 0.0
 
 
@@ -106,7 +122,6 @@ def _meta(materials: Materials, objective: Objective, standing: Standing, failur
     plan, base = materials.plan, materials.base
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
-        "space_id": base.meta["space_id"],
         "pretrained": False,
         "pad_id": base.meta["pad_id"],
         "base_version": base.id,
@@ -115,7 +130,7 @@ def _meta(materials: Materials, objective: Objective, standing: Standing, failur
         "lineage": {
             **recipe,
             "generation": plan.generation,
-            "precision": plan.means.precision,
+            "precision": materials.precision,
             "processes": plan.means.processes,
             "best_epoch": standing.best_epoch,
             **_counts(materials, objective),
@@ -151,8 +166,9 @@ def _metrics(materials: Materials, before: Report | None, after: Report | None) 
     }
 
 
-def _tell(files: JobFiles, materials: Materials, objective: Objective, step: Step) -> None:
+def _tell(files: JobFiles, materials: Materials, objective: Objective, curves: Curves, step: Step) -> None:
     standing = step.standing
+    curves.add(step)
     files.write_progress(
         {
             "phase": step.phase,

@@ -105,7 +105,7 @@ class Gist:
     """The same without the candidates that a guide finds too near to the query (Solatorio 2024, GISTEmbed).
 
     Too near is a cosine above that of the positive less `margin`. Candidates are premises alone: other queries are no
-    negatives, and cosines between premises are constants of a frozen corpus.
+    negatives, and neither are pairs of premises.
     """
 
     temperature: float
@@ -136,8 +136,8 @@ class NliClassification(nn.Module):
 def drift(vectors: Tensor, pretrained: Tensor) -> Tensor:
     """||Es(h) - Eh(h)||^2, the mean over texts; (n, dim) each.
 
-    The regularisation of Eq. 2, and of the paper's SCL. Its premise terms are constant while premises are frozen (and
-    zero where Ep = Es): they have no gradient and are not computed.
+    The regularisation of Eq. 2, and of the paper's SCL, of one side. The premise terms are constant while premises are
+    frozen (and zero where Ep = Es): they have no gradient and are computed in modes SIAMESE and DUAL alone.
     """
     return (vectors - pretrained).square().sum(dim=1).mean()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.generation import Generation, open_generation
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import merge_queries
-from services.trainer.job_files import JobFiles, TrainingPlan
+from services.trainer.job_files import JobFiles, Precision, TrainingPlan
+from services.trainer.learning.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.export import FOLDER
-from services.trainer.learning.objective import Objective, Queries
-from services.trainer.learning.objectives import build_objective, check_training_set
+from services.trainer.learning.objective import Objective, Premises, Queries, TrainedPremises
+from services.trainer.learning.objectives import build_objective, check_training_set, ordinals_of
 from services.trainer.learning.quantization import Trial
-from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder
+from services.trainer.learning.query_encoder import Encoders, QueryEncoder, TextBatches, encode, load_encoder
 from services.trainer.learning.ranks import Rank
 from services.trainer.space import SpaceSpec
 from services.trainer.training_set import TrainingSet, build_training_set
@@ -56,10 +58,22 @@ class Materials:
         validation = merge_queries(files.validation())
         return cls(plan, store, base, generation, training_set, validation, spec, batches, device)
 
+    @property
+    def precision(self) -> Precision:
+        """What the job multiplies in."""
+        return precision_of(self.plan.means.precision, self.device)
+
     def encoder(self, weights: Path | None = None) -> QueryEncoder:
         """The encoder that training starts from, or that of a file of weights."""
         tensors = None if weights is None else load_file(weights)
         return load_encoder(self.base.path, self.spec, tensors).to(self.device)
+
+    def encoders(self, kept: Path | None = None) -> Encoders:
+        """The encoders that training starts from, or those that it has kept in a directory."""
+        query = self.encoder(kept and kept / BEST)
+        if self.plan.config.mode == "SIAMESE":
+            return Encoders(query, query)
+        return Encoders(query, self.encoder(kept and kept / BEST_PREMISES) if self.plan.config.mode == "DUAL" else None)
 
     def objective(self) -> Objective:
         """The loss on the data. Premises outside the generation are encoded here, once, by the premise encoder."""
@@ -67,7 +81,7 @@ class Materials:
         vectors = [self.generation.float32()]
         if training_set.outside:
             vectors.append(self._frozen("", training_set.outside, self.spec.premise_prefix))
-        premises = torch.from_numpy(np.concatenate(vectors)).to(self.device)
+        premises = self._premises(torch.from_numpy(np.concatenate(vectors)).to(self.device))
         queries = Queries(
             training_set,
             self.batches,
@@ -75,25 +89,44 @@ class Materials:
             self.device,
             self._queries_by("") if config.regularization else None,
             config.regularization,
-            self.plan.means.precision,
+            self.precision,
         )
         guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
         return build_objective(training_set, queries, premises, config, guide)
 
-    def evaluate(self, encoder: QueryEncoder) -> Report | None:
-        """The quality on the gold queries; None where there are none."""
+    def corpus(self, encoders: Encoders) -> NDArray[np.float32]:
+        """The vectors (n, dim) that queries are compared with: the generation's, or those of a trained encoder."""
+        if encoders.premise is None:
+            return self.generation.float32()
+        texts = [premise.text for premise in self.generation.premises]
+        vectors: NDArray[np.float32] = encode(encoders.premise, self.batches, texts, self.spec.premise_prefix)
+        return vectors
+
+    def evaluate(self, encoders: Encoders, corpus: NDArray[np.float32] | None = None) -> Report | None:
+        """The quality on the gold queries, against `corpus` or what the encoders make of it; None without any."""
         if not self.validation:
             return None
         texts = [query.text for query in self.validation]
-        vectors = encode(encoder, self.batches, texts, self.spec.query_prefix)
-        return evaluate(self.validation, vectors, self.generation.float32(), self.generation.ordinal_by_text)
+        vectors = encode(encoders.query, self.batches, texts, self.spec.query_prefix)
+        premises = self.corpus(encoders) if corpus is None else corpus
+        return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
 
-    def trial(self) -> Trial | None:
+    def trial(self, corpus: NDArray[np.float32]) -> Trial | None:
         """What an int8 model is tried on; None where none is wanted or nothing is known about its quality."""
         if not (self.plan.means.int8 and self.validation):
             return None
         ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
-        return Trial(self.validation, ids, self.generation.float32(), self.generation.ordinal_by_text)
+        return Trial(self.validation, ids, corpus, self.generation.ordinal_by_text)
+
+    def _premises(self, vectors: Tensor) -> Premises:
+        """The premises of the mode over the vectors (n + outside, dim) of the space that training starts in."""
+        config = self.plan.config
+        if config.mode == "SINGLE":
+            return Premises(vectors)
+        texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
+        used = ordinals_of(self.training_set)
+        prefix, precision = self.spec.premise_prefix, self.precision
+        return TrainedPremises(vectors, texts, used, self.batches, prefix, config.regularization, precision)
 
     def _queries_by(self, version: str) -> Tensor:
         texts = [example.query for example in self.training_set.examples]
@@ -105,6 +138,18 @@ class Materials:
         frozen = load_encoder(artifact.path, self.spec).to(self.device)
         vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
         return vectors
+
+
+def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """What to multiply in: what is wanted, or bfloat16 where the device has instructions for it."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        known = torch.cpu.get_capabilities()
+        has = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return "bfloat16" if has else "float32"
 
 
 def device_of(wanted: str, rank: Rank) -> torch.device:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from services.trainer.job_files import Precision
 from services.trainer.learning.losses import drift
-from services.trainer.learning.query_encoder import QueryEncoder, TextBatches
+from services.trainer.learning.query_encoder import ENCODE_BATCH, Encoders, QueryEncoder, TextBatches
 from services.trainer.training_set import TrainingSet
 
 
@@ -26,8 +26,11 @@ class Objective(Protocol):
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
         """The units of one epoch in a new random order, in batches."""
 
-    def loss(self, encoder: QueryEncoder, units: NDArray[np.int64]) -> Tensor:
-        """The loss of a batch, a scalar; each distinct query is encoded once."""
+    def loss(self, encoders: Encoders, units: NDArray[np.int64], whole: NDArray[np.int64] | None = None) -> Tensor:
+        """The loss of a batch, a scalar; each distinct text is encoded once.
+
+        With `whole`, the units are a part of that batch, and the losses of all its parts add up to that of the batch.
+        """
 
 
 class Queries:
@@ -66,3 +69,61 @@ class Queries:
         if self._pretrained is None:
             return torch.zeros((), device=self._device)
         return self._weight * drift(vectors, self._pretrained[list(rows)])
+
+
+class Premises:
+    """Premise vectors (n + outside, dim) by ordinal, frozen: in mode SINGLE all that is known of premises."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def encode(self, encoders: Encoders, ordinals: NDArray[np.int64]) -> Tensor:
+        """Vectors (ordinals, dim), here without a gradient."""
+        del encoders
+        return self.vectors[torch.from_numpy(ordinals)]
+
+    def held_back(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
+        """The weighed distance of premises from where the pre-trained encoder puts them: frozen ones have not moved."""
+        del vectors, ordinals
+        return torch.zeros((), device=self.vectors.device)
+
+
+class TrainedPremises(Premises):
+    """Premises that the encoder in training encodes anew in each batch.
+
+    `vectors` stay those of the space that training starts in: what the regularisation measures from, and what a guide
+    compares. `texts` (n + outside) are by ordinal; those of `used` are tokenized, once.
+    """
+
+    def __init__(
+        self,
+        vectors: Tensor,
+        texts: Sequence[str],
+        used: NDArray[np.int64],
+        batches: TextBatches,
+        prefix: str,
+        weight: float,
+        precision: Precision,
+    ) -> None:
+        super().__init__(vectors)
+        self._ids = dict(zip(used.tolist(), batches.ids([texts[n] for n in used.tolist()], prefix), strict=True))
+        self._batches, self._weight, self._half = batches, weight, precision == "bfloat16"
+
+    def encode(self, encoders: Encoders, ordinals: NDArray[np.int64]) -> Tensor:
+        """Vectors (ordinals, dim), float32, with a gradient; texts of like length are encoded together."""
+        assert encoders.premise is not None
+        device = self.vectors.device
+        ids = [self._ids[ordinal] for ordinal in ordinals.tolist()]
+        order = np.argsort([len(one) for one in ids], kind="stable")
+        parts = []
+        for start in range(0, len(order), ENCODE_BATCH):
+            part = [ids[n] for n in order[start : start + ENCODE_BATCH]]
+            with torch.autocast(device.type, torch.bfloat16, enabled=self._half):
+                parts.append(encoders.premise(*self._batches.pad(part, device)).float())
+        return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+
+    def held_back(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
+        """The premise terms of Eq. 2; without premises none."""
+        if not (self._weight and len(ordinals)):
+            return torch.zeros((), device=self.vectors.device)
+        return self._weight * drift(vectors, self.vectors[torch.from_numpy(ordinals)])

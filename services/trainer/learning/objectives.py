@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from aeenc.errors import FailedPrecondition
+from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.trainer.jobs import JobConfig, Loss
 from services.trainer.learning.corpus_objective import CorpusObjective
-from services.trainer.learning.objective import Objective, Queries
+from services.trainer.learning.objective import Objective, Premises, Queries
 from services.trainer.learning.pair_objectives import (
     ContrastiveObjective,
     NliObjective,
@@ -17,9 +19,10 @@ from services.trainer.learning.pair_objectives import (
     SupConObjective,
     TripletObjective,
 )
+from services.trainer.modes import why_not
 from services.trainer.training_set import TrainingSet
 
-Build = Callable[[TrainingSet, Queries, Tensor, JobConfig], Objective]
+Build = Callable[[TrainingSet, Queries, Premises, JobConfig], Objective]
 
 _BUILD: dict[Loss, Build] = {
     "FULL_CORPUS_SOFTMAX": CorpusObjective,
@@ -50,9 +53,11 @@ def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
 
 
 def build_objective(
-    training_set: TrainingSet, queries: Queries, premises: Tensor, config: JobConfig, guide: Tensor | None
+    training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig, guide: Tensor | None
 ) -> Objective:
-    """The objective of `config.loss`; `premises` (n + outside, dim), `guide` (examples, dim) for GIST."""
+    """The objective of `config.loss`; `guide` (examples, dim) for GIST. Raises InvalidArgument where it cannot be."""
+    if why := why_not(config.mode, config.loss):
+        raise InvalidArgument.field("config.loss", why)
     if config.loss == "GIST":
         return RankingObjective(training_set, queries, premises, config, guide)
     objective = _BUILD[config.loss](training_set, queries, premises, config)
@@ -63,3 +68,10 @@ def build_objective(
             reason="NO_NEGATIVES",
         )
     return objective
+
+
+def ordinals_of(training_set: TrainingSet) -> NDArray[np.int64]:
+    """The premises that a loss may encode: positives and refused ones, each once, in rising order."""
+    return np.unique(
+        np.concatenate([np.append(example.positives, example.refused) for example in training_set.examples])
+    ).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,8 @@ from services.trainer.learning.losses import (
     SupervisedContrastive,
     TripletMargin,
 )
-from services.trainer.learning.objective import Queries
-from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.learning.objective import Premises, Queries
+from services.trainer.learning.query_encoder import Encoders
 from services.trainer.training_set import TrainingSet
 
 Numbers = NDArray[np.int64]
@@ -45,7 +46,7 @@ class Batch:
     columns: Numbers  # (items, ordinals of an item)
 
 
-class PairObjective:
+class PairObjective(ABC):
     """Items of the same kind: rows of an example and one or more ordinals, in order of the examples."""
 
     head: nn.Module | None = None
@@ -55,11 +56,11 @@ class PairObjective:
         items: Numbers,
         training_set: TrainingSet,
         queries: Queries,
-        premises: Tensor,
+        premises: Premises,
         config: JobConfig,
         batching: Batching | None = None,
     ) -> None:
-        """`premises` (n + outside, dim) are unit vectors; `batching` overrides that of the configuration."""
+        """`batching` overrides that of the configuration."""
         self._items, self._training_set, self._queries = items, training_set, queries
         self._premises, self._config = premises, config
         self._units = Units(items[:, 0], queries.lengths, batching or config.batching)
@@ -70,16 +71,34 @@ class PairObjective:
         """Units whose queries are of like length together."""
         return self._units.batches(generator, batch_size, self._config.items_per_epoch)
 
-    def _batch(self, encoder: QueryEncoder, items: Numbers) -> tuple[Batch, Tensor]:
-        """Encodes and scores the items (i, 1 + ordinals; negative: none), and says how far its queries have moved."""
+    def loss(self, encoders: Encoders, units: Numbers, whole: Numbers | None = None) -> Tensor:
+        """The loss of the class and the drift; of a part each counts for as much as it has of what it averages."""
+        loss, held_back = self._terms(encoders, units)
+        if whole is None:
+            return loss + held_back
+        return loss * self._part_of(units, whole) + held_back * (len(units) / len(whole))
+
+    @abstractmethod
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
+        """The loss of some units, scalar, and how far their texts have moved."""
+
+    def _part_of(self, units: Numbers, whole: Numbers) -> float:
+        """The share of a batch's loss that some of its units have: here it is a mean over items."""
+        return self._units.count(units) / self._units.count(whole)
+
+    def _batch(self, encoders: Encoders, items: Numbers) -> tuple[Batch, Tensor]:
+        """Encodes and scores the items (i, 1 + ordinals; negative: none), and says how far its texts have moved."""
         examples, rows = np.unique(items[:, 0], return_inverse=True)
         candidates, columns = np.unique(items[:, 1:], return_inverse=True)
         absent = int((candidates < 0).sum())  # they sort first
         candidates, columns = candidates[absent:], columns.reshape(len(items), -1) - absent
-        vectors = self._queries.encode(encoder, examples.tolist())
-        premises = self._premises[torch.from_numpy(candidates)]
+        vectors = self._queries.encode(encoders.query, examples.tolist())
+        premises = self._premises.encode(encoders, candidates)
         batch = Batch(vectors, premises, vectors @ premises.T, examples, candidates, rows, columns)
-        return batch, self._queries.held_back(vectors, examples.tolist())
+        return batch, self._queries.held_back(vectors, examples.tolist()) + self._premises_held_back(batch)
+
+    def _premises_held_back(self, batch: Batch) -> Tensor:
+        return self._premises.held_back(batch.premises, batch.candidates)
 
     def _marked(self, batch: Batch, *kinds: str) -> Tensor:
         """Where a candidate is among an example's ordinals of these kinds, boolean (q, c)."""
@@ -93,71 +112,77 @@ class PairObjective:
 class TripletObjective(PairObjective):
     """Items are triplets of a query, a premise that explains it and one that was refused (Eq. 2)."""
 
-    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Tensor, config: JobConfig) -> None:
+    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
         super().__init__(training_set.triplets(), training_set, queries, premises, config)
         self._loss = TripletMargin(config.margin)
 
-    def loss(self, encoder: QueryEncoder, units: Numbers) -> Tensor:
-        """Triplet margin loss, and the drift."""
-        batch, held_back = self._batch(encoder, self._items[self._units.items(units)])
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
+        batch, held_back = self._batch(encoders, self._items[self._units.items(units)])
         rows = torch.from_numpy(batch.rows)
         positive, negative = (batch.scores[rows, torch.from_numpy(batch.columns[:, n])] for n in (0, 1))
-        return self._loss(positive, negative) + held_back
+        return self._loss(positive, negative), held_back
+
+    def _premises_held_back(self, batch: Batch) -> Tensor:
+        """Premises that explain and refused ones have a term each (Eq. 2)."""
+        sides = (np.unique(batch.columns[:, n]) for n in (0, 1))
+        terms = [
+            self._premises.held_back(batch.premises[torch.from_numpy(side)], batch.candidates[side]) for side in sides
+        ]
+        return terms[0] + terms[1]
 
 
 class ContrastiveObjective(PairObjective):
     """Items are pairs, positive or refused."""
 
-    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Tensor, config: JobConfig) -> None:
+    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
         items, self._classes = classified(training_set)
         super().__init__(items, training_set, queries, premises, config)
         self._loss = PairwiseContrastive(config.margin)
 
-    def loss(self, encoder: QueryEncoder, units: Numbers) -> Tensor:
-        """Pairwise contrastive loss, and the drift."""
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
         items = self._units.items(units)
-        batch, held_back = self._batch(encoder, self._items[items])
+        batch, held_back = self._batch(encoders, self._items[items])
         cosines = batch.scores[torch.from_numpy(batch.rows), torch.from_numpy(batch.columns[:, 0])]
         explains = torch.from_numpy(self._classes[items] == ENTAILMENT).to(cosines.device)
-        return self._loss(cosines, explains) + held_back
+        return self._loss(cosines, explains), held_back
 
 
 class NliObjective(PairObjective):
     """Items are pairs with a class: entailment (positive), neutral (refused), contradiction."""
 
-    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Tensor, config: JobConfig) -> None:
+    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
         items, self._classes = classified(training_set)
         super().__init__(items, training_set, queries, premises, config)
         torch.manual_seed(config.seed % 2**63)
-        self.head = self._loss = NliClassification(premises.shape[1]).to(premises.device)
+        self.head = self._loss = NliClassification(premises.vectors.shape[1]).to(premises.vectors.device)
 
-    def loss(self, encoder: QueryEncoder, units: Numbers) -> Tensor:
-        """Cross-entropy of the class, and the drift."""
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
         items = self._units.items(units)
-        batch, held_back = self._batch(encoder, self._items[items])
+        batch, held_back = self._batch(encoders, self._items[items])
         vectors, premises = (
             batch.vectors[torch.from_numpy(batch.rows)],
             batch.premises[torch.from_numpy(batch.columns[:, 0])],
         )
         classes = torch.from_numpy(self._classes[items]).to(vectors.device)
-        loss: Tensor = self._loss(vectors, premises, classes)
-        return loss + held_back
+        return self._loss(vectors, premises, classes), held_back
 
 
 class SupConObjective(PairObjective):
     """Items are positive and refused pairs, units always queries; the candidates of a batch are all its premises."""
 
-    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Tensor, config: JobConfig) -> None:
+    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
         items, _ = classified(training_set)
         answered = np.array([len(example.positives) > 0 for example in training_set.examples], dtype=bool)
         super().__init__(items[answered[items[:, 0]]], training_set, queries, premises, config, "QUERIES")
         self._loss = SupervisedContrastive(config.temperature)
 
-    def loss(self, encoder: QueryEncoder, units: Numbers) -> Tensor:
-        """Supervised contrastive loss, and the drift if it is held back."""
-        batch, held_back = self._batch(encoder, self._items[self._units.items(units)])
+    def _part_of(self, units: Numbers, whole: Numbers) -> float:
+        return len(units) / len(whole)  # a mean over queries
+
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
+        batch, held_back = self._batch(encoders, self._items[self._units.items(units)])
         positives, excluded = self._marked(batch, "positives"), self._marked(batch, "excluded")
-        return self._loss(batch.scores, positives, excluded) + held_back
+        return self._loss(batch.scores, positives, excluded), held_back
 
 
 class RankingObjective(PairObjective):
@@ -170,7 +195,7 @@ class RankingObjective(PairObjective):
         self,
         training_set: TrainingSet,
         queries: Queries,
-        premises: Tensor,
+        premises: Premises,
         config: JobConfig,
         guide: Tensor | None = None,
     ) -> None:
@@ -189,17 +214,17 @@ class RankingObjective(PairObjective):
         self._drawn = ordinals[np.where(counts > 0, chosen, len(self._refused))]
         return batches
 
-    def loss(self, encoder: QueryEncoder, units: Numbers) -> Tensor:
-        """Multiple negatives ranking loss or GIST, and the drift if it is held back."""
+    def _terms(self, encoders: Encoders, units: Numbers) -> tuple[Tensor, Tensor]:
         items = self._units.items(units)
-        batch, held_back = self._batch(encoder, np.concatenate([self._items[items], self._drawn[items]], axis=1))
+        batch, held_back = self._batch(encoders, np.concatenate([self._items[items], self._drawn[items]], axis=1))
         rows, own = torch.from_numpy(batch.rows), torch.from_numpy(batch.columns[:, 0]).to(batch.scores.device)
         masked = self._marked(batch, "positives", "excluded")[rows]
         if self._guide is None:
-            return MultipleNegativesRanking(self._config.temperature)(batch.scores[rows], own, masked) + held_back
-        guide = (self._guide[torch.from_numpy(batch.examples)] @ batch.premises.T)[rows]
+            return MultipleNegativesRanking(self._config.temperature)(batch.scores[rows], own, masked), held_back
+        known = self._premises.vectors[torch.from_numpy(batch.candidates)]  # of the guide's space, whatever is trained
+        guide = (self._guide[torch.from_numpy(batch.examples)] @ known.T)[rows]
         loss = Gist(self._config.temperature, self._config.guide_margin)
-        return loss(batch.scores[rows], guide, own, masked) + held_back
+        return loss(batch.scores[rows], guide, own, masked), held_back
 
 
 def classified(training_set: TrainingSet) -> tuple[Numbers, Numbers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,19 @@ class QueryEncoder(PooledTransformer):
     def __init__(self, transformer: nn.Module, spec: SpaceSpec) -> None:
         super().__init__(transformer, spec.pooling)
         self.spec = spec
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """What a job trains. `premise` is None where premises are frozen, and the query encoder itself in mode SIAMESE."""
+
+    query: QueryEncoder
+    premise: QueryEncoder | None = None
+
+    @property
+    def second(self) -> QueryEncoder | None:
+        """The premise encoder where it has weights of its own."""
+        return None if self.premise is self.query else self.premise
 
 
 class TextBatches:

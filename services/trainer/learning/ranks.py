@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,8 @@ from services.trainer.child import MODULE
 
 MEETING = "ranks"  # the file by which the processes of a job find each other
 PATIENCE = timedelta(minutes=30)  # rank 0 evaluates while the others wait
+POLL_S = 0.05
+ENDING_POLLS = 40
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,12 @@ class Rank:
         return self.number == 0
 
     def share(self, units: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-        """Its part of a batch, and what its mean loss counts so that the mean over processes is that over the batch.
+        """Its part of a batch, and what its loss counts so that the mean over processes is the sum of their losses.
 
         A batch smaller than the number of processes leaves some with a unit that counts nothing.
         """
         own = units[self.number :: self.processes]
-        if not len(own):
-            return units[:1], 0.0
-        return own, len(own) * self.processes / len(units)
+        return (own, float(self.processes)) if len(own) else (units[:1], 0.0)
 
     def wrap(self, learner: nn.Module) -> nn.Module:
         """The module whose gradients are averaged over the processes; the module itself where there is one."""
@@ -70,6 +71,10 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
     others = _start(directory, rank.processes) if rank.leads else []
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine, whatever its host name resolves to
     try:
+        if rank.leads:
+            _await(directory, others)
+        else:
+            _here(directory, rank.number).touch()
         distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=(directory / MEETING).absolute().as_uri(),
@@ -79,14 +84,11 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
         )
         yield
         distributed.destroy_process_group()
-    except RuntimeError as error:
-        ended = [number for number, other in enumerate(others, start=1) if other.poll()]
-        if not ended:
-            raise
-        raise FailedPrecondition(
-            f"process {ended[0]} of {rank.processes} ended with status {others[ended[0] - 1].returncode}; the "
-            "trainer's log says why; resume to go on from the last epoch"
-        ) from error
+    except RuntimeError:
+        for _ in range(ENDING_POLLS if others else 0):  # a connection breaks before its process has ended
+            _raise_for_ended(others)
+            time.sleep(POLL_S)
+        raise
     finally:
         for other in others:
             if other.stdin is not None:
@@ -96,5 +98,29 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
 
 def _start(directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
     (directory / MEETING).unlink(missing_ok=True)
+    for number in range(1, processes):
+        _here(directory, number).unlink(missing_ok=True)
     command = [sys.executable, "-m", MODULE, "rank", str(directory)]
     return [subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE) for number in range(1, processes)]
+
+
+def _here(directory: Path, number: int) -> Path:
+    """The file by which a process says that it has loaded what it needs."""
+    return directory / f"{MEETING}-{number}"
+
+
+def _await(directory: Path, others: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Waits until all others have loaded; torch would wait as long for one that has died."""
+    while not all(_here(directory, number).exists() for number in range(1, len(others) + 1)):
+        _raise_for_ended(others)
+        time.sleep(POLL_S)
+
+
+def _raise_for_ended(others: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Raises FailedPrecondition for a process that has ended, while this one still needs it."""
+    for number, other in enumerate(others, start=1):
+        if other.poll() is not None:
+            raise FailedPrecondition(
+                f"process {number} of {len(others) + 1} ended with status {other.returncode}; the trainer's log says "
+                "why; resume to go on from the last epoch"
+            )

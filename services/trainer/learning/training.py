@@ -21,13 +21,15 @@ from torch import Tensor, nn, optim
 from services.trainer.job_files import TrainingPlan
 from services.trainer.learning.epoch_state import (
     BEST,
+    BEST_PREMISES,
     Standing,
     load_standing,
     save_standing,
     save_weights,
 )
+from services.trainer.learning.kept_weights import KeptWeights
 from services.trainer.learning.objective import Objective
-from services.trainer.learning.query_encoder import QueryEncoder
+from services.trainer.learning.query_encoder import Encoders
 from services.trainer.learning.ranks import Rank
 
 WEIGHT_DECAY = 0.01
@@ -57,43 +59,44 @@ class Step:
 
 
 class Learner(nn.Module):
-    """What the optimiser moves: the encoder, and what the loss trains beside it."""
+    """What the optimiser moves: the encoders, each once, and what the loss trains beside them."""
 
-    def __init__(self, encoder: QueryEncoder, objective: Objective) -> None:
+    def __init__(self, encoders: Encoders, objective: Objective) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, objective.head
-        self._objective = objective
+        self.encoder, self.premise_encoder, self.head = encoders.query, encoders.second, objective.head
+        self._encoders, self._objective = encoders, objective
 
-    def forward(self, units: NDArray[np.int64]) -> Tensor:
-        """The loss of some units, a scalar."""
-        return self._objective.loss(self.encoder, units)
+    def forward(self, units: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        """What some units add to the loss of their batch, a scalar."""
+        return self._objective.loss(self._encoders, units, whole)
 
 
 class Training:
-    """One run of the loop. `validate` gives the strict MAP of the encoder as it is; None: the last epoch is kept."""
+    """One run of the loop. `validate` gives the strict MAP as the encoders are; None: the last epoch is kept."""
 
     def __init__(
         self,
         plan: TrainingPlan,
-        encoder: QueryEncoder,
+        encoders: Encoders,
         objective: Objective,
         validate: Callable[[], float] | None,
         directory: Path,
         tell: Callable[[Step], None],
         rank: Rank = Rank(),  # noqa: B008 - frozen
     ) -> None:
-        self._config, self._encoder, self._objective = plan.config, encoder, objective
+        self._config, self._encoders, self._objective = plan.config, encoders, objective
         self._validate, self._directory, self._tell, self._rank = validate, directory, tell, rank
-        self._learner = Learner(encoder, objective)
+        self._learner = Learner(encoders, objective)
         self._optimizer = optim.AdamW(
             self._learner.parameters(), lr=self._config.learning_rate, weight_decay=WEIGHT_DECAY
         )
+        self._kept = KeptWeights(encoders, self._config.initial_share)
         self._loss = 0.0
         an_epoch = min(objective.size, self._config.items_per_epoch or objective.size)
         self._steps = -(-an_epoch // self._config.batch_size) * self._config.epochs
 
     def run(self) -> Standing:
-        """Trains what is left to train; the weights to keep then lie in `best.safetensors`. Raises Diverged."""
+        """Trains what is left to train; the weights to keep then lie in the files of `BEST`. Raises Diverged."""
         standing = load_standing(self._directory, self._learner, self._optimizer)
         wrapped = self._rank.wrap(self._learner)
         for epoch in range(standing.epochs_done + 1, self._config.epochs + 1):
@@ -109,10 +112,13 @@ class Training:
 
     def _keep(self, epoch: int, standing: Standing) -> None:
         self._say("evaluating", standing, standing.steps_done, 0.0)
-        standing.validation_map = self._validate() if self._validate else 0.0
-        if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
-            standing.best_epoch, standing.best_map = epoch, standing.validation_map
-            save_weights(self._directory / BEST, self._encoder.transformer.state_dict())
+        with self._kept.in_place():
+            standing.validation_map = self._validate() if self._validate else 0.0
+            if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
+                standing.best_epoch, standing.best_map = epoch, standing.validation_map
+                if self._encoders.second is not None:
+                    save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict())
+                save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict())
         standing.epochs_done = epoch
         save_standing(self._directory, standing, self._learner, self._optimizer)
 
@@ -143,7 +149,7 @@ class Training:
         for number, part in enumerate(parts, start=1):
             own, weight = self._rank.share(part)
             with _apart(learner, number < len(parts)):
-                loss = learner(own) * (weight * len(part) / len(units))
+                loss = learner(own, units) * weight
                 loss.backward()
             value += float(loss.detach())
         if not math.isfinite(value):

@@ -64,6 +64,8 @@ async def test_what_a_milvus_does_not_have_is_refused_by_name(start):
         for mode in ("lexical", "hybrid", "iterative_lexical"):
             await raises(errors.Unimplemented, index.client.retrieve("science", ["ice"], mode=mode), mode.upper())
         await raises(errors.Unimplemented, index.client.retrieve("science", ["ice"], prior=0.1), "prior 0.1")
+        feedback = index.client.retrieve("science", ["ice"], negative_feedback=0.1)
+        await raises(errors.Unimplemented, feedback, "negative_feedback 0.1")
         explained = index.client.put_explanations("science", [("ice melts", ["f6"])])
         await raises(errors.Unimplemented, explained, "PutExplanations", "AEENC_INDEX_BACKEND=faiss")
         await raises(errors.NotFound, index.client.put_explanations("nonsense", [("ice", ["f6"])]), "nonsense")

@@ -16,6 +16,7 @@ from aeenc.cli.facts import read_facts
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
+from aeenc.exports import judgements_of
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 
@@ -47,6 +48,7 @@ def build_corpus(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
+    space_id: str = "",
 ) -> BuiltCorpus:
     """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often, from another thread."""
     premises = premises_of(source) if isinstance(source, Dataset) else source
@@ -61,6 +63,7 @@ def build_corpus(
         premises,
         activate=activate,
         expected_premises=len(premises),
+        space_id=space_id,
         on_progress=progressed,
         request_id=uuid.uuid4().hex,  # so that it outlives a restart of the index
     )
@@ -84,6 +87,9 @@ def build(
         Path | None, typer.Option(help="One fact a line; or .jsonl or .json with `id` and `text`.")
     ] = None,
     activate: Annotated[bool, typer.Option(help="Let searches see it once it is finished.")] = True,
+    space_id: Annotated[
+        str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
+    ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
     if data is not None and facts is None:
@@ -95,7 +101,12 @@ def build(
     out = output_of(context)
     with client(context) as connected, out.progress(f"building {name}", "facts") as report:
         built = build_corpus(
-            connected, name, source, lambda encoded, total: report(encoded, total, ""), activate=activate
+            connected,
+            name,
+            source,
+            lambda encoded, total: report(encoded, total, ""),
+            activate=activate,
+            space_id=space_id,
         )
     out.result(asdict(built))
 
@@ -106,12 +117,13 @@ def explain(
     runs: Annotated[list[str], typer.Option("--run", help="A sampling run; may be repeated.")],
     replace: Annotated[bool, typer.Option(help="Forget what was put before.")] = False,
 ) -> None:
-    """Tells the index what runs found to explain what, for `aeenc retrieve --prior`."""
+    """Tells the index what runs found to explain what, for `aeenc retrieve --prior`.
+
+    What was amended or is in dispute between the runs is left out.
+    """
     with client(context) as connected:
-        found: dict[str, list[str]] = {}
-        for run in runs:
-            for pair in connected.sampler.pairs(run, sign=types_pb2.PAIR_SIGN_POSITIVE):
-                found.setdefault(pair.query, []).append(pair.premise_id)
+        by_query, _ = judgements_of(pair for run in runs for pair in connected.sampler.pairs(run))
+        found = {query: list(judged.positives.values()) for query, judged in by_query.items() if judged.positives}
         total = connected.index.put_explanations(name, found.items(), replace=replace)
     output_of(context).result({"corpus": name, "put": len(found), "known": total})
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ from aeenc.cli.reports import report_dict, report_tables
 from aeenc.cli.retrieve import check_model
 from aeenc.cli.targets import client
 from aeenc.cli.train import TRAINING_SPLIT, validation_of
-from aeenc.errors import InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import write_qrels, write_run
 from aeenc.found import Fusion, FusionMethod, Mode
 from aeenc.trees import Dataset
@@ -47,6 +47,29 @@ def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, 
     return name
 
 
+def generation_for(
+    client: Client, corpus: str, version: str, dataset: Dataset | None, on_progress: Callable[[int, int], None]
+) -> str:
+    """The generation of a corpus in a version's space: what the version's premise encoder made of the candidates.
+
+    Where there is none it is built from `dataset`, and not activated; without one, FailedPrecondition is raised.
+    """
+    space_id = client.trainer.checkpoint(version).space_id
+    active = {found.corpus: found.active for found in client.index.info().corpora}
+    if corpus in active and active[corpus].space_id == space_id:
+        return str(active[corpus].id)
+    if corpus in active:
+        known = [found.id for found in client.index.generations(corpus) if found.space_id == space_id]
+        if known:
+            return str(known[0])
+    if dataset is None:
+        raise FailedPrecondition(
+            f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
+            f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
+        )
+    return build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id).generation
+
+
 def explain_training(client: Client, corpus: str, dataset: Dataset) -> None:
     """Tells the index what explains what in train, so that the prior has something to learn from."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
@@ -62,13 +85,13 @@ def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]
 
 
 def retrieval_of(
-    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, prior: float, rerank: int, conditioned: bool
+    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, **options: Any
 ) -> Retrieval | None:
     """How the index is to retrieve; None for no wish, which evaluates the encoder by all its cosines."""
-    if mode is None and not (prior or rerank or conditioned):
+    if mode is None and not any(options.values()):
         return None
     chosen = Fusion(fusion, lexical_weight) if mode == "hybrid" else None
-    return Retrieval(mode or "dense", chosen, prior, rerank, conditioned)
+    return Retrieval(mode or "dense", chosen, **options)
 
 
 def evaluate(
@@ -79,7 +102,13 @@ def evaluate(
         str, typer.Option(show_default="one built from --data, or found built", help="The corpus of candidates.")
     ] = "",
     label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
-    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            help="Query encoder by version; a label must name it. Against premises of its own space, which are encoded "
+            "where that has not been done."
+        ),
+    ] = None,
     mode: Annotated[
         Mode | None,
         typer.Option(show_default="the encoder's cosines with all premises", help="Evaluate what Retrieve answers."),
@@ -89,6 +118,9 @@ def evaluate(
     ] = None,
     fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
     prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
+    negative_feedback: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
+    ] = 0.0,
     rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
     conditioned: Annotated[
         bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
@@ -100,24 +132,38 @@ def evaluate(
 ) -> None:
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve."""
     check_model(label, version)
-    retrieval = retrieval_of(mode, lexical_weight, fusion, prior, rerank, conditioned)
+    retrieval = retrieval_of(
+        mode,
+        lexical_weight,
+        fusion,
+        prior=prior,
+        negative_feedback=negative_feedback,
+        rerank=rerank,
+        conditioned=conditioned,
+    )
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = Dataset.load(data)
     queries = validation_of(dataset, split)
     out = output_of(context)
     with client(context) as connected:
-        if not corpus:
-            with out.progress("candidates", "facts") as report:
-                corpus = ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
-            if prior:
-                explain_training(connected, corpus, dataset)
+        own, generation = not corpus, ""
+        corpus = corpus or corpus_name(dataset)
+        with out.progress("candidates", "facts") as report:
+            if version is not None:
+                facts = dataset if own else None
+                generation = generation_for(connected, corpus, version, facts, lambda n, total: report(n, total, ""))
+            elif own:
+                ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
+        if own and prior:
+            explain_training(connected, corpus, dataset)
         measured = report_dict(
             connected.trainer.evaluate(
                 corpus,
                 queries,
                 label=label,
                 version=version,
+                generation=generation,
                 retrieval=retrieval,
                 training=training_of(dataset, split),
                 trees=dataset.trees(split) if trees and not conditioned else (),
@@ -126,7 +172,7 @@ def evaluate(
             )
         )
         if run is not None:
-            ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None)
+            ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
             with out.progress("run", "queries") as report:
                 texts = [text for text, _ in strict_gold(dataset, split)]
                 write_run(run, ranker.rankings(texts, lambda n: report(n, len(texts), "")), f"aeenc-{mode or 'dense'}")
@@ -148,12 +194,13 @@ def strict_gold(dataset: Dataset, split: str) -> Iterator[tuple[str, list[str]]]
 
 @dataclass(frozen=True)
 class Ranker:
-    """What ranks premises for a run file: a corpus, a way to retrieve, and the version that was evaluated."""
+    """What ranks premises for a run file: a generation of a corpus, a way to retrieve, and what was evaluated."""
 
     client: Client
     corpus: str
     retrieval: Retrieval | None
     version: str | None
+    generation: str
 
     def rankings(
         self, texts: list[str], on_progress: Callable[[int], None]
@@ -161,7 +208,9 @@ class Ranker:
         """The ranking of each text, (premise id, score), a part at a time. `on_progress` gets how many are done."""
         for start in range(0, len(texts), PART):
             part = texts[start : start + PART]
-            found = self.client.index.rankings(self.corpus, part, retrieval=self.retrieval, version=self.version)
+            found = self.client.index.rankings(
+                self.corpus, part, retrieval=self.retrieval, version=self.version, generation=self.generation
+            )
             for text, hits in zip(part, found.results, strict=True):
                 yield text, [(hit.id, hit.score) for hit in hits]
             on_progress(start + len(part))

@@ -19,6 +19,7 @@ from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.exports import (
     gold_judgements,
+    last_words,
     read_pairs,
     write_beir,
     write_pairs,
@@ -67,10 +68,16 @@ def export_pairs(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file.")],
     sign: Annotated[Sign, typer.Option(help="Which pairs.")] = Sign.ALL,
+    overruled: Annotated[bool, typer.Option("--overruled", help="Also those that were amended since.")] = False,
 ) -> None:
-    """Writes the pairs of runs with all that is known of them, one JSON object a line."""
+    """Writes the pairs of runs with all that is known of them, one JSON object a line.
+
+    Of a verdict that was amended only the last word is written.
+    """
+    wanted = _SIGNS[sign]
     with client(context) as connected:
-        count = write_pairs(to, _pairs(connected, runs, _SIGNS[sign]))
+        found = _pairs(connected, runs) if overruled else last_words(_pairs(connected, runs))
+        count = write_pairs(to, (pair for pair in found if not wanted or pair.sign == wanted))
     output_of(context).result({"to": str(to), "pairs": count})
 
 
@@ -142,9 +149,10 @@ def import_pairs(
 ) -> None:
     """Adds pairs that were judged elsewhere, to be trained on by `aeenc train --run`.
 
-    Importing the same file again adds nothing and prints the same run.
+    Importing the same file again adds nothing and prints the same run. Of a
+    verdict that the file amends, the last word is imported.
     """
-    pairs = list(read_pairs(file))  # the whole file is right before anything is stored
+    pairs = list(last_words(read_pairs(file)))  # the whole file is right before anything is stored
     if not pairs:
         raise InvalidArgument(f"{file}:1: holds no pairs; write one a line")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
@@ -168,11 +176,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(importing, name="import")
 
 
-def _pairs(
-    connected: Client, runs: list[str], sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
-) -> Iterator[types_pb2.Pair]:
+def _pairs(connected: Client, runs: list[str]) -> Iterator[types_pb2.Pair]:
     for run in runs:
-        yield from connected.sampler.pairs(run, sign=sign)
+        yield from connected.sampler.pairs(run)
 
 
 def _write(to: Path, form: Form, trees: list[Tree]) -> None:

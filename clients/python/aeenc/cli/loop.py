@@ -31,6 +31,8 @@ def rounds_table(rounds: list[Round]) -> Table:
     """Quality on the validation queries round by round: protocol strict, and the MAP of paper."""
     rows = []
     for one in rounds:
+        if not one.report:  # begun, and then fewer rounds were asked for
+            continue
         figures = [one.report["strict"][name] for name in SHOWN] + [one.report["paper"]["MAP"]]
         pairs = f"{one.positives:,}+{one.negatives:,}" if one.number else ""
         rows.append([one.number, one.version, pairs, *(f"{figure:.3f}" for figure in figures)])
@@ -52,8 +54,12 @@ def loop(
     restart: Annotated[
         bool, typer.Option(help="Train from the pre-trained encoder, not from the last round's.")
     ] = True,
-    patience: Annotated[int, typer.Option(min=0, help="End after so many rounds without a gain; 0: never.")] = 1,
-    label: Annotated[str, typer.Option(help="The label that samples, is published and is evaluated.")] = STABLE,
+    patience: Annotated[
+        int, typer.Option(min=0, help="End after so many rounds without a gain; 0: never. May change as --rounds may.")
+    ] = 1,
+    label: Annotated[
+        str, typer.Option(help="The label that samples; it is moved to what a round has gained.")
+    ] = STABLE,
     loss: Annotated[Loss, typer.Option(help="The objective.")] = DEFAULT_LOSS,
     data_sets: Annotated[
         list[str] | None, typer.Option("--data-set", help="Learn from this data set of the trainer's, too.")
@@ -68,7 +74,11 @@ def loop(
     items_per_epoch: Annotated[int, typer.Option(min=0, help="Of batching by items; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> None:
-    """Samples, trains and publishes in rounds. Interrupted at any point, the same command goes on where it was."""
+    """Samples, trains, measures and publishes in rounds. Interrupted anywhere, the same command goes on where it was.
+
+    A round's encoder is published when it is better than those before, or when a further round samples with it. A run
+    or job that was cancelled meanwhile ends the command; given again, it resumes it.
+    """
     if collect not in {"both", "positives-only"}:
         raise InvalidArgument(f"--collect {collect!r}: give `both` or `positives-only`")
     if batching not in {"", "queries", "items"}:

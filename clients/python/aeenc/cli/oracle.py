@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from aeenc.cli.controls import controls
 from aeenc.cli.output import Output, output_of
 from aeenc.cli.terminal import terminal
 from aeenc.oracle import Oracle
@@ -73,4 +74,5 @@ def register(app: typer.Typer) -> None:
     oracle.command("gold")(gold)
     oracle_kinds.register(oracle)
     oracle.command("terminal")(terminal)
+    oracle.command("controls")(controls)
     app.add_typer(oracle, name="oracle")

@@ -10,6 +10,7 @@ from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
 from aeenc.cli.targets import client
 from aeenc.v1 import registry_pb2
 
+OPTIONAL = {"share", "generation"}  # told where there is one
 Moved = registry_pb2.PublishResponse | registry_pb2.RollbackResponse
 Label = Annotated[str, typer.Option(help="The label to move.")]
 Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait for every live encoder.")]
@@ -26,6 +27,7 @@ def moved_dict(moved: Moved) -> dict[str, Any]:
         "space_id": label.space_id,
         "share": label.share,
         "complete": moved.complete,
+        "generation": moved.generation,
         "rollouts": [
             {
                 "instance": rollout.instance,
@@ -57,7 +59,10 @@ def publish(
         float | None, typer.Option(min=0, max=1, help="Share of the calls naming no model, for label canary.")
     ] = None,
 ) -> None:
-    """Points a label at a checkpoint and waits until every live encoder serves it."""
+    """Points a label at a checkpoint and waits until every live encoder serves it.
+
+    A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all.
+    """
     with client(context) as connected:
         connected.registry.labels()  # an unreachable registry is found within --timeout, not --timeout and --wait
         moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
@@ -68,19 +73,22 @@ def rollback(
     context: typer.Context,
     label: Label = "stable",
     space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
+    corpus: Annotated[
+        str, typer.Option(help="Take back the generation of this corpus that was published with its encoders.")
+    ] = "",
     wait_s: Wait = 60.0,
 ) -> None:
     """Points a label back at the version it named before and waits until every live encoder serves it."""
     with client(context) as connected:
         connected.registry.labels()  # as in publish
-        moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s)
+        moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
     _show(output_of(context), moved, wait_s)
 
 
 def _show(out: Output, moved: Moved, wait_s: float, version: str = "") -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
-    told = {name: value for name, value in result.items() if name != "rollouts" and (name != "share" or value)}
+    told = {name: value for name, value in result.items() if name != "rollouts" and (value or name not in OPTIONAL)}
     rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
     out.result(result, fields_table(told), *([table(["encoder", "serves it"], rows)] if rows else []))
     if wait_s and not moved.complete:

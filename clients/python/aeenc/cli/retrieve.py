@@ -34,6 +34,9 @@ def retrieve(
         typer.Option(help="By encoder, by words, or by both."),
     ] = "dense",
     prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
+    negative_feedback: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
+    ] = 0.0,
     rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
     precision: Annotated[
         Literal["float32", "float16", "int8"] | None,
@@ -52,6 +55,7 @@ def retrieve(
             version=version,
             mode=mode,
             prior=prior,
+            negative_feedback=negative_feedback,
             rerank=rerank,
             splits=splits or (),
             precision=precision,

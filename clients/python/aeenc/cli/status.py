@@ -39,7 +39,9 @@ def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
 
 def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
     """The sampler's oracles and runs."""
-    return {**_service(info.service), "oracles": list(info.oracles), "active_runs": list(info.active_runs)}
+    waiting = {run.run_id: run.reason for run in info.waiting_runs}
+    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
+    return {**_service(info.service), **told}
 
 
 def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def _row(service: str, target: str, answer: Answer) -> tuple[str, str, str, str]
     ]
     told += [f"oracles: {', '.join(answer['oracles'])}"] if answer.get("oracles") else []
     told += [f"active runs: {', '.join(answer['active_runs'])}"] if answer.get("active_runs") else []
+    told += [f"run {run} waits: {reason}" for run, reason in answer.get("waiting_runs", {}).items()]
     told += [f"{name}: {answer[name]}" for name in ("device", "active_job") if answer.get(name)]
     return service, target, answer["state"], "\n".join(line for line in told if line)
 

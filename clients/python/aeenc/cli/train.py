@@ -36,6 +36,14 @@ class Batching(StrEnum):
     ITEMS = "items"
 
 
+class Mode(StrEnum):
+    """Which encoders are trained, by the name that people type."""
+
+    SINGLE = "single"
+    SIAMESE = "siamese"
+    DUAL = "dual"
+
+
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
     """(text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
@@ -103,14 +111,28 @@ def train(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="Train the query encoder alone, one encoder for both sides, or two. All but single need another loss "
+            "than full-corpus-softmax and build a generation in a new space."
+        ),
+    ] = Mode.SINGLE,
     loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.FULL_CORPUS_SOFTMAX,
     epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batching: Annotated[
-        Batching, typer.Option(help="A step takes so many queries with all they have, or single triplets and pairs.")
-    ] = Batching.QUERIES,
+        Batching | None,
+        typer.Option(
+            show_default="queries; items with --mode siamese and dual",
+            help="A step takes so many queries with all they have, or single triplets and pairs.",
+        ),
+    ] = None,
     items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
     accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
+    initial_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
+    ] = 0.0,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
     temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
     margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
@@ -139,12 +161,14 @@ def train(
             run_ids=runs,
             data_sets=data_sets,
             base_version=base_version,
+            mode=trainer_pb2.Mode.Value(f"MODE_{mode.name}"),
             loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}"),
             epochs=epochs,
             batch_size=batch_size,
-            batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}"),
+            batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}") if batching else None,
             items_per_epoch=items_per_epoch,
             accumulation=accumulation,
+            initial_share=initial_share,
             learning_rate=learning_rate,
             temperature=temperature,
             margin=margin,

@@ -2,7 +2,7 @@
 
     {"format_version": 1, "query": …, "premise_id": …, "premise": …, "sign": "positive" | "negative" | "skipped",
      "run_id": …, "node_id": …, "rank": …, "score": …, "model_version": …, "generation": …, "oracle": …,
-     "annotator": …, "judged_at": "2026-01-31T12:00:00Z", "grade": …, "seq": …}
+     "annotator": …, "judged_at": "2026-01-31T12:00:00Z", "grade": …, "note": …, "amended": true, "reason": …, "seq": …}
 
 Only query, premise and sign must be there. A file without `format_version` is read as version 1.
 """
@@ -28,7 +28,7 @@ _SIGNS = {
     "skipped": types_pb2.PAIR_SIGN_SKIPPED,
 }
 _NAMES = {number: name for name, number in _SIGNS.items()}
-_TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator")
+_TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
 _NUMBERS = {"rank": int, "score": float, "grade": float}
 
 
@@ -46,6 +46,10 @@ def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
     record |= {name: value for name in _NUMBERS if (value := getattr(origin, name)) and math.isfinite(value)}
     if origin.HasField("judged_at"):
         record["judged_at"] = origin.judged_at.ToJsonString()
+    if origin.amended:
+        record["amended"] = True
+    if pair.reason:
+        record["reason"] = pair.reason
     if pair.seq:
         record["seq"] = pair.seq
     return record
@@ -63,7 +67,7 @@ def pair_of(record: object) -> types_pb2.Pair:
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
     pair = types_pb2.Pair(query=record["query"], premise=record["premise"], sign=_SIGNS[record["sign"]])
-    pair.premise_id = _text(record, "premise_id")
+    pair.premise_id, pair.reason = _text(record, "premise_id"), _text(record, "reason")
     origin = types_pb2.Provenance()
     for name in _TEXTS:
         setattr(origin, name, _text(record, name))
@@ -71,6 +75,7 @@ def pair_of(record: object) -> types_pb2.Pair:
         setattr(origin, name, _number(record, name, kind))
     if at := _text(record, "judged_at"):
         origin.judged_at.CopyFrom(_time(at))
+    origin.amended = _flag(record, "amended")
     if origin.ByteSize():
         pair.provenance.CopyFrom(origin)
     return pair
@@ -108,6 +113,13 @@ def _text(record: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InvalidArgument(f"`{name}` is {value!r}; write a string")
+    return value
+
+
+def _flag(record: dict[str, Any], name: str) -> bool:
+    value = record.get(name) or False
+    if value is not True and value is not False:
+        raise InvalidArgument(f"`{name}` is {value!r}; write true, or leave it out")
     return value
 
 

@@ -12,17 +12,18 @@ import grpc
 
 from aeenc.channel import Channel
 from aeenc.errors import AeencError
-from aeenc.oracle import Candidate, Task, Verdict
+from aeenc.oracle import Task, Verdict
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an oracle said about one task: (premise id, verdict) in its order, and who answered."""
+    """What an oracle said about one task: (premise id, verdict) in its order, who answered, and with what remark."""
 
     task_id: str
     verdicts: tuple[tuple[str, Verdict], ...]
     annotator: str
+    note: str = ""
 
 
 class OracleClient:
@@ -39,7 +40,7 @@ class OracleClient:
 
     async def judge(self, run_id: str, tasks: Sequence[Task], *, timeout_s: float | None = None) -> list[Answer]:
         """Puts tasks before the oracle, in one call."""
-        request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[_task(task) for task in tasks])
+        request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[task.to_proto() for task in tasks])
         response: oracle_pb2.JudgeResponse | None = await self.channel.unary(
             self._stub.Judge, request, timeout_s=timeout_s, retry=False
         )
@@ -48,25 +49,9 @@ class OracleClient:
         return [_answer(answer) for answer in response.answers]
 
 
-def _task(task: Task) -> oracle_pb2.OracleTask:
-    return oracle_pb2.OracleTask(
-        task_id=task.task_id,
-        query=task.query,
-        path=task.path,
-        accepted=[_candidate(candidate) for candidate in task.accepted],
-        candidates=[_candidate(candidate) for candidate in task.candidates],
-    )
-
-
-def _candidate(candidate: Candidate) -> oracle_pb2.Candidate:
-    return oracle_pb2.Candidate(
-        premise_id=candidate.id, text=candidate.text, rank=candidate.rank, score=candidate.score
-    )
-
-
 def _answer(answer: oracle_pb2.OracleAnswer) -> Answer:
     verdicts = (
         (v.premise_id, Verdict(v.judgement, v.leaf, v.grade if v.HasField("grade") else None, v.annotator))
         for v in answer.verdicts
     )
-    return Answer(answer.task_id, tuple(verdicts), answer.annotator)
+    return Answer(answer.task_id, tuple(verdicts), answer.annotator, answer.note)

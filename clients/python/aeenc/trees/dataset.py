@@ -55,12 +55,14 @@ class Dataset:
     def load(cls, directory: Path | str) -> Dataset:
         """Reads all splits that are there. Raises NotFound for no such layout, InvalidTree for a malformed file."""
         root = Path(directory)
-        files = {path.stem: path for path in (root / "dataset" / "task_1").glob("*.jsonl")}
-        if not files:
-            raise NotFound(f"{root / 'dataset' / 'task_1'} holds no <split>.jsonl; give a directory in that layout")
+        files = _tree_files(root)
         facts = _read_facts(root / FACTS_FILE)
-        splits = sorted(files, key=_split_order)
-        return cls(root, facts, {split: read_trees(files[split]) for split in splits})
+        return cls(root, facts, {split: read_trees(path) for split, path in files.items()})
+
+    @staticmethod
+    def splits_in(directory: Path | str) -> tuple[str, ...]:
+        """The splits that a directory has, without reading them. Raises NotFound for no such layout."""
+        return tuple(_tree_files(Path(directory)))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -127,6 +129,13 @@ class Dataset:
                 for premise in step.premises:
                     for distractor in distractors:
                         yield step.text, tree.texts[premise], distractor
+
+
+def _tree_files(root: Path) -> dict[str, Path]:
+    files = {path.stem: path for path in (root / "dataset" / "task_1").glob("*.jsonl")}
+    if not files:
+        raise NotFound(f"{root / 'dataset' / 'task_1'} holds no <split>.jsonl; give a directory in that layout")
+    return {split: files[split] for split in sorted(files, key=_split_order)}
 
 
 def _split_order(split: str) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import unicodedata
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
@@ -16,7 +17,7 @@ from aeenc.trees.tree import ROOT, Tree
 # Pixels.
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
 LINE_HEIGHT, FONT_SIZE = 16, 12
-LINE_CHARACTERS = 32  # what fits into a box in a wide sans-serif font of this size
+LINE_CHARACTERS = 32  # what fits into a box in a wide sans-serif font of this size; of capitals and ideographs half
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FILL = {"root": "#fff3c4", "inner": "#e8eef7", "leaf": "#ffffff", "marked": "#d9f2d9"}
 
@@ -70,7 +71,7 @@ def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
 def _placed(tree: Tree, label: str, left: int, top: float, marked: Collection[str]) -> tuple[_Box, float]:
     """The box of a node with all below it, and the height they take together."""
     text = tree.texts[label]
-    lines = tuple(textwrap.wrap(text, LINE_CHARACTERS) or [""])
+    lines = tuple(_wrapped(text))
     kind = "marked" if text in marked else "root" if label == ROOT else "inner" if label in tree.children else "leaf"
     own = _Box(lines, kind, left, top, ())
     premises: list[_Box] = []
@@ -85,6 +86,11 @@ def _placed(tree: Tree, label: str, left: int, top: float, marked: Collection[st
     middle = (premises[0].middle + premises[-1].middle) / 2
     own_top = max(top, middle - own.height / 2)
     return _Box(lines, kind, left, own_top, tuple(premises)), max(bottom, own_top + own.height) - top
+
+
+def _wrapped(text: str) -> list[str]:
+    wide = text.isupper() or any(unicodedata.east_asian_width(character) in "FW" for character in text)
+    return textwrap.wrap(text, LINE_CHARACTERS // 2 if wide else LINE_CHARACTERS) or [""]
 
 
 def _line(box: _Box, premise: _Box) -> str:

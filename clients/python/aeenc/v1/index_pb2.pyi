@@ -110,7 +110,7 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion")
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class RetrieveRequest(_message.Message):
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
@@ -143,7 +144,8 @@ class RetrieveRequest(_message.Message):
     precision: _types_pb2.Precision
     routing_key: str
     fusion: Fusion
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ...) -> None: ...
+    negative_feedback: float
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight")
@@ -264,7 +266,7 @@ class BuildGenerationRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., chunk: _Optional[_Union[PremiseChunk, _Mapping]] = ...) -> None: ...
 
 class BuildHeader(_message.Message):
-    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate", "resume_from", "folding")
+    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "expected_premises", "activate", "resume_from", "folding", "space_id")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +275,7 @@ class BuildHeader(_message.Message):
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     FOLDING_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     request_id: str
     base_generation: str
@@ -281,7 +284,8 @@ class BuildHeader(_message.Message):
     activate: bool
     resume_from: int
     folding: Folding
-    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ...) -> None: ...
+    space_id: str
+    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., expected_premises: _Optional[int] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
 
 class PutExplanationsRequest(_message.Message):
     __slots__ = ("header", "chunk")

@@ -27,14 +27,16 @@ class PublishRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("label", "rollouts", "complete")
+    __slots__ = ("label", "rollouts", "complete", "generation")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     label: Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     complete: bool
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ...) -> None: ...
+    generation: str
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
     __slots__ = ("label", "version", "expected_revision", "request_id", "share")
@@ -71,28 +73,32 @@ class DeleteLabelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class RollbackRequest(_message.Message):
-    __slots__ = ("label", "expected_revision", "space_id", "request_id", "wait")
+    __slots__ = ("label", "expected_revision", "space_id", "request_id", "wait", "corpus")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
     label: str
     expected_revision: int
     space_id: str
     request_id: str
     wait: _duration_pb2.Duration
-    def __init__(self, label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., space_id: _Optional[str] = ..., request_id: _Optional[str] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    corpus: str
+    def __init__(self, label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., space_id: _Optional[str] = ..., request_id: _Optional[str] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., corpus: _Optional[str] = ...) -> None: ...
 
 class RollbackResponse(_message.Message):
-    __slots__ = ("label", "rollouts", "complete")
+    __slots__ = ("label", "rollouts", "complete", "generation")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     label: Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     complete: bool
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ...) -> None: ...
+    generation: str
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
 
 class ListLabelsRequest(_message.Message):
     __slots__ = ("space_id",)

@@ -74,8 +74,15 @@ class RegistryAdminServiceServicer(object):
     def Publish(self, request, context):
         """Points `stable` (or another label) at a checkpoint, optionally waiting until every live encoder serves it.
 
+        A query encoder that was trained together with a premise encoder is published under `stable` as one with its
+        generation: when every live encoder serves both, for which it waits at least 5 s, the generation is activated. On a
+        failure the old encoders and the old generation keep serving.
+
         Fails with NOT_FOUND for an unknown version; FAILED_PRECONDITION (QUALITY_GATE) when its validation MAP is worse than
-        the serving one's beyond noise and `force` is not set; ABORTED when the label moved meanwhile.
+        the serving one's beyond noise and `force` is not set; ABORTED when the label or the active generation moved
+        meanwhile. With a generation also with FAILED_PRECONDITION when the corpus serves other premises by now and `force` is
+        not set (OTHER_PREMISES) or an encoder does not serve it in time (ENCODERS_BEHIND); UNAVAILABLE when the index does
+        not answer; DATA_LOSS when the generation is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,18 +98,21 @@ class RegistryAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteLabel(self, request, context):
-        """Removes a label, such as `run-<id>` when the run has ended. The labels `stable` and `previous` stay.
+        """Removes a label, such as `run-<id>` when the run has ended. A space without labels is served no longer. The labels
+        `stable` and `previous` stay in the trainer's own space and in those that a corpus serves.
 
-        Fails with NOT_FOUND for an unknown label; FAILED_PRECONDITION for `stable` and `previous`.
+        Fails with NOT_FOUND for an unknown label; FAILED_PRECONDITION for `stable` and `previous` where they stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Points a label back at the version it named before.
+        """Points a label back at the version it named before; with `corpus`, activates the generation that the published one
+        has replaced, whose encoders then serve.
 
-        Fails with FAILED_PRECONDITION when there is none; ABORTED when `expected_revision` is not the label's.
+        Fails with FAILED_PRECONDITION when there is none; ABORTED when `expected_revision` is not the label's. With `corpus`
+        also as Publish does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -312,9 +312,10 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTasks(self, request, context):
-        """Follows the events of a task queue.
+        """Follows the events of a task queue. A run's are kept as long as the run; of all queues together the last 100,000.
 
-        Fails with NOT_FOUND for an unknown run.
+        Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION (EVENTS_GONE) when the wanted event is no longer kept; the
+        message names the first that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

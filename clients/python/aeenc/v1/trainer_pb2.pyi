@@ -17,6 +17,13 @@ class Batching(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BATCHING_QUERIES: _ClassVar[Batching]
     BATCHING_ITEMS: _ClassVar[Batching]
 
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_SINGLE: _ClassVar[Mode]
+    MODE_SIAMESE: _ClassVar[Mode]
+    MODE_DUAL: _ClassVar[Mode]
+
 class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LOSS_UNSPECIFIED: _ClassVar[Loss]
@@ -39,6 +46,10 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 BATCHING_UNSPECIFIED: Batching
 BATCHING_QUERIES: Batching
 BATCHING_ITEMS: Batching
+MODE_UNSPECIFIED: Mode
+MODE_SINGLE: Mode
+MODE_SIAMESE: Mode
+MODE_DUAL: Mode
 LOSS_UNSPECIFIED: Loss
 LOSS_FULL_CORPUS_SOFTMAX: Loss
 LOSS_TRIPLET_MARGIN: Loss
@@ -61,7 +72,7 @@ class StartJobRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
 
 class JobConfig(_message.Message):
-    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch")
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +96,8 @@ class JobConfig(_message.Message):
     GUIDE_MARGIN_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATION_FIELD_NUMBER: _ClassVar[int]
     ITEMS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_SHARE_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     idempotency_key: str
@@ -108,7 +121,9 @@ class JobConfig(_message.Message):
     guide_margin: float
     accumulation: int
     items_per_epoch: int
-    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ...) -> None: ...
+    mode: Mode
+    initial_share: float
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job", "existed")
@@ -283,18 +298,20 @@ class EvaluateConfig(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
 
 class RetrievalOptions(_message.Message):
-    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned")
+    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback")
     MODE_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     RERANK_FIELD_NUMBER: _ClassVar[int]
     CONDITIONED_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     mode: _index_pb2.RetrieveMode
     fusion: _index_pb2.Fusion
     prior: float
     rerank: int
     conditioned: bool
-    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ...) -> None: ...
+    negative_feedback: float
+    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)
@@ -303,7 +320,7 @@ class EvaluateResponse(_message.Message):
     def __init__(self, report: _Optional[_Union[_types_pb2.EvaluationReport, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("version", "space_id", "pretrained", "base_version", "job_id", "validation_map", "manifest_sha256", "labels", "created_at", "size_bytes", "dim")
+    __slots__ = ("version", "space_id", "pretrained", "base_version", "job_id", "validation_map", "manifest_sha256", "labels", "created_at", "size_bytes", "dim", "tandem")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     PRETRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +332,7 @@ class Checkpoint(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
+    TANDEM_FIELD_NUMBER: _ClassVar[int]
     version: str
     space_id: str
     pretrained: bool
@@ -326,7 +344,20 @@ class Checkpoint(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     size_bytes: int
     dim: int
-    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., pretrained: bool = ..., base_version: _Optional[str] = ..., job_id: _Optional[str] = ..., validation_map: _Optional[float] = ..., manifest_sha256: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., size_bytes: _Optional[int] = ..., dim: _Optional[int] = ...) -> None: ...
+    tandem: Tandem
+    def __init__(self, version: _Optional[str] = ..., space_id: _Optional[str] = ..., pretrained: bool = ..., base_version: _Optional[str] = ..., job_id: _Optional[str] = ..., validation_map: _Optional[float] = ..., manifest_sha256: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., size_bytes: _Optional[int] = ..., dim: _Optional[int] = ..., tandem: _Optional[_Union[Tandem, _Mapping]] = ...) -> None: ...
+
+class Tandem(_message.Message):
+    __slots__ = ("corpus", "generation", "premise_version", "replaces")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    premise_version: str
+    replaces: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., premise_version: _Optional[str] = ..., replaces: _Optional[str] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

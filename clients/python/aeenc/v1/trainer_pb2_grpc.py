@@ -94,7 +94,8 @@ class TrainerServiceServicer(object):
     def StartJob(self, request, context):
         """Starts a training job and returns at once.
 
-        Fails with INVALID_ARGUMENT for a wrong setting; NOT_FOUND for an unknown corpus, run, data set or version;
+        Fails with INVALID_ARGUMENT for a wrong setting, a validation premise that is not in the corpus or a split that a data
+        set does not have; NOT_FOUND for an unknown corpus, run, data set or version;
         FAILED_PRECONDITION (NO_POSITIVES) when there are only runs and they hold no positive pair; ALREADY_EXISTS when the idempotency key was used with another
         configuration; UNAVAILABLE when the job cannot be stored.
         """
@@ -121,7 +122,8 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Replays the events of a job from a sequence number on and follows them until the job ends.
+        """Replays the events of a job from a sequence number on and follows them until the job ends. Of a job with more, about
+        the last 10,000 are kept: the replay begins at the first of these, and `seq` tells which that is.
 
         Fails with NOT_FOUND for an unknown job.
         """

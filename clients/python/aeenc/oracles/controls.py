@@ -1,0 +1,93 @@
+"""Control items from gold trees: tasks with known answers, mixed in among those of people to see who judges with care.
+
+    {"query": …, "explains": […], "refuses": […], "path": […]}
+
+A query's gold premises explain it. Refused are premises of other trees that share no content word with the query, with
+what explains it, or with any tree in which it stands: whoever accepts one has not looked, and whoever refuses a gold
+premise has missed it. They are easy on purpose: an item about which experts could argue measures nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aeenc.errors import InvalidArgument
+from aeenc.exports.whole import whole_file
+from aeenc.trees import ROOT, Dataset, Tree
+
+_WORD = re.compile(r"[^\W\d_]{4,}")  # short words are mostly articles, prepositions, forms of "be"
+
+
+@dataclass(frozen=True)
+class ControlItem:
+    """A query, premises that explain it, others that do not, and the texts from the root to the query's parent."""
+
+    query: str
+    explains: tuple[str, ...]
+    refuses: tuple[str, ...]
+    path: tuple[str, ...]
+
+
+def control_items(dataset: Dataset, split: str, *, count: int, candidates: int = 9, seed: int = 0) -> list[ControlItem]:
+    """At most `count` items of `candidates` premises each, drawn from `seed`; the same seed draws the same.
+
+    Queries with more gold premises than `candidates` less one, or without enough others, are passed over.
+    Raises NotFound for an unknown split, InvalidArgument for fewer than two candidates or when no query will do.
+    """
+    if candidates < 2:
+        raise InvalidArgument.field("candidates", f"is {candidates}; give 2 or more: one explains and one does not")
+    drawing = random.Random(seed)  # noqa: S311 -- a sample, no secret
+    gold = {query.text: query.gold for query in dataset.queries(split)}
+    paths, near = _surroundings(dataset.trees(split))
+    words = {text: _words(text) for texts in near.values() for text in texts}
+    others = sorted(set(words) - gold.keys())
+    found: list[ControlItem] = []
+    for query in drawing.sample(list(gold), len(gold)):
+        explains = gold[query]
+        if len(found) == count or len(explains) >= candidates:
+            continue
+        known = frozenset[str]().union(*(words[text] for text in near[query]))
+        unlike = [text for text in drawing.sample(others, len(others)) if words[text] and not words[text] & known]
+        wanted = candidates - len(explains)
+        if len(unlike) >= wanted:
+            found.append(ControlItem(query, explains, tuple(unlike[:wanted]), paths[query]))
+    if not found:
+        raise InvalidArgument(
+            f"no query of split {split!r} has {candidates} candidates with a known answer; give fewer candidates"
+        )
+    return found
+
+
+def write_control_items(path: Path | str, items: Iterable[ControlItem]) -> None:
+    """Writes items as lines of JSON. A reader sees the whole file or none of it."""
+    with whole_file(path) as file:
+        for item in items:
+            file.write(json.dumps(asdict(item), ensure_ascii=False) + "\n")
+
+
+def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
+    """Of each query the way to it in the first tree that has it, and the texts of all trees in which it stands."""
+    paths: dict[str, tuple[str, ...]] = {}
+    near: dict[str, set[str]] = {}
+    for tree in trees:
+        used = {tree.texts[label] for label in (*tree.children, *tree.leaves)}
+        for label, path in _inner(tree, ROOT, ()):
+            paths.setdefault(tree.texts[label], path)
+            near.setdefault(tree.texts[label], set()).update(used)
+    return paths, near
+
+
+def _inner(tree: Tree, label: str, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if label in tree.children:
+        yield label, path
+        for child in tree.children[label]:
+            yield from _inner(tree, child, (*path, tree.texts[label]))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(text))

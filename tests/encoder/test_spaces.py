@@ -1,0 +1,117 @@
+"""Several spaces in one encoder: the default one, and every other in which a label stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from waiting import eventually, until
+
+from aeenc import errors
+from services.kit.artifacts import ArtifactStore
+from services.kit.registry import Registry
+
+OTHER = "s" + "7" * 16
+
+
+@pytest.fixture
+async def other(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
+    """The premise encoder and a query encoder of another space; the default space is served as before."""
+    premise = write_tiny_checkpoint(artifact_store, seed=20, space_id=OTHER)
+    query = write_tiny_checkpoint(artifact_store, seed=21, base_version=premise.version, space_id=OTHER)
+    for checkpoint in (premise, query):
+        await register(registry, checkpoint)
+    await register(registry, tiny_checkpoint, label="stable")  # the default space is the one registered last
+    return premise, query
+
+
+async def opened(registry: Registry, query: TinyCheckpoint, label: str = "stable") -> None:
+    row = await registry.set_label(OTHER, label, query.version)
+    (rollout,) = await registry.await_rollout(row, 20)
+    assert rollout.ok, rollout.reason
+
+
+async def test_a_label_opens_its_space_beside_the_default_one(serve, other, registry, tiny_checkpoint) -> None:
+    premise, query = other
+    async with serve(poll_s=30) as (server, client):
+        with pytest.raises(errors.SpaceMismatch, match=f"serves space {TINY_SPACE}, not {OTHER}; point a label"):
+            await client.encode(["sun"], space_id=OTHER)
+        before = await client.encode(["sun"])
+        await opened(registry, query)
+        theirs = await client.encode(["sun"], space_id=OTHER)
+        assert (theirs.model_version, theirs.space_id) == (query.version, OTHER)
+        facts = await client.encode(["sun"], space_id=OTHER, role="premise")
+        assert (facts.model_version, facts.space_id) == (premise.version, OTHER)
+        after = await client.encode(["sun"])
+        assert (after.model_version, after.space_id) == (tiny_checkpoint.version, TINY_SPACE)
+        assert np.array_equal(before.vectors, after.vectors)
+        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
+        shown = {version.version: version.premise_encoder for version in (await client.info()).versions}
+        assert shown == {tiny_checkpoint.version: True, premise.version: True, query.version: False}
+        assert server.readiness.state == "SERVING"
+
+
+async def test_a_version_of_one_space_is_not_served_in_another(serve, other, registry) -> None:
+    _, query = other
+    async with serve(poll_s=30) as (_, client):
+        await opened(registry, query)
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.encode(["sun"], version=query.version)
+
+
+async def test_a_space_without_labels_is_closed_and_its_models_are_dropped(
+    serve, other, registry, tiny_checkpoint
+) -> None:
+    _, query = other
+    async with serve(poll_s=30) as (_, client):
+        await opened(registry, query, "job-1")
+        await client.encode(["sun"], space_id=OTHER, label="job-1")
+        await registry.delete_label(OTHER, "job-1")
+
+        async def closed() -> bool:
+            return {version.version for version in (await client.info()).versions} == {tiny_checkpoint.version}
+
+        await eventually(closed)
+        with pytest.raises(errors.SpaceMismatch):
+            await client.encode(["sun"], space_id=OTHER, role="premise")
+
+
+async def test_a_space_whose_premise_encoder_is_bad_is_refused_as_a_whole_and_the_default_one_serves(
+    serve, other, registry, tiny_checkpoint
+) -> None:
+    premise, query = other
+    path = premise.artifact.path / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+    async with serve(poll_s=0.2) as (server, client):
+        row = await registry.set_label(OTHER, "stable", query.version)
+        (rollout,) = await registry.await_rollout(row, 20)
+        assert not rollout.ok
+        assert "the premise encoder of space" in rollout.reason
+        assert "model.onnx has" in rollout.reason
+        with pytest.raises(errors.SpaceMismatch):
+            await client.encode(["sun"], space_id=OTHER)
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        await until(lambda: server.readiness.state == "DEGRADED")
+        assert f"space {OTHER} is not served" in server.readiness.reason
+
+
+async def test_a_restart_without_redis_serves_all_spaces_again(serve, other, registry, tmp_path) -> None:
+    premise, query = other
+    async with serve(poll_s=30):
+        await opened(registry, query)
+    async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock") as (server, client):
+        assert (await client.encode(["sun"], space_id=OTHER)).model_version == query.version
+        assert (await client.encode(["sun"], space_id=OTHER, role="premise")).model_version == premise.version
+        assert (await client.encode(["sun"])).space_id == TINY_SPACE
+        assert server.readiness.state == "DEGRADED"
+
+
+async def test_an_encoder_told_its_space_serves_no_other(serve, other, registry) -> None:
+    premise, query = other
+    await registry.set_label(OTHER, "stable", query.version)
+    async with serve(space_id=TINY_SPACE) as (_, client):
+        with pytest.raises(errors.SpaceMismatch):
+            await client.encode(["sun"], space_id=OTHER)
+    async with serve(space_id=OTHER) as (_, client):
+        assert (await client.encode(["sun"])).model_version == query.version
+        assert (await client.encode(["sun"], role="premise")).model_version == premise.version

@@ -1,0 +1,72 @@
+"""Control items from gold trees: what they hold is known, and a sampler reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aeenc.cli.main import app
+from aeenc.errors import InvalidArgument, NotFound
+from aeenc.oracles.controls import control_items, write_control_items
+from aeenc.trees import Dataset
+from services.sampler.tasks.controls import read_controls
+
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+
+
+def words(*texts: str) -> set[str]:
+    return {word for text in texts for word in re.findall("[a-z]{4,}", text.lower())}
+
+
+def test_what_explains_is_gold_and_what_does_not_shares_no_word_with_any_tree_of_the_query():
+    dataset = Dataset.load(SAMPLE)
+    gold = {query.text: set(query.gold) for query in dataset.queries("train")}
+    items = control_items(dataset, "train", count=30, candidates=6)
+    assert len(items) == len({item.query for item in items}) == 30
+    for item in items:
+        assert set(item.explains) == gold[item.query]
+        assert len({*item.explains, *item.refuses}) == 6
+        for tree in dataset.trees("train"):
+            if item.query in {tree.texts[label] for label in tree.children}:
+                used = [tree.texts[label] for label in (*tree.children, *tree.leaves)]
+                assert not words(*item.refuses) & words(*used)
+    paths = {item.path for item in items}
+    assert () in paths
+    for path in paths - {()}:
+        assert path[0] in {tree.hypothesis for tree in dataset.trees("train")}
+
+
+def test_the_seed_draws_the_same_items_and_another_others():
+    dataset = Dataset.load(SAMPLE)
+    drawn = [control_items(dataset, "train", count=10, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_sampler_reads_what_is_written(tmp_path: Path):
+    items = control_items(Dataset.load(SAMPLE), "dev", count=5)
+    write_control_items(tmp_path / "controls.jsonl", items)
+    read = read_controls(tmp_path / "controls.jsonl")
+    assert [(c.query, c.explains, c.refuses, c.path) for c in read] == [
+        (i.query, i.explains, i.refuses, i.path) for i in items
+    ]
+
+
+def test_what_cannot_be_made_is_refused_by_name():
+    dataset = Dataset.load(SAMPLE)
+    with pytest.raises(NotFound, match="'tset'"):
+        control_items(dataset, "tset", count=5)
+    with pytest.raises(InvalidArgument, match="candidates"):
+        control_items(dataset, "train", count=5, candidates=1)
+    with pytest.raises(InvalidArgument, match="fewer candidates"):
+        control_items(dataset, "train", count=5, candidates=100_000)
+
+
+def test_the_command_writes_a_file_of_items(tmp_path: Path):
+    words = ["--json", "oracle", "controls", "--trees", str(SAMPLE), "--count", "3", "--to", str(tmp_path / "c.jsonl")]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, json.loads(done.stdout)["items"]) == (0, 3)
+    assert len(read_controls(tmp_path / "c.jsonl")) == 3

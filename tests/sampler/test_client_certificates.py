@@ -1,0 +1,58 @@
+"""An oracle that wants to see the sampler's own certificate: shown, it answers; without it or with another's, never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import certify, needs_openssl
+from sampler_world import World, brute_force, finish, pair_set
+
+from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+
+
+@asynccontextmanager
+async def strict(world: World, cert: Path, key: Path, clients: Path) -> AsyncIterator[int]:
+    """The world's oracle behind TLS, for callers whose certificate is `clients`."""
+    pair = (await asyncio.to_thread(key.read_bytes), await asyncio.to_thread(cert.read_bytes))
+    known = await asyncio.to_thread(clients.read_bytes)
+    server = grpc.aio.server()
+    oracle_pb2_grpc.add_OracleServiceServicer_to_server(world.oracle, server)
+    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair], known, require_client_auth=True))
+    await server.start()
+    yield port
+    await server.stop(0)
+
+
+@needs_openssl
+async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_else(world: World, tmp_path: Path):
+    made = [await asyncio.to_thread(certify, tmp_path, name) for name in ("oracle", "sampler", "stranger")]
+    (cert, key), (mine, my_key), (other, other_key) = made
+    async with strict(world, cert, key, mine) as port:
+        settings: dict[str, Any] = {"target": f"localhost:{port}", "ca": str(cert)}
+        for identity in ({}, {"cert": str(other), "key": str(other_key)}):
+            async with world.sampler(oracle={**settings, **identity}) as client:
+                run = await finish(client)
+                assert run.state == sampler_pb2.RUN_STATE_FAILED
+                assert f"localhost:{port}" in run.error
+                assert await pair_set(client, run.id) == set()
+        assert world.oracle.calls == 0
+        async with world.sampler(oracle={**settings, "cert": str(mine), "key": str(my_key)}) as client:
+            run = await finish(client)
+            assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert await pair_set(client, run.id) == brute_force()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(("cert",), "belong together"), (("ca", "key"), "belong together"), (("cert", "key"), "needs ca")],
+)
+def test_half_an_identity_stops_the_start(world: World, tmp_path: Path, given: tuple[str, ...], told: str):
+    (tmp_path / "some.pem").write_text("")
+    with pytest.raises(ValueError, match=told):
+        world.configure(oracle=dict.fromkeys(given, str(tmp_path / "some.pem")))
