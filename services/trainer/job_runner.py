@@ -93,16 +93,17 @@ class JobRunner:
         worked = True  # before the start
         while True:
             try:
-                for job_id in await self._store.active():
+                waiting = await self._store.active()
+                if worked:
+                    await remove_left(self._jobs_dir, self._store)
+                    worked = False
+                self._readiness.serving()  # before any work: a job that was left behind may take hours
+                for job_id in waiting:
                     if await self._store.take_lease(job_id, self._owner, self._lease_s):
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id))
                         await asyncio.wait([self._work])
                         self.active_job, worked = "", True
-                if worked:
-                    await remove_left(self._jobs_dir, self._store)
-                    worked = False
-                self._readiness.serving()
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
             except Exception as error:  # a look that fails must not be the last one

@@ -57,12 +57,13 @@ class Bench:
 
     def __init__(self, store: JobStore, jobs_dir: Path, job: Job) -> None:
         self.store, self.jobs_dir, self.job = store, jobs_dir, job
+        self.readiness = Readiness()
         self.runner = JobRunner(
             store,
             Checkpoints(jobs_dir.parent),  # type: ignore[arg-type]
             NoPairs(),  # type: ignore[arg-type]
             DataSets({}, 1024),
-            Readiness(),
+            self.readiness,
             tandems=None,  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
@@ -118,6 +119,21 @@ async def test_a_lease_that_lapsed_without_a_successor_costs_nothing(bench: Benc
     assert (await bench.until("SUCCEEDED")).version == "v1"
     await asyncio.sleep(0.3)
     assert len(times) == 1
+
+
+async def test_a_trainer_serves_while_it_works_on_a_job_that_was_left_behind(bench: Bench):
+    begun, served = asyncio.Event(), asyncio.Event()
+
+    async def long_phase() -> None:
+        begun.set()
+        await served.wait()
+
+    computing(bench, long_phase)
+    bench.runner.start()
+    await asyncio.wait_for(begun.wait(), 30)
+    assert bench.readiness.state == "SERVING"
+    served.set()
+    await bench.until("SUCCEEDED")
 
 
 async def test_a_job_cancelled_elsewhere_keeps_what_it_has_computed(bench: Bench):
