@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import aeenc
 from aeenc import errors
 from aeenc.cli.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
-from aeenc.v1 import sampler_pb2, trainer_pb2
 
 
 class Killed(BaseException):
@@ -116,34 +114,6 @@ async def test_a_loop_that_goes_on_tells_why_it_has_ended_by_now(world: World):
     assert [one.version for one in lifted.rounds] == ["q0", "q1", "q2", "q3", "q4"]
     assert "2 round(s) in a row" in lifted.ended
     assert world.services.published == [("q1", True), ("q2", False), ("q3", True), ("q2", True)]
-
-
-def old_fingerprint(plan: LoopPlan, patience: int) -> str:
-    """As builds made it that hashed the patience, too."""
-    values = {**vars(plan), "rounds": 0, "patience": patience, "run": dict(plan.run), "job": dict(plan.job)}
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-async def test_a_journal_of_an_earlier_build_is_gone_on_with(world: World):
-    plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], job={"seed": 5})
-    report = {"strict": {"MAP": 0.4}}
-    rounds: list[dict[str, Any]] = [
-        {"number": 0, "version": "q0", "validation_map": 0.4, "published": True, "report": report},
-        {"number": 1, "run": "r0", "positives": 7, "negatives": 9, "job": "j1", "version": "q1", "published": True},
-    ]
-    record = {"format_version": 1, "id": "old", "plan": old_fingerprint(plan, 1), "ended": "", "rounds": rounds}
-    world.journal.write_text(json.dumps(record))
-    world.services.labels = {"stable": "q1"}
-    world.services.jobs["loop-old-1"] = trainer_pb2.JobConfig(idempotency_key="loop-old-1")
-    world.services.runs["loop-old-1"] = sampler_pb2.RunConfig(idempotency_key="loop-old-1")
-    journal = await world.go(rounds=2, patience=3)
-    assert [one.report["strict"]["MAP"] for one in journal.rounds] == [0.4, 0.5, 0.6]
-    assert (len(world.services.jobs), world.services.published) == (2, [("q2", False)])
-    assert json.loads(world.journal.read_text())["plan"] == plan.fingerprint() != old_fingerprint(plan, 1)
-    record["plan"] = old_fingerprint(replace(plan, corpus="another"), 1)
-    world.journal.write_text(json.dumps(record))
-    with pytest.raises(errors.AlreadyExists, match="other settings"):
-        await world.go(rounds=2)
 
 
 async def test_a_trial_that_was_left_behind_is_cleared_away(world: World):

@@ -15,7 +15,6 @@ from aeenc import errors
 
 FORMAT_VERSION = 1
 STABLE = "stable"
-OLD_PATIENCE = range(10)
 
 Gold = tuple[str, Sequence[str]]
 
@@ -42,14 +41,7 @@ class LoopPlan:
 
     def fingerprint(self) -> str:
         """A hash over everything but when the loop ends, `rounds` and `patience`, which one that goes on may change."""
-        return self._hash(patience=0)
-
-    def known_as(self, fingerprint: str) -> bool:
-        """Whether a journal with this fingerprint is the plan's. Earlier builds hashed `patience`, too."""
-        return any(fingerprint == self._hash(patience=n) for n in (*OLD_PATIENCE, self.patience))
-
-    def _hash(self, *, patience: int) -> str:
-        values = {**vars(self), "rounds": 0, "patience": patience, "run": dict(self.run), "job": dict(self.job)}
+        values = {**vars(self), "rounds": 0, "patience": 0, "run": dict(self.run), "job": dict(self.job)}
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -58,7 +50,6 @@ class Round:
     """What one round has done so far; empty: not yet. Round 0 is the encoder that the loop began with.
 
     `report` is of what was trained. `published`: the label has named it; that of a last round without a gain is not.
-    Earlier builds published first and measured then.
     """
 
     number: int
@@ -92,11 +83,10 @@ class Journal:
             version = record["format_version"]
         except (ValueError, KeyError, TypeError) as error:
             raise errors.InvalidArgument(f"{path} is no journal of a loop ({error}); name another file") from None
-        if version != FORMAT_VERSION or not plan.known_as(found.fingerprint):
+        if version != FORMAT_VERSION or found.fingerprint != plan.fingerprint():
             raise errors.AlreadyExists(
                 f"{path} is the journal of a loop with other settings or data; name another file, or remove it"
             )
-        found.fingerprint = plan.fingerprint()
         return found
 
     def save(self) -> None:
