@@ -22,7 +22,7 @@ def read_aloud(queries, query_vectors, premises, texts, *, drop_own: bool) -> di
     """MAP, NDCG, NDCG@10 and Hit@10 by sorting every ranking."""
     maps, ndcgs, ndcgs_10, hits, pairs = [], [], [], 0, 0
     for query, vector in zip(queries, query_vectors, strict=True):
-        scores = premises @ vector
+        scores = (premises.astype(np.float64) * vector.astype(np.float64)).sum(axis=1).astype(np.float32)
         ranking = sorted(range(len(texts)), key=lambda n: (-scores[n], n))
         if drop_own:
             ranking = [n for n in ranking if texts[n] != query.text]

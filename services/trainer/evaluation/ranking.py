@@ -1,6 +1,7 @@
 """Ranks of gold premises in the full ranking, without sorting it: a rank is one plus the number of better candidates.
 
-Scores come in blocks of queries, so memory stays bounded; ties go to the premise inserted first.
+Scores come in blocks of queries, so memory stays bounded; ties go to the premise inserted first. Equal rows are ties to
+the bit, as they are in the index; BLAS alone scores them unequally, by where in the matrix they stand.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_QUERIES = 128
+CLOSE = 1e-5  # of a gold premise's score: far more than float32 products of unit vectors err
 
 
 def gold_ranks(
@@ -29,15 +31,23 @@ def gold_ranks(
     for start in range(0, len(queries), BLOCK_QUERIES):
         scores = queries[start : start + BLOCK_QUERIES] @ premises.T  # (block, n)
         for row, own in zip(scores, range(start, start + len(scores)), strict=True):
-            ranks.append(ranks_in_row(row, gold[own], dropped[own]))
+            _score_close_ones_alike(row, gold[own], queries[own], premises)
+            if (left_out := dropped[own]) is not None:
+                row[left_out] = -np.inf
+            ranks.append(_ranks_in_row(row, gold[own]))
     return ranks
 
 
-def ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64], dropped: int | None) -> NDArray[np.int64]:
+def _score_close_ones_alike(
+    scores: NDArray[np.float32], gold: NDArray[np.int64], query: NDArray[np.float32], premises: NDArray[np.float32]
+) -> None:
+    """Replaces the scores (n,) on which a gold premise's rank may depend by exact ones, rounded to float32."""
+    close = (np.abs(scores[None, :] - scores[gold][:, None]) <= CLOSE).any(axis=0).nonzero()[0]
+    scores[close] = np.einsum("ij,j->i", premises[close].astype(np.float64), query.astype(np.float64))
+
+
+def _ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64]) -> NDArray[np.int64]:
     """Ranks, from 1, of the ordinals `gold` among the scores (n,) of one query, in their order."""
-    if dropped is not None:
-        scores = scores.copy()
-        scores[dropped] = -np.inf
     wanted = scores[gold][:, None]  # (g, 1)
     better = (scores[None, :] > wanted).sum(axis=1)
     ordinals = np.arange(len(scores))
