@@ -21,7 +21,7 @@ PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (TORCH='…' chooses the build of torch); free when nothing changed
 	@$(PYTHON) -m tools.setup --venv "$(VENV)" --torch "$(TORCH)"
@@ -32,7 +32,7 @@ demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's 
 test: setup ## the default suite: no network, no GPU, under five minutes
 	@$(PYTEST)
 
-test-reference: setup ## compare with the published figures (needs ../shared/data; minutes)
+test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
 	@$(PYTEST) -m reference --timeout 1800
 
 test-crash: setup ## kill processes again and again and look for what was lost

@@ -2,7 +2,7 @@
 
 Loopback only, ends by itself. `--only PART` runs one part, `ARGS='--only swaps'` of make; `--swaps`, `--failing`,
 `--overload-s` and `--fuzz-s` make it shorter; the row then says how long it was. Needs EntailmentBank in
-`../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
+`data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

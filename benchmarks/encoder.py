@@ -1,7 +1,7 @@
 """The encoder against the hardware's limit: throughput, latency, memory, start, invariance. `make bench NAME=encoder`.
 
 sentence-transformers, bare onnxruntime and an empty gRPC call are measured in turn with it, in the same run. Ratios are
-medians over rounds. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Four minutes.
+medians over rounds. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

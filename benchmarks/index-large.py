@@ -1,7 +1,7 @@
 """A large corpus in the index: recall, build time, throughput, memory, opening. `make bench NAME=index-large`.
 
 A million premises take about ten minutes; `benchmarks/index-large.py --rows 50000` is a smaller one. Needs
-EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
+EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

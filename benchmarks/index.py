@@ -1,7 +1,7 @@
 """The index: search, retrieval and builds against what they rest on, sameness, quality. `make bench NAME=index`.
 
 Every baseline is measured in turn with what it is a baseline of, in the same run; ratios are medians over rounds. Needs
-EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Eight minutes.
+EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop on real data: quality before and after, the swap under load, the time. `make bench NAME=loop`.
 
 The untrained encoder is the baseline, measured in the same run. Needs EntailmentBank in
-`../shared/data/entailmentbank`, or in the directory of AEENC_BENCH_DATA.
+`data/entailmentbank`, or in the directory of AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Samplers, Redis and the oracle get SIGKILL every second or so, whatever the victim is doing, and a new start at once; at
 least 200 times while the run goes on. Its pairs are compared with those of an undisturbed run, and what the oracle was
-asked with what was stored by then. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA.
+asked with what was stored by then. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 Thirteen minutes; `--only PART` runs one part, `--kills` and `--trees` make it shorter, and the rows then say so.
 """
 

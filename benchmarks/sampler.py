@@ -1,7 +1,7 @@
 """The sampler on all train trees: speed against one node at a time, pairs against the definition, memory, noise.
 
 `make bench NAME=sampler`. Both ways take turns over the same services, each over a Redis of its own with every write on
-disk before it is acknowledged. Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA. Eight
+disk before it is acknowledged. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA. Eight
 minutes; `--only PART` runs one part.
 """
 

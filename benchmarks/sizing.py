@@ -1,7 +1,7 @@
 """How much a corpus of 16 k to 1 B premises needs: measures the constants, prints the table. `make bench NAME=sizing`.
 
 The vectors are clusters with noise from a seed, since graphs behave unlike themselves on plain random ones. Nothing
-larger than 60,000 premises is built here; what is beyond is computed (harness/sizing_model.py). Two minutes, one core.
+larger than 60,000 premises is built here; what is beyond is computed (harness/sizing_model.py).
 The rate of encoding is that of `make bench NAME=encoder`, by --encoded-per-s.
 """
 

@@ -1,7 +1,7 @@
 """Wall time to the dev MAP at which sentence-transformers' TripletLoss ends: `make bench NAME=trainer-speed`.
 
 The same 10,000 gold triplets of train, the same MiniLM, the same machine, one after the other. `--triplets 1000` makes
-it shorter. Needs EntailmentBank in `../shared/data/entailmentbank`, and the packages index for their trainer.
+it shorter. Needs EntailmentBank in `data/entailmentbank`, and the packages index for their trainer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     epochs      the wall time of 5 epochs of our recipe on all train trees
     table       the bars on the trained rows of Table 1, from docs/results (`make table1` measures them; --split)
 
-Needs EntailmentBank in `../shared/data/entailmentbank` or in AEENC_BENCH_DATA; the bars are not meant for another
+Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA; the bars are not meant for another
 directory (--data).
 """
 

@@ -129,3 +129,10 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_call_whose_thread_it_does_not_wake():
     ended = subprocess.run([sys.executable, "-c", MISSED], capture_output=True, text=True, timeout=40, check=True)
     assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
+
+
+def test_an_sdk_without_the_command_line_says_what_to_install():
+    told = "import sys; sys.modules['typer'] = None; from aeenc.cli.entry import main; main()"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "the command line needs typer: install the SDK with it, pip install './clients/python[cli]'\n"

@@ -1,4 +1,4 @@
-"""From Milvus's candidates to answers that are the same to the bit wherever they are computed (design.md, contract 6).
+"""From Milvus's candidates to answers that are the same to the bit wherever they are computed.
 
 Milvus proposes by float32 products; the candidates' vectors come along and are scored again as those of a flat index
 are. A list is final once no premise outside the candidates can reach it; until then more candidates are asked for.

@@ -78,7 +78,7 @@ def sample(
     data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
     oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
     split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
-    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 25,
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
     max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
     max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
     max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,

@@ -1,4 +1,4 @@
-"""A directory in EntailmentBank's layout: facts, trees by split, and what design §7 derives from them.
+"""A directory in EntailmentBank's layout: facts, trees by split, and what docs/evaluation.md derives from them.
 
     DIR/dataset/task_1/<split>.jsonl                                     trees
     DIR/dataset/task_2/<split>.jsonl                                     the same trees with distractors (optional)
