@@ -18,7 +18,7 @@ from typing import Any
 from aeenc.errors import AeencError
 from aeenc.trees import Dataset
 from harness.drawing import draw_table1
-from harness.int8 import entailmentbank
+from harness.entailmentbank import entailmentbank
 from harness.research import Research, Unfinished, at_hand, research
 from harness.rows import ROOT
 from harness.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from harness.checkpoints import base_checkpoint
-from harness.int8 import entailmentbank
+from harness.entailmentbank import entailmentbank
 from harness.rows import Rows
 from harness.trainer_fleet import STORE, build_corpus
 from harness.trainer_speed import gold_triplets, ours, theirs

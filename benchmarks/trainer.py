@@ -25,7 +25,7 @@ import numpy as np
 
 from aeenc.trees import Dataset
 from harness.checkpoints import session
-from harness.int8 import DATA
+from harness.entailmentbank import DATA
 from harness.research import VALIDATION, Research, research
 from harness.rows import ROOT, Rows
 from harness.table_rows import BY_NAME, OURS, PAPER

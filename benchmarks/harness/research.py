@@ -25,7 +25,7 @@ from aeenc.cli.train import TRAINING_SPLIT, validation_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
-from harness.int8 import DATA
+from harness.entailmentbank import DATA
 from harness.rows import ROOT
 from services.launcher.fleet import Fleet, Options
 from services.trainer.base_model import DEFAULT_NAME
