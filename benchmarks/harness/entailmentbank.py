@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+from aeenc.errors import NotFound
 from aeenc.trees import Dataset
 from harness.rows import ROOT
 
@@ -27,6 +29,15 @@ def check_there() -> None:
             f"{DATA} is no directory; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or name one in "
             "AEENC_BENCH_DATA"
         )
+
+
+def need_split(dataset: Dataset, split: str) -> None:
+    """Ends the process with status 2 when the data lack a split: training would take hours before it is missed."""
+    try:
+        dataset.trees(split)
+    except NotFound as error:
+        print(f"{error.message}; choose one of those, or name other data in AEENC_BENCH_DATA", file=sys.stderr)
+        sys.exit(2)
 
 
 def entailmentbank() -> Dataset:
