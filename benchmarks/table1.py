@@ -18,7 +18,7 @@ from aeenc.trees import Dataset
 from harness.drawing import draw_table1
 from harness.entailmentbank import DATA, entailmentbank, need_split
 from harness.research import Unfinished, at_hand, research
-from harness.table_records import RESULTS, Candidates, Mixed, Record, candidates_of, record_of, records, write
+from harness.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
 from harness.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow
 from harness.table_text import Measured, markdown
 from services.trainer.base_model import DEFAULT_NAME
@@ -145,11 +145,7 @@ def main() -> None:
         return
     reasons: dict[str, str] = {}
     if options.render:
-        try:
-            candidates = candidates_of(records(options.split), options.corpus)
-        except Mixed as error:
-            print(error, file=sys.stderr)
-            sys.exit(2)
+        candidates = candidates_of(options.split, options.corpus)
     else:
         dataset = entailmentbank()
         need_split(dataset, options.split)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,6 @@ from harness.rows import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 FORMAT_VERSION = 1
-
-
-class Mixed(Exception):
-    """It is not clear which candidates are meant; the message names those that there are."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +76,21 @@ def write(record: Record, split: str, **told: Any) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def candidates_of(found: Sequence[Record], corpus: str = "") -> Candidates | None:
-    """The candidates of all these results, or those of `corpus`; None for no results. Raises Mixed for several."""
-    there = list(dict.fromkeys(one.candidates for one in found))
-    told = " and ".join(map(str, there))
-    if corpus:
-        there = [one for one in there if one.corpus == corpus]
-        if not there:
-            raise Mixed(f"no result is of corpus {corpus!r}; there are results among {told or 'none'}")
-    if len(there) > 1:
-        raise Mixed(f"there are results among {told}; choose by --corpus NAME, or measure all among the same")
-    return there[0] if there else None
+def candidates_of(split: str, corpus: str = "") -> Candidates | None:
+    """The candidates of all results of a split, or those of `corpus`; None for no results.
+
+    Ends the process with status 2 where it is not clear which are meant.
+    """
+    there = list(dict.fromkeys(one.candidates for one in records(split)))
+    told = " and ".join(map(str, there)) or "none"
+    chosen = [one for one in there if corpus in {"", one.corpus}]
+    if len(chosen) > 1:
+        print(f"{split} has results among {told}; choose by --corpus NAME, or measure all anew", file=sys.stderr)
+        sys.exit(2)
+    if corpus and not chosen:
+        print(f"{split} has no results of corpus {corpus!r}; it has results among {told}", file=sys.stderr)
+        sys.exit(2)
+    return chosen[0] if chosen else None
 
 
 def _read(path: Path) -> Record:
