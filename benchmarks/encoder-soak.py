@@ -20,8 +20,8 @@ from harness.baselines import run
 from harness.checkpoints import FOLDER, STORE, base_checkpoint, variant
 from harness.damage import DAMAGES, damaged, reason_of
 from harness.encoder_fleet import Fleet, running_encoder
+from harness.entailmentbank import entailmentbank
 from harness.fuzz import fuzz
-from harness.int8 import entailmentbank
 from harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
 from harness.rows import Rows
 from harness.watched import Watched

@@ -20,7 +20,8 @@ from aeenc import EncoderClient, errors
 from harness.baselines import BareOnnxruntime, Echo, SentenceTransformers, run
 from harness.checkpoints import STORE, base_checkpoint, variant
 from harness.encoder_fleet import Fleet, running_encoder
-from harness.int8 import entailmentbank, int8_checkpoint
+from harness.entailmentbank import entailmentbank
+from harness.int8 import int8_checkpoint
 from harness.load import closed_loop
 from harness.rows import Rows
 from harness.worker_kill import failed_beyond_held

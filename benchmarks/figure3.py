@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from aeenc.errors import AeencError
 from harness.drawing import draw_distributions
+from harness.entailmentbank import entailmentbank, need_split
 from harness.research import Research, Unfinished, research
 from harness.rows import ROOT
 from harness.table_rows import FAITHFUL, ROUNDS, TML, K, version_of
@@ -132,21 +134,32 @@ def _first_line() -> str:
     )
 
 
+def measure_all(
+    names: Sequence[str], split: str
+) -> tuple[dict[str, dict[str, Kinds]], dict[str, dict[str, Any]], dict[str, str]]:
+    """The distributions of encoders and their summaries, and why the others have none; all by name."""
+    distributions, summaries, reasons = {}, {}, {}
+    with research() as running:
+        for name in names:
+            try:
+                distributions[name], summaries[name] = measure(running, split, SYSTEMS[name](running))
+                print(f"{name}: {summaries[name]['pairs']}", flush=True)
+            except (Unfinished, AeencError) as error:
+                reasons[name] = str(error)
+                print(f"{name} is not measured: {error}", flush=True)
+    return distributions, summaries, reasons
+
+
 def main() -> None:
     """Measures the encoders and writes page, picture and figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(SYSTEMS), help="an encoder; repeatable")
     parser.add_argument("--split", default="dev")
     options = parser.parse_args()
-    distributions, summaries, reasons = {}, {}, {}
-    with research() as running:
-        for name in options.only or SYSTEMS:
-            try:
-                distributions[name], summaries[name] = measure(running, options.split, SYSTEMS[name](running))
-            except (Unfinished, AeencError) as error:
-                reasons[name] = str(error)
-                continue
-            print(f"{name}: {summaries[name]['pairs']}", flush=True)
+    need_split(entailmentbank(), options.split)
+    distributions, summaries, reasons = measure_all(options.only or list(SYSTEMS), options.split)
+    if not distributions:
+        sys.exit(f"nothing was measured; docs/results/figure3-{options.split}.* stay as they were")
     RESULTS.mkdir(parents=True, exist_ok=True)
     draw_distributions(distributions, MEASURES, RESULTS / f"figure3-{options.split}.png")
     record = {"format_version": 1, "split": options.split, "k": K, "systems": summaries}

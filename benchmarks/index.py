@@ -25,10 +25,10 @@ from aeenc.v1 import index_pb2, types_pb2
 from harness.baselines import Echo, run
 from harness.checkpoints import STORE, base_checkpoint
 from harness.encoder_fleet import Fleet, running_encoder
+from harness.entailmentbank import entailmentbank
 from harness.index_fleet import IndexProcess, running_index
 from harness.index_kernels import kernels
 from harness.index_quality import Queries, ask_for_the_others
-from harness.int8 import entailmentbank
 from harness.load import closed_loop
 from harness.rows import Rows
 from services.index.search import FlatIndex

@@ -7,15 +7,14 @@ The untrained encoder is the baseline, measured in the same run. Needs Entailmen
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("AEENC_BENCH_DATA", ROOT.parent / "shared" / "data" / "entailmentbank"))
-RESULTS = ROOT / "benchmarks" / "results"
+from harness.entailmentbank import DATA, check_there
+from harness.rows import RESULTS, ROOT
+
 TOLERANCE = 0.003
 
 
@@ -43,8 +42,7 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs the demo and prints the table."""
-    if not DATA.is_dir():
-        sys.exit(f"{DATA} is no directory; fetch EntailmentBank and name it in AEENC_BENCH_DATA")
+    check_there()
     home = ROOT / ".aeenc" / "bench"
     command = [str(Path(sys.executable).with_name("aeenc")), "--json", "demo", "--data", str(DATA), "--home", str(home)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -23,7 +23,7 @@ from aeenc import Channel, SamplerClient, errors
 from aeenc.v1 import sampler_pb2, types_pb2
 from harness.acs_definition import differences, recorded
 from harness.baselines import run
-from harness.int8 import DATA, entailmentbank
+from harness.entailmentbank import DATA, entailmentbank
 from harness.people import people
 from harness.processes import Child, listens
 from harness.rows import ROOT, Rows

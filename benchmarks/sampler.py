@@ -23,7 +23,7 @@ from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
 from harness.acs_definition import Definition, Recorded, differences, recorded
 from harness.baselines import run
-from harness.int8 import entailmentbank
+from harness.entailmentbank import entailmentbank
 from harness.noisy import HYPOTHESES, noisy
 from harness.rows import Rows
 from harness.sampler_fleet import CORPUS, Retrieving, encoder_client, running_oracle, running_retrieval, running_sampler

@@ -38,10 +38,12 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
-async def job(trainer: TrainerClient, validation: list[Any], recipe: dict[str, Any], seed: int) -> trainer_pb2.Job:
+async def job(
+    trainer: TrainerClient, corpus: str, validation: list[Any], recipe: dict[str, Any], seed: int
+) -> trainer_pb2.Job:
     """Starts a job on the sample's gold trees."""
     return await trainer.start_job(
-        corpus="sample", data_sets=["sample"], split="train", validation=validation, seed=seed, **recipe
+        corpus=corpus, data_sets=["sample"], split="train", validation=validation, seed=seed, **recipe
     )
 
 
@@ -77,7 +79,7 @@ async def soak(rows: Rows, jobs: int) -> None:
     """As many killed jobs, and one undisturbed job of each recipe."""
     store, dataset = ArtifactStore(STORE), Dataset.load(SAMPLE)
     base = base_checkpoint(store)
-    build_corpus(store, base, dataset, "sample")
+    corpus, _ = build_corpus(store, base, dataset)
     validation = [(query.text, query.gold) for query in dataset.queries("dev")]
     draw = random.Random(SEED)
     same, ended_well, hits, overhead_s = 0, 0, dict[str, int](), 0.0
@@ -88,13 +90,13 @@ async def soak(rows: Rows, jobs: int) -> None:
             recipe, seed = RECIPES[number % len(RECIPES)], number % len(RECIPES)
             if len(wanted) <= number % len(RECIPES):
                 begun = time.monotonic()
-                started = await job(trainer, validation, recipe, seed)
+                started = await job(trainer, corpus, validation, recipe, seed)
                 reference = await trainer.wait(started.id)
                 assert reference.version, reference.error
                 wanted.append((taken(store, reference.version), time.monotonic() - begun))
             digest, lasted_s = wanted[number % len(RECIPES)]
             begun = time.monotonic()
-            started = await job(trainer, validation, recipe, seed)
+            started = await job(trainer, corpus, validation, recipe, seed)
             ended, phase = await disturbed(fleet, trainer, started, draw.uniform(0, 0.95 * lasted_s), number % 2 == 1)
             overhead_s += time.monotonic() - begun - lasted_s
             hits[phase] = hits.get(phase, 0) + 1

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from harness.checkpoints import base_checkpoint
-from harness.int8 import entailmentbank
+from harness.entailmentbank import entailmentbank
 from harness.rows import Rows
 from harness.trainer_fleet import STORE, build_corpus
 from harness.trainer_speed import gold_triplets, ours, theirs
@@ -18,7 +18,6 @@ from services.kit.artifacts import ArtifactStore
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.jobs import JobConfig, defaults_of
 
-CORPUS = "entailmentbank"
 SEED = 7
 BATCH = 32
 BAR = 10.0
@@ -41,7 +40,7 @@ def main() -> None:
     rows, threads = Rows("trainer-speed"), os.cpu_count() or 1
     dataset, store = entailmentbank(), ArtifactStore(STORE)
     base = base_checkpoint(store)
-    generation = build_corpus(store, base, dataset, CORPUS)
+    corpus, generation = build_corpus(store, base, dataset)
     rows.note("candidates", len(dataset.candidates()), "")
     triplets = gold_triplets(dataset, arguments.triplets, SEED)
     they = theirs(
@@ -59,7 +58,7 @@ def main() -> None:
         f"TripletLoss of sentence-transformers, {len(triplets)} triplets", they.map, "MAP", f"{they.seconds:.0f} s"
     )
     config = JobConfig(
-        corpus=CORPUS,
+        corpus=corpus,
         run_ids=(),
         loss=arguments.our_loss,
         epochs=arguments.our_validations,

@@ -1,4 +1,4 @@
-"""EntailmentBank, for tests that need it: beside the checkout, or in AEENC_TEST_DATA."""
+"""EntailmentBank, for tests that need it: in AEENC_TEST_DATA, in the checkout's `data`, or beside the checkout."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from pathlib import Path
 
 import pytest
 
-ENTAILMENTBANK = (
-    Path(os.environ.get("AEENC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "entailmentbank"
-)
+ROOT = Path(__file__).parents[1]
+
+
+def directory(root: Path = ROOT) -> Path:
+    """`entailmentbank` in AEENC_TEST_DATA; else where `aeenc data fetch` puts it; else the one beside the checkout."""
+    if folder := os.environ.get("AEENC_TEST_DATA"):
+        return Path(folder) / "entailmentbank"
+    fetched = root / "data" / "entailmentbank"
+    return fetched if fetched.is_dir() else root.parent / "shared" / "data" / "entailmentbank"
+
+
+ENTAILMENTBANK = directory()
 
 
 def need(directory: Path) -> Path:
     """The directory; skips the test where it is not there."""
     if not directory.is_dir():
-        pytest.skip(f"there is no data at {directory}; set AEENC_TEST_DATA to the folder that holds entailmentbank")
+        pytest.skip(
+            f"there is no data at {directory}; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or set "
+            "AEENC_TEST_DATA to the folder that holds entailmentbank"
+        )
     return directory

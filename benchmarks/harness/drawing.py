@@ -34,7 +34,7 @@ def draw_table1(rows: Sequence[Measured], split: str, source: str, path: Path) -
             if metric in row.paper:
                 axis.plot(row.paper[metric], place, "D", color=PAPER, markersize=6)
         axis.set_xlabel(f"{metric}, protocol paper")
-        axis.set_xlim(0, max(0.6, *(max(row.values("paper", metric)) for row in rows)) * 1.15)
+        axis.set_xlim(0, max([0.6, *(max(row.values("paper", metric)) for row in rows)]) * 1.15)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
     handles = [

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from aeenc.trees import Dataset
 from harness.checkpoints import FOLDER, session
-from harness.rows import ROOT
+from harness.entailmentbank import entailmentbank
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.learning.quantization import Trial, add_int8
 
-DATA = Path(os.environ.get("AEENC_BENCH_DATA", ROOT.parent / "shared" / "data" / "entailmentbank"))
 BATCH = 32
-
-
-def entailmentbank() -> Dataset:
-    """The data; ends the process when it is not there."""
-    if not DATA.is_dir():
-        raise SystemExit(f"{DATA} is no directory; fetch EntailmentBank and name it in AEENC_BENCH_DATA")
-    return Dataset.load(DATA)
 
 
 def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:

@@ -29,7 +29,8 @@ from tokenizers import Tokenizer
 from aeenc import AsyncClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from harness.checkpoints import STORE, base_checkpoint
-from harness.int8 import embedded, entailmentbank
+from harness.entailmentbank import entailmentbank
+from harness.int8 import embedded
 from harness.rows import ROOT, Rows
 from services.index.search import FlatIndex
 from services.kit.artifacts import ArtifactStore

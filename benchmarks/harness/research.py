@@ -6,6 +6,7 @@ goes on.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from aeenc.cli.train import TRAINING_SPLIT, validation_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
-from harness.int8 import DATA
+from harness.entailmentbank import DATA
 from harness.rows import ROOT
 from services.launcher.fleet import Fleet, Options
 from services.trainer.base_model import DEFAULT_NAME
@@ -82,9 +83,10 @@ class Research:
         return str(found[0].version)
 
     def train(self, key: str, fields: Mapping[str, Any]) -> trainer_pb2.Job:
-        """The job of a key, started unless it was before, to its end. Raises Unfinished for one that fails.
+        """The job of a key, started unless it was before, to its end; one that fails is resumed once.
 
-        It trains against the pre-trained encoder's vectors, whatever served last.
+        It trains against the pre-trained encoder's vectors, whatever served last. Raises Unfinished for one that fails
+        again, and for one that somebody cancels meanwhile; asked for anew, that goes on.
         """
         _check_known(fields)
         self._search_in(self.client.trainer.info().default_space_id)
@@ -95,12 +97,17 @@ class Research:
             idempotency_key=self._key(key, fields),
             **fields,
         )
-        for _ in range(2):
+        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+            self.client.trainer.resume(job.id)
+        job = self.client.trainer.wait(job.id, on_progress=_Told(key))
+        if job.state == trainer_pb2.JOB_STATE_FAILED:  # the machine may have been switched off
+            self.client.trainer.resume(job.id)
             job = self.client.trainer.wait(job.id, on_progress=_Told(key))
-            if job.state == trainer_pb2.JOB_STATE_SUCCEEDED:
-                return job
-            self.client.trainer.resume(job.id)  # once: the machine may have been switched off
-        raise Unfinished(f"job {job.id} has not succeeded: {job.error}")
+        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+            raise Unfinished(f"job {job.id} was cancelled; run this again to go on with it")
+        if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+            raise Unfinished(f"job {job.id} has failed, and once more after it was resumed: {job.error}")
+        return job
 
     def loop(self, key: str, *, rounds: int, run: Mapping[str, Any], job: Mapping[str, Any]) -> Loop:
         """The loop of a key, to so many rounds at least; it begins with the pre-trained encoder."""
@@ -157,22 +164,47 @@ def research(
     """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays."""
     dataset = Dataset.load(directory)
     chosen = {"base_model": base_model, "data_sets": json.dumps({GOLD: str(directory.resolve())}), **settings}
-    before = {name: os.environ.get(name) for name in map(_variable, chosen)}
-    os.environ.update({_variable(name): str(value) for name, value in chosen.items()})
     fleet = Fleet(
         home / (base_model.replace("/", "--") + ("" if directory == DATA else f"-{directory.resolve().name}"))
     )
-    try:
-        fleet.down()  # one that was left behind has other settings
-        options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split=TRAINING_SPLIT)
-        targets = fleet.up(options, lambda text: print(f"  {text}", flush=True))
-        client = aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")})
+    with _held(fleet.home), _environment(chosen):
         try:
-            yield Research(client, dataset, ensure_corpus(client, dataset), fleet.home)
+            fleet.down()  # one that was left behind has other settings
+            options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split=TRAINING_SPLIT)
+            targets = fleet.up(options, lambda text: print(f"  {text}", flush=True))
+            client = aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")})
+            try:
+                yield Research(client, dataset, ensure_corpus(client, dataset), fleet.home)
+            finally:
+                client.close()
         finally:
-            client.close()
+            fleet.down()
+
+
+@contextmanager
+def _held(home: Path) -> Iterator[None]:
+    """Keeps others from a home: `down` ends the services of whoever works there. Ends the process if one does."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "research.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(
+                f"{path} is held by another `make table1`, `make figure3` or `make bench NAME=trainer`, whose services "
+                "this one would end; run it once that has ended"
+            ) from None
+        yield
+
+
+@contextmanager
+def _environment(settings: Mapping[str, object]) -> Iterator[None]:
+    """The trainer's settings as variables, for as long as the block."""
+    before = {name: os.environ.get(name) for name in map(_variable, settings)}
+    os.environ.update({_variable(name): str(value) for name, value in settings.items()})
+    try:
+        yield
     finally:
-        fleet.down()
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 

@@ -15,8 +15,8 @@ from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 from harness.checkpoints import STORE, base_checkpoint
 from harness.encoder_fleet import Fleet, running_encoder
+from harness.entailmentbank import DATA
 from harness.index_fleet import IndexProcess, running_index
-from harness.int8 import DATA
 from harness.processes import Child, listens
 from harness.rows import ROOT
 from services.kit.artifacts import ArtifactStore

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 
 from aeenc import Channel, TrainerClient
+from aeenc.cli.evaluate import corpus_name
 from aeenc.trees import Dataset
 from harness.checkpoints import FOLDER
 from harness.encoder_fleet import end, serving
@@ -41,10 +42,11 @@ from services.trainer.base_model import DEFAULT_NAME, find_base_model
 STORE = ROOT / ".aeenc" / "bench" / "trainer" / "artifacts"
 
 
-def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset, corpus: str) -> str:
-    """The candidates of a data set as an active generation; made once. Returns its id."""
+def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset) -> tuple[str, str]:
+    """The candidates of a data set as a corpus named after them; made once. Returns its name and generation."""
+    corpus = corpus_name(dataset)
     if (known := read_active(store, corpus)) is not None:
-        return known
+        return corpus, known
     from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
     from services.trainer.space import SpaceSpec
 
@@ -64,7 +66,7 @@ def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset, corpus:
         )
         generation = writer.commit(meta, id_prefix="g").id
     write_active(store, corpus, generation)
-    return generation
+    return corpus, generation
 
 
 @dataclass

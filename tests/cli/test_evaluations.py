@@ -1,5 +1,6 @@
 """`aeenc evaluate` in all modes: what the trainer is asked, what is told, and the files that others read."""
 
+import json
 import shutil
 from contextlib import asynccontextmanager
 
@@ -102,6 +103,31 @@ async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mod
     assert 0 < ir_measures.calc_aggregate([AP], qrels, ir_measures.read_trec_run(str(tmp_path / "run")))[AP] <= 1
 
 
+async def test_qrels_have_the_ids_of_a_corpus_that_has_its_own(aeenc, fleet, trees, tmp_path):
+    texts = [candidate.text for candidate in Dataset.load(trees).candidates()]
+    facts = tmp_path / "facts.jsonl"
+    facts.write_text("".join(json.dumps({"id": f"mine-{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", facts)
+    fleet.trainer.report = report(generation=built.json["generation"])
+    files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", "mine", *files)
+    assert ended.code == 0, ended.stderr
+    [gold] = read_qrels(tmp_path / "qrels").values()
+    assert gold == [f"mine-{texts.index('ice is light')}"]
+    assert set(gold) <= set(read_run(tmp_path / "run")[query_id("ice floats")])
+
+
+async def test_a_gold_premise_that_a_corpus_lacks_is_named_instead_of_left_out_of_qrels(aeenc, fleet, trees, tmp_path):
+    (tmp_path / "facts.jsonl").write_text(json.dumps({"id": "mine", "text": "ice is cold"}) + "\n")
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", tmp_path / "facts.jsonl")
+    fleet.trainer.report = report(generation=built.json["generation"])
+    words = ("evaluate", "--data", trees, "--corpus", "mine", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "--json", *words)
+    assert ended.error["status"] == "FAILED_PRECONDITION"
+    assert "gold premise 'ice is light' is not in generation" in ended.error["message"]
+    assert not (tmp_path / "qrels").exists()
+
+
 async def test_a_run_is_of_the_generation_that_was_measured_although_another_is_searched_by_now(
     aeenc, fleet, trees, tmp_path
 ):
@@ -135,6 +161,15 @@ async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, 
     found = await aeenc(*fleet.options, "--json", "retrieve", ended.json["corpus"], "nails move", "--prior", 1, "-k", 3)
     assert found.code == 0, found.stderr
     assert "forces move things" in [hit["text"] for hit in found.json["results"][0]["premises"]]
+
+
+async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_anything_is_built(aeenc, fleet, trees):
+    (trees / "dataset" / "task_1" / "train.jsonl").unlink()
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    assert (ended.code, ended.error["status"]) == (2, "INVALID_ARGUMENT")
+    assert "(it has dev); add that split, name a corpus that has explanations by --corpus" in ended.error["message"]
+    async with index_of(fleet) as index:
+        assert not (await index.info()).corpora
 
 
 def test_rounds_are_a_table():

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-REAL = ROOT.parent / "shared" / "data" / "entailmentbank"
+from real_data import ENTAILMENTBANK, need
 
 
 def demo(home: Path, *arguments: str) -> dict[str, Any]:
@@ -41,9 +39,8 @@ def test_the_sample_gets_better_within_two_minutes(tmp_path: Path):
 
 
 @pytest.mark.demo
-@pytest.mark.skipif(not REAL.is_dir(), reason="EntailmentBank is not in ../shared/data/entailmentbank")
 def test_entailmentbank_reaches_its_marks_within_eight_minutes(tmp_path: Path):
-    report = demo(tmp_path, "--data", str(REAL))
+    report = demo(tmp_path, "--data", str(need(ENTAILMENTBANK).resolve()))
     holds(report)
     assert (report["candidates"], report["queries"]) == (15_243, 594)
     assert report["before"]["strict"]["MAP"] == pytest.approx(0.494, abs=0.003)

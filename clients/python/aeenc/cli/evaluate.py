@@ -7,7 +7,7 @@ one, named after their content, so that the next evaluation on the same data fin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +28,8 @@ from aeenc.trees import Dataset
 
 TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU takes its time
 PART = 64  # texts whose rankings are held before they are written
+
+Gold = tuple[str, tuple[str, ...]]  # a query and its gold premises, as texts
 
 
 def corpus_name(dataset: Dataset) -> str:
@@ -145,6 +147,12 @@ def evaluate(
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
     dataset = Dataset.load(data)
     queries = validation_of(dataset, split)
+    if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
+        raise InvalidArgument(
+            f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
+            f"{', '.join(dataset.splits)}); add that split, name a corpus that has explanations by --corpus, or leave "
+            "--prior out"
+        )
     out = output_of(context)
     with client(context) as connected:
         own, generation = not corpus, ""
@@ -174,22 +182,36 @@ def evaluate(
         if run is not None:
             ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
             with out.progress("run", "queries") as report:
-                texts = [text for text, _ in strict_gold(dataset, split)]
+                texts = [text for text, _ in strict_gold(queries)]
                 write_run(run, ranker.rankings(texts, lambda n: report(n, len(texts), "")), f"aeenc-{mode or 'dense'}")
-    if qrels is not None:
-        write_qrels(qrels, strict_gold(dataset, split))
+        if qrels is not None:
+            write_qrels(qrels, judged(connected, corpus, measured["generation"], queries))
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
     encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
     source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
     out.result({"corpus": corpus, "split": split, **measured}, *report_tables(measured), source)
 
 
-def strict_gold(dataset: Dataset, split: str) -> Iterator[tuple[str, list[str]]]:
-    """The ids of each query's gold premises but its own text; queries without any are left out."""
-    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
-    for query in dataset.queries(split):
-        if gold := [ids[text] for text in query.gold if text != query.text]:
-            yield query.text, gold
+def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
+    """Each query's gold premises but its own text; queries without any are left out."""
+    for query, premises in queries:
+        if gold := tuple(text for text in premises if text != query):
+            yield query, gold
+
+
+def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]) -> list[Gold]:
+    """Each query's gold premises by the ids that they have in a generation, as its rankings name them.
+
+    Raises FailedPrecondition for a gold premise that the generation does not have.
+    """
+    gold = list(strict_gold(queries))
+    ids = {premise.text: premise.id for premise in client.index.list_premises(corpus, generation=generation)}
+    if absent := next((text for _, premises in gold for text in premises if text not in ids), None):
+        raise FailedPrecondition(
+            f"gold premise {absent[:80]!r} is not in generation {generation} of corpus {corpus!r}; build the corpus "
+            "from facts that have it, or leave --corpus out"
+        )
+    return [(query, tuple(ids[text] for text in premises)) for query, premises in gold]
 
 
 @dataclass(frozen=True)

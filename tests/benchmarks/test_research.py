@@ -1,0 +1,82 @@
+"""What the benchmarks' fleet does with jobs that fail, and with a home that another run works in."""
+
+import fcntl
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from aeenc.trees import Dataset
+from aeenc.v1 import trainer_pb2
+from harness import research as module
+from harness.research import Research, Unfinished, research
+
+FAILED, CANCELLED, SUCCEEDED = (
+    trainer_pb2.JOB_STATE_FAILED,
+    trainer_pb2.JOB_STATE_CANCELLED,
+    trainer_pb2.JOB_STATE_SUCCEEDED,
+)
+
+
+@dataclass
+class Trainer:
+    """A job that ends so, one time after the other; notes what it was asked."""
+
+    ends: list[int]
+    known: int = trainer_pb2.JOB_STATE_PENDING
+    asked: list[str] = field(default_factory=list)
+
+    def info(self):
+        return SimpleNamespace(default_space_id="s0")
+
+    def start_job(self, **_):
+        return trainer_pb2.Job(id="j1", state=self.known)
+
+    def wait(self, _, on_progress):
+        self.asked.append("wait")
+        return trainer_pb2.Job(id="j1", state=self.ends.pop(0), version="q1", error="no memory")
+
+    def resume(self, _):
+        self.asked.append("resume")
+
+
+def running(trainer, trees, tmp_path):
+    corpora = [SimpleNamespace(corpus="c", active=SimpleNamespace(id="g0", space_id="s0"))]
+    index = SimpleNamespace(info=lambda: SimpleNamespace(corpora=corpora))
+    return Research(SimpleNamespace(trainer=trainer, index=index), Dataset.load(trees), "c", tmp_path)
+
+
+def test_a_job_that_fails_is_resumed_once_and_watched_to_its_end(trees, tmp_path):
+    trainer = Trainer([FAILED, SUCCEEDED])
+    assert running(trainer, trees, tmp_path).train("row-0", {}).version == "q1"
+    assert trainer.asked == ["wait", "resume", "wait"]
+
+
+def test_a_job_that_fails_again_is_left_as_it_is(trees, tmp_path):
+    trainer = Trainer([FAILED, FAILED])
+    with pytest.raises(Unfinished, match=r"job j1 has failed, and once more .*no memory"):
+        running(trainer, trees, tmp_path).train("row-0", {})
+    assert trainer.asked == ["wait", "resume", "wait"]
+
+
+def test_a_job_that_somebody_cancels_goes_on_only_when_it_is_asked_for_again(trees, tmp_path):
+    trainer = Trainer([CANCELLED])
+    with pytest.raises(Unfinished, match="job j1 was cancelled; run this again"):
+        running(trainer, trees, tmp_path).train("row-0", {})
+    assert trainer.asked == ["wait"]
+    again = Trainer([SUCCEEDED], known=CANCELLED)
+    assert running(again, trees, tmp_path).train("row-0", {}).version == "q1"
+    assert again.asked == ["resume", "wait"]
+
+
+def test_a_home_in_which_another_run_works_is_refused_before_its_services_are_touched(trees, tmp_path, monkeypatch):
+    touched = []
+    monkeypatch.setattr(module.Fleet, "down", lambda self: touched.append(self.home))
+    monkeypatch.setattr(module.Fleet, "up", lambda *_: pytest.fail("it starts services"))
+    held = tmp_path / f"base-{trees.name}"
+    held.mkdir()
+    with (held / "research.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match=r"research\.lock is held by another .*once that has ended"):
+            research("base", directory=trees, home=tmp_path).__enter__()
+    assert not touched

@@ -1,0 +1,133 @@
+"""`make table1`: which results are measured anew, which stand in one table, and what is said of the others."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import table1
+
+from aeenc.errors import Unavailable
+from aeenc.trees import Dataset
+from harness import entailmentbank, table_records
+from harness.table_records import Candidates, candidates_of, records
+from harness.table_rows import BY_NAME
+
+
+@pytest.fixture
+def make(monkeypatch, capsys, trees, tmp_path):
+    """`make("--only", "bm25")` in results of its own; returns the exit status and what was printed."""
+    for module in (table1, table_records):
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    for module in (table1, entailmentbank):
+        monkeypatch.setattr(module, "DATA", trees)
+    monkeypatch.setattr(table1, "research", lambda _: pytest.fail("it starts services"))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["table1", *words])
+        status = 0
+        try:
+            table1.main()
+        except SystemExit as end:
+            status = end.code
+        return status, "".join(capsys.readouterr())
+
+    return run
+
+
+def page(tmp_path: Path) -> str:
+    return (tmp_path / "results" / "table1-dev.md").read_text()
+
+
+def test_a_result_names_its_candidates_and_is_not_measured_again(make, trees, tmp_path):
+    assert make("--only", "bm25")[0] == 0
+    record = json.loads((tmp_path / "results" / "table1-dev" / "bm25-0.json").read_bytes())
+    assert Candidates(record["corpus"], record["candidates"]) == Candidates.of(Dataset.load(trees))
+    assert "bm25, seed 0" not in make("--only", "bm25")[1]
+
+
+def test_a_result_among_other_candidates_is_measured_anew_and_that_is_said_before(make, trees_with_test, tmp_path):
+    split = trees_with_test / "dataset" / "task_1" / "test.jsonl"
+    kept = split.read_bytes()
+    split.unlink()
+    make("--only", "bm25")
+    split.write_bytes(kept)
+    listed = make("--list", "--only", "bm25")[1]
+    assert re.search(r"seeds \[0\] left \(measured among 2 candidates", listed)
+    status, said = make("--only", "bm25")
+    assert status == 0
+    assert re.search(
+        r"bm25, seed 0: anew; its result is among 2 candidates .* not 3 candidates .*\nto keep those", said
+    )
+    assert "3 candidates" in page(tmp_path)
+
+
+def test_results_among_different_candidates_never_stand_in_one_table(make, trees, request, tmp_path):
+    make("--only", "bm25", "--only", "tf-idf")
+    request.getfixturevalue("trees_with_test")
+    said = make("--only", "tf-idf")[1]
+    assert "left out: bm25, seed 0, among 2 candidates" in said
+    assert "| tf-idf |" in page(tmp_path)
+    assert "| bm25 |" not in page(tmp_path)
+    assert re.search(r"- `bm25`: BM25 \(measured among 2 candidates", page(tmp_path))
+    before = page(tmp_path)
+    status, said = make("--render")
+    assert (status, page(tmp_path)) == (2, before)
+    assert re.search(r"results among 2 candidates .* and 3 candidates .*--corpus NAME", said)
+    [first] = {one.candidates.corpus for one in records("dev") if one.row == "bm25"}
+    assert make("--render", "--corpus", first)[0] == 0
+    assert "| bm25 |" in page(tmp_path)
+    assert "| tf-idf |" not in page(tmp_path)
+    status, said = make("--render", "--corpus", "eval-0")
+    assert status == 2
+    assert "dev has no results of corpus 'eval-0'; it has results among 2 candidates" in said
+
+
+def test_a_table_is_written_and_rows_are_listed_without_the_data(make, trees, tmp_path):
+    make("--only", "bm25")
+    before = page(tmp_path)
+    trees.rename(tmp_path / "away")
+    assert make("--render")[0] == 0
+    assert page(tmp_path) == before
+    assert make("--list", "--only", "bm25")[1].split()[-1] == "measured"
+
+
+def test_a_split_that_is_not_there_ends_the_run_before_anything_is_trained(make):
+    status, said = make("--only", "ours", "--split", "test")
+    assert status == 2
+    assert "no split 'test'; it has train, dev" in said
+
+
+def test_a_row_that_fails_is_told_at_once_and_the_others_go_on(make, monkeypatch, tmp_path):
+    def fails(*_):
+        raise Unavailable("no words")
+
+    broken = replace(BY_NAME["bm25"], offline=fails)
+    monkeypatch.setattr(table1, "BY_NAME", {**BY_NAME, "bm25": broken})
+    monkeypatch.setattr(table1, "at_hand", lambda base_model: f"{base_model} is not at hand")
+    status, said = make("--only", "bm25", "--only", "tf-idf", "--only", "bert")
+    assert status == 1
+    assert said.index("bm25, seed 0: no words") < said.index("tf-idf, seed 0")
+    assert "bert: bert-base-uncased is not at hand" in said
+    assert "| tf-idf |" in page(tmp_path)
+
+
+def test_where_nothing_is_measured_the_table_that_is_there_stays(make, tmp_path):
+    make("--only", "bm25")
+    (tmp_path / "results" / "table1-dev" / "bm25-0.json").unlink()
+    before = page(tmp_path)
+    status, said = make("--render")
+    assert (status, page(tmp_path)) == (1, before)
+    assert "nothing is measured; docs/results/table1-dev.md, .png stay as they were" in said
+
+
+def test_all_results_of_this_repository_name_their_candidates():
+    files = sorted(table_records.RESULTS.glob("table1-*/*.json"))
+    for file in files:
+        record = json.loads(file.read_bytes())
+        assert re.fullmatch(r"eval-[0-9a-f]{8}", record["corpus"]), file
+        assert record["candidates"] == record["report"]["candidates"], file
+    for folder in {file.parent.name for file in files}:
+        assert candidates_of(folder.removeprefix("table1-")), "all are among the same"
