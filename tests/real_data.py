@@ -29,3 +29,13 @@ def need(directory: Path) -> Path:
             "AEENC_TEST_DATA to the folder that holds entailmentbank"
         )
     return directory
+
+
+def without_test(directory: Path, into: Path) -> Path:
+    """The splits that the published figures are of, as links in `into`: what is fetched has test, too."""
+    for file in need(directory).rglob("*.json*"):
+        if file.stem != "test":
+            link = into / file.relative_to(directory)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    return into

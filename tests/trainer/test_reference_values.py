@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from real_data import ENTAILMENTBANK, need
+from real_data import ENTAILMENTBANK, without_test
 
 from aeenc.trees import Dataset
 from services.kit.artifacts import Artifact, ArtifactStore
@@ -25,8 +25,8 @@ NAMES = ["MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50"]
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
-    return Dataset.load(need(ENTAILMENTBANK))
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset.load(without_test(ENTAILMENTBANK, tmp_path_factory.mktemp("entailmentbank")))
 
 
 @pytest.fixture(scope="module")
