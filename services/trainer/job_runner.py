@@ -14,7 +14,7 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tasks import cancel_all, finish
 from services.trainer.checkpoints import Checkpoints
-from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, describe_exit
+from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.data_sets import DataSets
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means, TrainingPlan
@@ -40,7 +40,7 @@ class JobFailed(Exception):
 
 
 class JobStopped(Exception):
-    """The job was cancelled or taken over; nothing is to be written."""
+    """The job was cancelled or taken over, or the trainer ends; nothing is to be written."""
 
 
 class JobRunner:
@@ -89,6 +89,11 @@ class JobRunner:
         """Lets go of the job, so that another trainer can take it over at once."""
         await cancel_all([task for task in (self._loop, self._work) if task is not None])
 
+    @property
+    def _draining(self) -> bool:
+        """Whether the trainer ends: its job is another's to go on with, and it begins none."""
+        return self._readiness.state == "DRAINING"
+
     async def _look(self) -> None:
         worked = True  # before the start
         while True:
@@ -99,6 +104,8 @@ class JobRunner:
                     worked = False
                 self._readiness.serving()  # before any work: a job that was left behind may take hours
                 for job_id in waiting:
+                    if self._draining:
+                        return
                     if await self._store.take_lease(job_id, self._owner, self._lease_s):
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id))
@@ -215,9 +222,11 @@ class JobRunner:
                     told = progress
                     await self._report(job.id, progress)
             result = files.result()
-            if result is None:
-                raise JobFailed(describe_exit(ended.result()))
-            return result
+            if result is not None:
+                return result
+            if self._draining or asked_to_end(ended.result()):  # the child may hear of the end before this process
+                raise JobStopped
+            raise JobFailed(describe_exit(ended.result()))
         finally:
             # Whoever cancels may repeat it; the directory is not anybody else's before the child is gone.
             await finish(asyncio.create_task(child.end()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +31,17 @@ import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), os._exit(0)))
 while True:
     time.sleep(0.05)
+"""
+
+
+ENDS_WHEN_ASKED_ONCE = """
+import json, os, pathlib, signal, sys
+directory = pathlib.Path(sys.argv[1])
+if (directory / "asked").exists():
+    (directory / "result.json").write_text(json.dumps({"version": "v1"}))
+else:
+    (directory / "asked").touch()
+    os.kill(os.getpid(), int(sys.argv[2]))
 """
 
 
@@ -178,6 +190,42 @@ async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench:
     await bench.runner.drop(bench.job.id)
     assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"
     assert await bench.store.take_lease(bench.job.id, "another", 1.0), "the lease is given back"
+
+
+def starting(monkeypatch: pytest.MonkeyPatch, script: str, *further: str) -> list[Child]:
+    """Replaces the child by a script, which gets the job's directory. Returns those that were started."""
+    children: list[Child] = []
+
+    async def start(cls: type[Child], command: str, directory: str) -> Child:
+        children.append(cls(sys.executable, "-c", script, directory, *further))
+        return children[-1]
+
+    monkeypatch.setattr(job_runner.Child, "start", classmethod(start))
+    return children
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_job_whose_process_was_asked_to_end_goes_on_instead_of_failing(bench: Bench, monkeypatch, number: int):
+    children = starting(monkeypatch, ENDS_WHEN_ASKED_ONCE, str(int(number)))
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    states = [event.job.state for event in await bench.store.events(bench.job, 0)]
+    assert "FAILED" not in states
+    assert len(children) == 2
+
+
+async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: Bench, monkeypatch):
+    children = starting(monkeypatch, "import sys; sys.stdin.read()")
+    bench.runner.start()
+    await until(lambda: len(children) == 1)
+    bench.readiness.draining()
+    children[0]._process.kill()
+    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+    await bench.store.release_lease(bench.job.id, "another")
+    await asyncio.sleep(0.3)
+    assert (await bench.store.get(bench.job.id)).state == "RUNNING"
+    assert await bench.store.active() == [bench.job.id]
+    assert len(children) == 1
 
 
 async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
