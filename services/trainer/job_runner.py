@@ -217,9 +217,8 @@ class JobRunner:
     def _write_inputs(
         self, config: JobConfig, files: JobFiles, pairs: list[JudgedPair], validation: list[EvaluationQuery]
     ) -> None:
-        names, split = config.data_sets, config.split
-        pairs.extend(self._data_sets.read(names, split))
-        files.write_inputs(pairs, validation, self._data_sets.held_out(names, split))
+        further, held_out = self._data_sets.read(config.data_sets, config.split)
+        files.write_inputs([*pairs, *further], validation, held_out)
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         self._waits.over(job.id)
