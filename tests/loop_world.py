@@ -46,6 +46,7 @@ class Services(
     failures: int = 0  # of the next runs and jobs, until they are resumed
     cancelled: set[str] = field(default_factory=set)  # ids of runs and jobs
     resumed: int = 0
+    behind: bool = False  # no encoder serves what is published
 
     def _run(self, run_id: str) -> sampler_pb2.Run:
         progress = sampler_pb2.RunProgress(positives=self.positives, negatives=9)
@@ -114,7 +115,7 @@ class Services(
         else:
             self.published.append((request.version, request.force))
         label = registry_pb2.Label(name=request.label, version=request.version)
-        return registry_pb2.PublishResponse(label=label, complete=True)
+        return registry_pb2.PublishResponse(label=label, complete=not self.behind)
 
     async def DeleteLabel(self, request: Any, context: Any) -> Any:
         del self.labels[request.label]

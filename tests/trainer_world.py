@@ -196,6 +196,7 @@ def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) 
         "base_model": str(space.base),
         "max_tokens": 64,
         "threads": 1,
+        "device": "cpu",
         "poll_s": 0.1,
         "lease_s": 1.0,
     }

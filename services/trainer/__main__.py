@@ -17,6 +17,7 @@ from services.kit.server import GrpcServer, run
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import CrossEncoder
 from services.trainer.data_sets import DataSets
+from services.trainer.device import Device
 from services.trainer.evaluating import Evaluating
 from services.trainer.exports import Exports, once_redis_answers
 from services.trainer.job_files import Means
@@ -65,6 +66,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
+    device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
     jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
     evaluating = Evaluating(
@@ -75,7 +77,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-        TrainerServicer(server, jobs, evaluating, checkpoints, space, tandems, settings.device),
+        TrainerServicer(server, jobs, evaluating, checkpoints, space, tandems, device),
         "aeenc.v1.TrainerService",
     )
     server.add(
@@ -98,9 +100,11 @@ def build(settings: TrainerSettings) -> GrpcServer:
         await cross_encoder.ensure()
         await once_redis_answers(building.sweep)
         runner.start()  # the runner's first look at Redis makes the service ready
+        device.ask()
 
     async def stop() -> None:
         await runner.stop()
+        await device.close()
         await pairs.close()
         await evaluating.close()
         await index_admin.close()

@@ -7,7 +7,7 @@ import json
 from typing import Any, Literal
 
 from aeenc.errors import NotFound
-from services.kit.artifacts import ArtifactStore
+from services.kit.artifacts import MANIFEST, ArtifactStore
 from services.kit.registry import CheckpointRow, Registry
 
 FOLDER = "checkpoints"
@@ -40,7 +40,7 @@ class Checkpoints:
 
     def has(self, version: str) -> bool:
         """Whether the store holds the files of a version."""
-        return version in self.store.list(FOLDER)
+        return (self.store.path(FOLDER, version) / MANIFEST).is_file()
 
     async def get(self, version: str) -> CheckpointRow:
         """A checkpoint's row. Raises NotFound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import signal
 import subprocess
 import sys
 import threading
@@ -23,8 +24,9 @@ class Child:
 
         Not by asyncio: uvloop forks, and what grpc does in a forked process crashes there one time in seventy and now
         and then breaks this process's connections. `subprocess` uses vfork, which runs nothing of ours before the exec.
+        In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
         """
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
 
@@ -54,6 +56,11 @@ class Child:
                 await self.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+def asked_to_end(status: int) -> bool:
+    """Whether somebody has asked it to end, as an operating system does that stops or a supervisor with all it runs."""
+    return status in {-signal.SIGINT, -signal.SIGTERM}
 
 
 def describe_exit(status: int) -> str:

@@ -46,16 +46,21 @@ class DataSets:
             if split not in (splits := Dataset.splits_in(path)):
                 raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
 
-    def read(self, names: Sequence[str], split: str) -> Iterator[JudgedPair]:
-        """All pairs of data sets, in their order. Raises InvalidArgument naming file and line for what is none."""
-        for name in names:
-            path = self._paths[name]
-            yield from (_gold(Dataset.load(path), split) if path.is_dir() else self._lines(path))
+    def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
+        """All pairs of data sets, in their order; and the texts that stand in trees of other splits alone.
 
-    def held_out(self, names: Sequence[str], split: str) -> set[str]:
-        """Texts that stand in trees of other splits alone, of those data sets that are trees."""
-        directories = (self._paths[name] for name in names)
-        return {text for path in directories if path.is_dir() for text in _foreign(Dataset.load(path), split)}
+        Raises InvalidArgument naming file and line for what is no pair.
+        """
+        pairs: list[JudgedPair] = []
+        held_out: set[str] = set()
+        for path in (self._paths[name] for name in names):
+            if path.is_dir():
+                dataset = Dataset.load(path)
+                pairs.extend(_gold(dataset, split))
+                held_out |= _foreign(dataset, split)
+            else:
+                pairs.extend(self._lines(path))
+        return pairs, held_out
 
     def _lines(self, path: Path) -> Iterator[JudgedPair]:
         with path.open("rb") as file:

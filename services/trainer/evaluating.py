@@ -31,6 +31,8 @@ DEPTH = 1000  # premises of a ranking by the index; what lies beyond counts as n
 MAX_QUERIES = 100_000
 MAX_RANKED = 20_000  # queries whose ranks fit into an answer
 MAX_BYTES = 64 * 1024 * 1024
+MAX_WAITING = 8  # evaluations, each of which holds up to MAX_BYTES
+RETRY_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Evaluation:
 
 
 class Evaluating:
-    """Runs evaluations, one at a time: each ranks the whole corpus for every query.
+    """Runs evaluations, one at a time: each ranks the whole corpus for every query. MAX_WAITING wait, not more.
 
     The next one begins when the last thread of the one before has ended, also of one whose caller has gone.
     """
@@ -77,13 +79,27 @@ class Evaluating:
     def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
         self._store, self._encoder, self._index, self.limits = store, encoder, index, limits
         self._one = asyncio.Lock()
+        self._admitted = 0  # the one that is done, and those that wait
         self._open = lru_cache(maxsize=2)(lambda corpus, generation: open_generation(store, corpus, generation))
 
     async def evaluate(self, inquiry: Inquiry) -> Evaluation:
         """The report on distinct queries. A text too long for the model is cut, as training cuts it.
 
-        Raises InvalidArgument for bad queries or trees, NotFound for no such corpus, and what encoder and index raise.
+        Raises InvalidArgument for bad queries or trees, NotFound for no such corpus, Overloaded when too many wait, and
+        what encoder and index raise.
         """
+        if self._admitted > MAX_WAITING:
+            raise errors.Overloaded(
+                f"{MAX_WAITING} evaluations wait already, which is the limit; come back later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._admitted += 1
+        try:
+            return await self._evaluate(inquiry)
+        finally:
+            self._admitted -= 1
+
+    async def _evaluate(self, inquiry: Inquiry) -> Evaluation:
         inquiry = replace(inquiry, queries=await asyncio.to_thread(self._checked, inquiry))
         if inquiry.version:
             await asyncio.to_thread(self._check_version, inquiry.version)

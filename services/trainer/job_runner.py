@@ -14,7 +14,7 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tasks import cancel_all, finish
 from services.trainer.checkpoints import Checkpoints
-from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, describe_exit
+from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.data_sets import DataSets
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means, TrainingPlan
@@ -24,6 +24,7 @@ from services.trainer.left_directories import remove_left
 from services.trainer.sampled_pairs import SampledPairs
 from services.trainer.tandem_building import TandemBuilding
 from services.trainer.training_set import JudgedPair
+from services.trainer.waits import PASSING, Waits
 
 log = get(__name__)
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class JobFailed(Exception):
 
 
 class JobStopped(Exception):
-    """The job was cancelled or taken over; nothing is to be written."""
+    """The job was cancelled or taken over, or the trainer ends; nothing is to be written."""
 
 
 class JobRunner:
@@ -68,6 +69,7 @@ class JobRunner:
         self._jobs_dir, self._means = jobs_dir, means
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
+        self._waits = Waits(readiness)
         self._work: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -77,7 +79,8 @@ class JobRunner:
         self._loop = asyncio.create_task(self._look())
 
     def wake(self) -> None:
-        """Looks for jobs now instead of at the next poll."""
+        """Looks for jobs now instead of at the next poll, also for those that wait for a service that was away."""
+        self._waits.try_now()
         self._wake.set()
 
     async def drop(self, job_id: str) -> None:
@@ -89,6 +92,11 @@ class JobRunner:
         """Lets go of the job, so that another trainer can take it over at once."""
         await cancel_all([task for task in (self._loop, self._work) if task is not None])
 
+    @property
+    def _draining(self) -> bool:
+        """Whether the trainer ends: its job is another's to go on with, and it begins none."""
+        return self._readiness.state == "DRAINING"
+
     async def _look(self) -> None:
         worked = True  # before the start
         while True:
@@ -97,9 +105,11 @@ class JobRunner:
                 if worked:
                     await remove_left(self._jobs_dir, self._store)
                     worked = False
-                self._readiness.serving()  # before any work: a job that was left behind may take hours
+                self._waits.keep(waiting)  # serving before any work: a job that was left behind may take hours
                 for job_id in waiting:
-                    if await self._store.take_lease(job_id, self._owner, self._lease_s):
+                    if self._draining:
+                        return
+                    if self._waits.due(job_id) and await self._store.take_lease(job_id, self._owner, self._lease_s):
                         self.active_job = job_id
                         self._work = asyncio.create_task(self._hold(job_id))
                         await asyncio.wait([self._work])
@@ -128,7 +138,13 @@ class JobRunner:
                     if not work.done() and (state := await self._store.state(job_id)) not in LIVE:
                         log.info("job was ended elsewhere", job=job_id, state=state)
                         return
-            if (error := work.exception()) is not None:
+            error = work.exception()
+            if isinstance(error, PASSING):
+                pause_s = self._waits.put_off(job_id, error.message)
+                log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
+                return
+            self._waits.over(job_id)
+            if error is not None:
                 log.error("job runner failed", job=job_id, exc_info=error)
         finally:
             await finish(asyncio.create_task(self._let_go(job_id, work)))
@@ -152,6 +168,8 @@ class JobRunner:
         except OSError as error:
             reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
             await self._end(job_id, "FAILED", error=reason)
+        except PASSING:
+            raise  # a service is away: the job stays RUNNING, and is tried again later
         except errors.AeencError as error:
             await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
         except Exception as error:  # whatever it is, the job must say so and stay resumable
@@ -199,11 +217,11 @@ class JobRunner:
     def _write_inputs(
         self, config: JobConfig, files: JobFiles, pairs: list[JudgedPair], validation: list[EvaluationQuery]
     ) -> None:
-        names, split = config.data_sets, config.split
-        pairs.extend(self._data_sets.read(names, split))
-        files.write_inputs(pairs, validation, self._data_sets.held_out(names, split))
+        further, held_out = self._data_sets.read(config.data_sets, config.split)
+        files.write_inputs([*pairs, *further], validation, held_out)
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
+        self._waits.over(job.id)
         child = await Child.start("job", str(files.directory.resolve()))
         ended = asyncio.create_task(child.wait())
         told: dict[str, object] | None = None
@@ -215,9 +233,11 @@ class JobRunner:
                     told = progress
                     await self._report(job.id, progress)
             result = files.result()
-            if result is None:
-                raise JobFailed(describe_exit(ended.result()))
-            return result
+            if result is not None:
+                return result
+            if self._draining or asked_to_end(ended.result()):  # the child may hear of the end before this process
+                raise JobStopped
+            raise JobFailed(describe_exit(ended.result()))
         finally:
             # Whoever cancels may repeat it; the directory is not anybody else's before the child is gone.
             await finish(asyncio.create_task(child.end()))

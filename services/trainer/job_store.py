@@ -63,7 +63,8 @@ return ARGV[1]
 )
 
 # KEYS: job, lease, active, events.  ARGV: owner or '', job id, now, allowed states, state, error, version, whether it
-# is an end.  Returns OK, MISSING, LOST (another owner has the lease) or the state that forbids the move.
+# is an end, the request that asks for it or ''.  Returns OK, MISSING, LOST (another owner has the lease) or the state
+# that forbids the move.
 _TRANSITION = (
     _EMIT
     + """
@@ -71,8 +72,11 @@ local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
 local holder = redis.call('GET', KEYS[2])
 if ARGV[1] ~= '' and holder and holder ~= ARGV[1] then return 'LOST' end
-if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
-redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6], 'version', ARGV[7],
+if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
+  local again = state == ARGV[5] and ARGV[9] ~= '' and redis.call('HGET', KEYS[1], 'request') == ARGV[9]
+  return again and 'OK' or state
+end
+redis.call('HSET', KEYS[1], 'request', ARGV[9], 'state', ARGV[5], 'error', ARGV[6], 'version', ARGV[7],
   'ended_at', ARGV[8] == '1' and ARGV[3] or '')
 if ARGV[8] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
@@ -182,11 +186,15 @@ class JobStore:
         error: str = "",
         version: str = "",
         owner: str = "",
+        request: str = "",
     ) -> str:
-        """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or what forbids it."""
+        """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or what forbids it.
+
+        A retry of the `request` that has brought it there is OK, too.
+        """
         keys = [self._key(job_id, "record"), self._lease(job_id), self._active, self._key(job_id, "events")]
         end = int(state not in LIVE)
-        arguments = [owner, job_id, _now(), f" {' '.join(allowed)} ", state, error, version, end]
+        arguments = [owner, job_id, _now(), f" {' '.join(allowed)} ", state, error, version, end, request]
         async with unavailable_if_down(f"move job {job_id} to {state}"):
             answer: str = await self._transition(keys=keys, args=arguments)
         return answer

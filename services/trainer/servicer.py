@@ -11,6 +11,7 @@ from services.kit.service_info import to_service_info
 from services.kit.wire import position_of, to_timestamp
 from services.trainer import convert
 from services.trainer.checkpoints import Checkpoints
+from services.trainer.device import Device
 from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
 from services.trainer.evaluation.convert import from_evaluate_requests, to_report
 from services.trainer.pretrained_space import PretrainedSpace
@@ -30,7 +31,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         checkpoints: Checkpoints,
         space: PretrainedSpace,
         tandems: Tandems,
-        device: str,
+        device: Device,
     ) -> None:
         self._server, self._jobs, self._evaluating = server, jobs, evaluating
         self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
@@ -91,7 +92,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.TrainerServiceGetInfoResponse(
             service=to_service_info(self._server, self._jobs.limits),
             default_space_id=self._space.space_id,
-            device=self._device,
+            device=self._device.name,
             active_job=self._jobs.active_job,
         )
 

@@ -39,7 +39,9 @@ class TrainerSettings(ServiceSettings):
     data_sets: dict[str, Path] = Field(
         default_factory=dict, description="data sets by the name that jobs use: directories of trees, JSON lines"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where jobs compute")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where jobs compute; auto: on a GPU where there is one"
+    )
     threads: int = Field(
         os.cpu_count() or 1, ge=1, description="threads of a job on the CPU, all its processes together"
     )

@@ -125,6 +125,11 @@ class TrainingJobs:
         _within("accumulation", config.accumulation, 1, config.batch_size)
         _within("initial_share", config.initial_share, 0.0, 1.0)
         if validation:
+            if len(validation) > self.limits.items:
+                raise errors.TooLarge(
+                    f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
+                    "a sample of them, which chooses the epoch, too, or raise AEENC_TRAINER_MAX_ITEMS"
+                )
             check_texts([text for text, _ in validation], self.limits, "config.validation")
             empty = [n for n, (_, gold) in enumerate(validation) if not gold]
             if empty:
@@ -157,9 +162,9 @@ class TrainingJobs:
 
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Stops a job. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
-        answer = await self._store.transition(job_id, LIVE, "CANCELLED")
+        answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request_id)
         job = await self._store.get(job_id)
-        if answer != "OK" and not (request_id and answer == "CANCELLED"):
+        if answer != "OK":
             raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
         await self._runner.drop(job_id)
         return job

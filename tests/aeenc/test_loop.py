@@ -124,6 +124,13 @@ async def test_a_trial_that_was_left_behind_is_cleared_away(world: World):
     assert world.services.labels == {"stable": "q2"}
 
 
+async def test_a_trial_that_not_every_encoder_serves_leaves_no_label(world: World):
+    world.services.behind = True
+    with pytest.raises(errors.DeadlineExceeded, match="not every encoder serves q1"):
+        await world.go()
+    assert (world.services.tried, world.services.labels) == (["q1"], {"stable": "q0"})
+
+
 def test_the_name_of_a_new_journal_is_on_disk_before_anything_is_asked_for(tmp_path: Path, monkeypatch):
     done: list[str] = []
     fsync, rename = os.fsync, Path.replace

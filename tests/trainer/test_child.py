@@ -59,6 +59,13 @@ async def test_a_child_tells_its_status_to_everybody_who_waits():
     assert await child.wait() == 7
 
 
+async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
+    child = Child(sys.executable, "-c", "import os, sys; sys.stdin.read()")
+    assert os.getsid(child._process.pid) != os.getsid(0)
+    assert os.getpgid(child._process.pid) != os.getpgid(0)
+    await child.end()
+
+
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.trainer.child.END_S", 0.2)
     ready = tmp_path / "ready"

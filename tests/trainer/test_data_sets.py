@@ -22,7 +22,7 @@ def lines(path: Path, *records: object) -> DataSets:
 
 
 def test_gold_trees_give_children_as_positives_and_distractors_as_refused():
-    pairs = list(DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train"))
+    pairs, _ = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
     dataset = Dataset.load(SAMPLE)
     positives = {(pair.query, pair.premise) for pair in pairs if pair.sign == "POSITIVE"}
     assert positives == {(query.text, premise) for query in dataset.queries("train") for premise in query.gold}
@@ -32,7 +32,7 @@ def test_gold_trees_give_children_as_positives_and_distractors_as_refused():
 
 
 def test_texts_of_other_splits_alone_are_held_out():
-    held_out = DataSets({"gold": SAMPLE}, 1024).held_out(["gold"], "train")
+    _, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
     dataset = Dataset.load(SAMPLE)
     texts = {split: {text for tree in dataset.trees(split) for text in tree.texts.values()} for split in dataset.splits}
     assert held_out == (texts["dev"] | texts["test"]) - texts["train"] - set(dataset.facts.values())
@@ -42,17 +42,25 @@ def test_texts_of_other_splits_alone_are_held_out():
 def test_the_sample_leaks_nothing_of_dev_or_test_into_training():
     sets, dataset = DataSets({"gold": SAMPLE}, 1024), Dataset.load(SAMPLE)
     premises = [PremiseRecord(c.id, c.text, c.aliases, c.splits) for c in dataset.candidates()]
-    foreign = [pair for split in ("dev", "test") for pair in sets.read(["gold"], split)]
+    foreign = [pair for split in ("dev", "test") for pair in sets.read(["gold"], split)[0]]
     smuggled = [type(pair)(pair.query, "", pair.premise, pair.sign) for pair in foreign]  # as an import would be
-    pairs = [*sets.read(["gold"], "train"), *smuggled]
-    training_set = build_training_set(pairs, premises, "train", sets.held_out(["gold"], "train"))
+    own, held_out = sets.read(["gold"], "train")
+    training_set = build_training_set([*own, *smuggled], premises, "train", held_out)
     used = {example.query for example in training_set.examples}
     numbers = {n for e in training_set.examples for n in (*e.positives, *e.refused)}
     used |= {premises[n].text for n in numbers if n < len(premises)} | set(training_set.outside)
-    assert not used & sets.held_out(["gold"], "train")
+    assert not used & held_out
     queries = {query.text for query in dataset.queries("dev")} - {query.text for query in dataset.queries("train")}
     assert not used & queries
     assert training_set.dropped > 0
+
+
+def test_a_data_set_is_parsed_once(monkeypatch: pytest.MonkeyPatch):
+    loaded: list[Path] = []
+    load = Dataset.load
+    monkeypatch.setattr(Dataset, "load", lambda path: loaded.append(path) or load(path))
+    pairs, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
+    assert (bool(pairs), bool(held_out), loaded) == (True, True, [SAMPLE])
 
 
 def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
@@ -67,7 +75,7 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
         {"premise": "a man sleeps", "hypothesis": "nobody agreed", "label": "-"},
     )
     sets.check(["set"], "")
-    found = [(pair.query, pair.premise_id or pair.premise, pair.sign) for pair in sets.read(["set"], "")]
+    found = [(pair.query, pair.premise_id or pair.premise, pair.sign) for pair in sets.read(["set"], "")[0]]
     assert found == [
         ("q", "p", "POSITIVE"),
         ("q", "n", "NEGATIVE"),
@@ -96,23 +104,21 @@ def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
     path = tmp_path / "set.jsonl"
     path.write_text(f'{{"query": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
     with pytest.raises(InvalidArgument, match=r"set\.jsonl:3 is no pair"):
-        list(DataSets({"set": path}, 64).read(["set"], ""))
+        DataSets({"set": path}, 64).read(["set"], "")
 
 
 def test_a_line_that_is_not_utf8_is_named_with_a_remedy(tmp_path: Path):
     path = tmp_path / "set.jsonl"
     good = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'
     path.write_bytes(good.encode() + good.encode("latin-1"))
-    pairs = DataSets({"set": path}, 64).read(["set"], "")
-    assert next(pairs).premise == "Ångström"
     with pytest.raises(InvalidArgument, match=r"set\.jsonl:2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"):
-        list(pairs)
+        DataSets({"set": path}, 64).read(["set"], "")
 
 
 def test_a_text_that_is_too_long_is_named(tmp_path: Path):
     sets = lines(tmp_path / "set.jsonl", {"query": "q", "positive": "p" * 65, "negative": "n"})
     with pytest.raises(InvalidArgument, match=r":1 has a text over 64 bytes"):
-        list(sets.read(["set"], ""))
+        sets.read(["set"], "")
 
 
 def test_names_are_checked_before_a_job_starts(tmp_path: Path):

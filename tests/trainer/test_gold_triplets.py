@@ -24,7 +24,8 @@ def premises(dataset: Dataset) -> list[PremiseRecord]:
 @pytest.fixture(scope="module")
 def training_set(dataset: Dataset, premises: list[PremiseRecord]) -> TrainingSet:
     sets = DataSets({"gold": ENTAILMENTBANK}, 16_384)
-    return build_training_set(sets.read(["gold"], "train"), premises, "train", sets.held_out(["gold"], "train"))
+    pairs, held_out = sets.read(["gold"], "train")
+    return build_training_set(pairs, premises, "train", held_out)
 
 
 def test_train_has_166486_gold_triplets_of_which_28384_have_a_distractor_outside_the_corpus(

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
+from job_bench import Bench, computing, starting
 from waiting import eventually, until
 
-from services.kit.readiness import Readiness
-from services.kit.redis import connect
-from services.trainer import job_runner
-from services.trainer.child import Child
-from services.trainer.data_sets import DataSets
-from services.trainer.job_files import Means
-from services.trainer.job_runner import JobRunner
-from services.trainer.job_store import JobStore
-from services.trainer.jobs import LIVE, Job, JobConfig, Progress
+from services.trainer.jobs import LIVE
 
 SLOW_TO_END = """
 import os, signal, time
@@ -31,86 +18,6 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), os._exit(0)))
 while True:
     time.sleep(0.05)
 """
-
-
-class NoPairs:
-    async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[Any]:
-        for nothing in ():
-            yield nothing
-
-
-class Checkpoints:
-    """A store of files that is empty, and a registry that takes anything."""
-
-    def __init__(self, root: Path) -> None:
-        self.store = type("Store", (), {"root": root})()
-
-    async def register(self, version: str) -> None:
-        """Takes it."""
-
-    def has(self, version: str) -> bool:
-        return True
-
-
-class Bench:
-    """A job, its store and a runner of it."""
-
-    def __init__(self, store: JobStore, jobs_dir: Path, job: Job) -> None:
-        self.store, self.jobs_dir, self.job = store, jobs_dir, job
-        self.readiness = Readiness()
-        self.runner = JobRunner(
-            store,
-            Checkpoints(jobs_dir.parent),  # type: ignore[arg-type]
-            NoPairs(),  # type: ignore[arg-type]
-            DataSets({}, 1024),
-            self.readiness,
-            tandems=None,  # type: ignore[arg-type]
-            instance="i",
-            jobs_dir=jobs_dir,
-            means=Means(),
-            lease_s=3,
-            poll_s=0.05,
-        )
-
-    @property
-    def directory(self) -> Path:
-        return self.jobs_dir / self.job.id
-
-    async def until(self, state: str) -> Job:
-        for _ in range(200):
-            job = await self.store.get(self.job.id)
-            if job.state == state:
-                return job
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"the job is {job.state}, not {state}")
-
-
-@pytest.fixture
-async def bench(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[Bench]:
-    redis = connect(redis_url)
-    store = JobStore(redis, namespace)
-    config = JobConfig("c", ("r",))
-    job = Job(uuid.uuid4().hex[:8], config, "g", "PENDING", "", Progress(), "", datetime.now(UTC), None, "f")
-    await store.create(job, [])
-    made = Bench(store, tmp_path / "jobs", job)
-    yield made
-    await made.runner.stop()
-    await redis.aclose()
-
-
-def computing(bench: Bench, meanwhile: Callable[[], Awaitable[Any]]) -> list[int]:
-    """Replaces the computation: it leaves a file, and something happens before it ends. Returns how often it ran."""
-    times: list[int] = []
-
-    async def compute(job: Job) -> str:
-        times.append(1)
-        bench.directory.mkdir(parents=True, exist_ok=True)
-        (bench.directory / "epoch.safetensors").write_text("state")
-        await meanwhile()
-        return f"v{len(times)}"
-
-    bench.runner._compute = compute  # type: ignore[method-assign]
-    return times
 
 
 async def test_a_lease_that_lapsed_without_a_successor_costs_nothing(bench: Bench):
@@ -165,13 +72,7 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
 
 
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
-    children: list[Child] = []
-
-    async def start(cls: type[Child], *arguments: str) -> Child:
-        children.append(cls(sys.executable, "-c", SLOW_TO_END))
-        return children[0]
-
-    monkeypatch.setattr(job_runner.Child, "start", classmethod(start))
+    children = starting(monkeypatch, SLOW_TO_END)
     bench.runner.start()
     await asyncio.sleep(0.8)  # it runs, and its signal handler stands
     await bench.store.transition(bench.job.id, LIVE, "CANCELLED")

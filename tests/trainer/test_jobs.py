@@ -173,6 +173,21 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     assert children() == [], "a cancelled job's process ends"
 
 
+async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failure(world: World, monkeypatch):
+    job = await world.start(epochs=50)
+    unary = Channel.unary
+
+    async def twice(channel: Channel, method: Any, request: Any, **options: Any) -> Any:
+        await unary(channel, method, request, **options)
+        return await unary(channel, method, request, **options)
+
+    monkeypatch.setattr(Channel, "unary", twice)
+    assert (await world.trainer.cancel(job.id)).state == CANCELLED
+    monkeypatch.setattr(Channel, "unary", unary)
+    with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
+        await world.trainer.cancel(job.id)
+
+
 async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: World, monkeypatch):
     queries = [(query.text, query.gold) for query in VALIDATION]
     asked: list[dict[str, Any]] = []
@@ -215,6 +230,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
         ({"base_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"validation": [("a query", [])]}, errors.InvalidArgument, "at least one premise"),
         ({"validation": [("", ["x"])]}, errors.InvalidArgument, "is empty"),
+        ({"validation": [(f"q {n}", [FACTS[0]]) for n in range(1025)]}, errors.TooLarge, "give a sample of them"),
         ({"validation": [("q", [FACTS[0]]), ("q", ["gone"])]}, errors.InvalidArgument, "'gone' of query 'q' is not in"),
         ({"validation": [(FACTS[0], [FACTS[0]])]}, errors.InvalidArgument, "own text"),
     ]

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from waiting import until
 
+from aeenc import errors
 from services.kit.checks import Limits
 from services.trainer import evaluating
 from services.trainer.evaluating import Evaluating, Inquiry
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.evaluation import evaluate as really_evaluate
+
+INQUIRY = Inquiry("c", [EvaluationQuery("q", ("p",))])
 
 
 class Encoder:
@@ -41,7 +44,9 @@ class Slow:
         return really_evaluate(*arguments)
 
 
-async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """Makes the rankings of evaluations, over one premise, slow."""
     vectors = np.ones((1, 2), np.float32)
     opened = SimpleNamespace(id="g1", space_id="s", ordinal_by_text={"p": 0}, float32=lambda: vectors)
     slow = Slow()
@@ -51,15 +56,36 @@ async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_
 
     monkeypatch.setattr(Evaluating, "_generation", generation)
     monkeypatch.setattr(evaluating, "evaluate", slow)
+    return slow
+
+
+async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(slow: Slow):
     one = Evaluating(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    inquiry = Inquiry("c", [EvaluationQuery("q", ("p",))])
-    first = asyncio.create_task(one.evaluate(inquiry))
+    first = asyncio.create_task(one.evaluate(INQUIRY))
     await until(lambda: slow.begun == 1)
     first.cancel()
-    second = asyncio.create_task(one.evaluate(inquiry))
+    second = asyncio.create_task(one.evaluate(INQUIRY))
     await asyncio.sleep(0.5)  # enough to begin, were it allowed to
     assert (slow.begun, first.done()) == (1, False)
     first.cancel()  # a second time, as at the end of a server
     slow.let_go.set()
     assert (await second).report.strict.map == 1.0
     assert (first.cancelled(), slow.most, slow.begun) == (True, 1, 2)
+
+
+async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_ended(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(evaluating, "MAX_WAITING", 2)
+    one = Evaluating(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
+    first, *waiting = [asyncio.create_task(one.evaluate(INQUIRY)) for _ in range(3)]
+    await until(lambda: slow.begun == 1)
+    with pytest.raises(errors.Overloaded, match="2 evaluations wait already") as refused:
+        await asyncio.wait_for(one.evaluate(INQUIRY), 5)
+    assert refused.value.retry_after_s
+    waiting[0].cancel()  # its caller has gone
+    await asyncio.wait(waiting[:1])
+    waiting.append(asyncio.create_task(one.evaluate(INQUIRY)))
+    slow.let_go.set()
+    await asyncio.gather(first, *waiting[1:])
+    assert slow.begun == 3

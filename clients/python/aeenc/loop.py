@@ -14,7 +14,7 @@ from typing import Any
 from aeenc import errors
 from aeenc.client import Client
 from aeenc.loop_journal import STABLE, Gold, Journal, LoopPlan, Round
-from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
 
@@ -112,12 +112,15 @@ class Loop:
 
     def _try(self, now: Round) -> None:
         """Measures what was trained under a label of the loop's own, which goes again: encoders serve labels alone."""
-        trial = self._publish(now.version, f"loop-{self._journal.identity}", force=True)
+        trial = f"loop-{self._journal.identity}"
         try:
+            self._publish(now.version, trial, force=True)
             self._measure(now, version=now.version)
         finally:
-            with contextlib.suppress(errors.NotFound):
-                self._client.registry.delete_label(trial.name, space_id=trial.space_id)
+            for label in self._client.registry.labels():
+                if label.name == trial:
+                    with contextlib.suppress(errors.NotFound):
+                        self._client.registry.delete_label(trial, space_id=label.space_id)
 
     def _serve(self, one: Round) -> None:
         """Points the plan's label at a round's encoder unless it is there; by force where that lifts nothing."""
@@ -172,13 +175,11 @@ class Loop:
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
 
-    def _publish(self, version: str, label: str, *, force: bool) -> registry_pb2.Label:
+    def _publish(self, version: str, label: str, *, force: bool) -> None:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
         if not published.complete:
             reasons = "; ".join(rollout.reason for rollout in published.rollouts if not rollout.ok)
             raise errors.DeadlineExceeded(f"not every encoder serves {version}: {reasons or 'none has answered'}")
-        label_now: registry_pb2.Label = published.label
-        return label_now
 
     def _measure(self, now: Round, **model: str) -> None:
         report = self._client.trainer.evaluate(self._plan.corpus, self._plan.validation, **model)

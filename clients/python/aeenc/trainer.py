@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -90,11 +91,10 @@ class TrainerClient:
             if job.state in _ENDED:
                 return job
 
-    async def cancel(self, job_id: str) -> trainer_pb2.Job:
-        """Stops a job."""
-        job: trainer_pb2.Job = (
-            await self.channel.unary(self._stub.CancelJob, trainer_pb2.CancelJobRequest(job_id=job_id))
-        ).job
+    async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+        """Stops a job. Raises FailedPrecondition for one that has ended."""
+        request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        job: trainer_pb2.Job = (await self.channel.unary(self._stub.CancelJob, request)).job
         return job
 
     async def resume(self, job_id: str) -> trainer_pb2.Job:

@@ -1,5 +1,6 @@
-"""The trainer's child process: `python -m services.trainer.learning job DIR`, `… pretrained REQUEST` or
-`… cross-encoder REQUEST`; and `… rank DIR NUMBER`, which a job starts where it uses several processes.
+"""The trainer's child process: `python -m services.trainer.learning job DIR`, `… pretrained REQUEST`,
+`… cross-encoder REQUEST` or `… device ANSWER WANTED`; and `… rank DIR NUMBER`, which a job starts where it uses several
+processes.
 
 torch is loaded here and nowhere else, so that the trainer keeps answering while a job computes, and a job that is
 killed for memory takes nothing else along. It ends when its parent does.
@@ -32,6 +33,8 @@ def main() -> None:
         from services.trainer.learning.job import run_rank
 
         run_rank(JobFiles(path), int(sys.argv[3]))
+    elif command == "device":
+        _device(path, sys.argv[3])
     else:
         _export(command, path)
 
@@ -86,6 +89,17 @@ def _export(command: str, path: Path) -> None:
     except ValueError as error:
         result = {"error": str(error)}
     atomic_write(path.with_suffix(".result"), json.dumps(result).encode())
+
+
+def _device(path: Path, wanted: str) -> None:
+    """Answers in the file with the device of a job's first process, or with why there is none."""
+    from services.trainer.learning.devices import device_of
+
+    try:
+        answer = {"device": str(device_of(wanted))}
+    except AeencError as error:
+        answer = {"error": error.message}
+    path.write_text(json.dumps(answer))
 
 
 def _end_with_parent() -> None:

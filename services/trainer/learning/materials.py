@@ -18,6 +18,7 @@ from services.kit.generation import Generation, open_generation
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import merge_queries
 from services.trainer.job_files import JobFiles, Precision, TrainingPlan
+from services.trainer.learning.devices import device_of
 from services.trainer.learning.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.export import FOLDER
 from services.trainer.learning.objective import Objective, Premises, Queries, TrainedPremises
@@ -45,7 +46,10 @@ class Materials:
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> Materials:
-        """Reads what a job's directory names. Raises FailedPrecondition for data that its loss cannot use."""
+        """Reads what a job's directory names.
+
+        Raises FailedPrecondition for data that its loss cannot use, and for a GPU that is not there.
+        """
         plan = files.plan()
         store = ArtifactStore(Path(plan.artifacts_dir))
         base = store.open(FOLDER, plan.config.base_version)
@@ -54,7 +58,7 @@ class Materials:
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)
         batches = TextBatches(base.path, spec, base.meta["pad_id"])
-        device = device_of(plan.means.device, rank)
+        device = device_of(plan.means.device, rank.number)
         validation = merge_queries(files.validation())
         return cls(plan, store, base, generation, training_set, validation, spec, batches, device)
 
@@ -150,10 +154,3 @@ def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> P
         known = torch.cpu.get_capabilities()
         has = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return "bfloat16" if has else "float32"
-
-
-def device_of(wanted: str, rank: Rank) -> torch.device:
-    """The device of a process: its own GPU, where there are any."""
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", rank.number % torch.cuda.device_count())

@@ -134,7 +134,8 @@ class TrainerServiceServicer(object):
     def CancelJob(self, request, context):
         """Stops a job.
 
-        Fails with NOT_FOUND for an unknown job, FAILED_PRECONDITION for one that has ended.
+        Fails with NOT_FOUND for an unknown job, FAILED_PRECONDITION for one that has ended, but not of a retry by its
+        request id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,7 +155,8 @@ class TrainerServiceServicer(object):
         configuration; any message may carry queries, training queries and trees.
 
         Fails with INVALID_ARGUMENT for no queries or a gold premise that is not in the corpus; NOT_FOUND for an unknown
-        corpus; UNAVAILABLE when no encoder or, where it is needed, no index answers; and as Retrieve does.
+        corpus; UNAVAILABLE when no encoder or, where it is needed, no index answers; RESOURCE_EXHAUSTED with RetryInfo when
+        too many evaluations wait; and as Retrieve does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
