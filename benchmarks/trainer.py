@@ -1,7 +1,7 @@
 """The trainer and the evaluation: untrained and trained rows, full retrieval, export, speed. `make bench NAME=trainer`.
 
     untrained   the untrained systems against the published figures
-    retrieval   what fusion, prior and re-ranking give a checkpoint on dev (--version; default: Table 1's row `ours`)
+    retrieval   what fusion, prior and re-ranking give a checkpoint on dev (--version; default: row `ours` of Table 1)
     export      the exported ONNX against torch on 1,000 texts (--version; default: the pre-trained encoder)
     epochs      the wall time of 5 epochs of our recipe on all train trees
     table       the bars on the trained rows of Table 1, from docs/results (`make table1` measures them; --split)
@@ -28,7 +28,7 @@ from harness.entailmentbank import DATA
 from harness.research import VALIDATION, Research, research
 from harness.rows import Rows
 from harness.table_records import Candidates, candidates_of, records
-from harness.table_rows import BY_NAME, OURS, PAPER
+from harness.table_rows import BY_NAME, OURS, PAPER, version_of
 from harness.tuning import described, tune
 from harness.untrained import bm25, iterative_bm25, tf_idf
 
@@ -201,7 +201,7 @@ def main() -> None:
             if "untrained" in wanted:
                 untrained(rows, running)
             if "retrieval" in wanted:
-                version = options.version or _ours(running)
+                version = options.version or version_of(running, "ours", OURS, 0)
                 running.serve(version)
                 retrieval(rows, running, version)
             if "export" in wanted:
@@ -211,13 +211,6 @@ def main() -> None:
     if "table" in wanted:
         table(rows, options.split, candidates)
     rows.finish()
-
-
-def _ours(running: Research) -> str:
-    """The version of row `ours`, or of the pre-trained encoder where that was not trained here."""
-    known = {one.version for one in running.client.trainer.checkpoints()}
-    found = [one.report["model_version"] for one in records(VALIDATION) if one.row == "ours"]
-    return next((version for version in found if version in known), running.pretrained())
 
 
 if __name__ == "__main__":
