@@ -41,18 +41,18 @@ def missing(rows: Sequence[TableRow], split: str, *, one_seed: bool) -> list[tup
 
 
 def measure_all(todo: Sequence[tuple[TableRow, int]], dataset: Dataset, split: str) -> dict[str, str]:
-    """Measures rows, one fleet a base model; returns why the others have no figures, by row."""
+    """Measures rows, one fleet a base model with its settings; returns why the others have no figures, by row."""
     reasons: dict[str, str] = {}
     for row, seed in todo:
         if row.offline is not None:
             _keep(row, seed, split, lambda row=row: row.offline(dataset, split))
     served = [(row, seed) for row, seed in todo if row.offline is None]
-    for base_model, group in groupby(served, key=lambda one: one[0].base_model):
+    for (base_model, settings), group in groupby(served, key=lambda one: (one[0].base_model, one[0].settings)):
         rows = list(group)
         reason = at_hand(base_model)
         if not reason:
             try:
-                with research(base_model) as running:
+                with research(base_model, **settings) as running:
                     reasons |= _measure_served(rows, running, split)
             except AeencError as error:
                 print(f"no fleet of {base_model}: {error.message}", flush=True)

@@ -118,7 +118,7 @@ def make_space(root: Path, dropout: float = 0.1) -> Space:
 
     base = write_tiny_base(root / "base", dropout)
     store = ArtifactStore(root / "artifacts")
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
     request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
     version = export_pretrained(store, request)
     return Space(store, base, request, version, store.open("checkpoints", version).meta["space_id"])

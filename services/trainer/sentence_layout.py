@@ -1,7 +1,8 @@
 """The directory of a published sentence encoder: what stands beside its transformer and decides what a vector is.
 
 Reads the JSON files that sentence-transformers writes, and only those; a directory without them is a bare transformer
-with mean pooling. What cannot be computed here is refused by name, never left out silently.
+with mean pooling unless the operator names another. What cannot be computed here is refused by name, never left out
+silently.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class SentenceLayout:
     premise_prompt: str
 
 
-def read_layout(directory: Path) -> SentenceLayout:
-    """Reads a base model's directory. Raises FailedPrecondition naming the file and what in it is not supported."""
+def read_layout(directory: Path, pooling: Pooling | Literal[""] = "") -> SentenceLayout:
+    """Reads a base model's directory; `pooling` takes the place of what it says.
+
+    Raises FailedPrecondition naming the file and what in it is not supported.
+    """
     config = _json(directory / "config.json")
     dim = config.get("hidden_size") or config.get("dim")
     if not isinstance(dim, int):
@@ -61,7 +65,7 @@ def read_layout(directory: Path) -> SentenceLayout:
             f"{directory / 'sentence_bert_config.json'} asks for do_lower_case, which tokenizer.json does not do; "
             "export the tokenizer with it"
         )
-    pooling, prompt_is_pooled = _pooling(directory, _modules(directory))
+    mode, prompt_is_pooled = _pooling(directory, _modules(directory), pooling)
     query, premise = _prompts(directory)
     if (query or premise) and not prompt_is_pooled:
         raise FailedPrecondition(f"{directory} leaves its prompts out of its pooling, which is not supported")
@@ -70,7 +74,7 @@ def read_layout(directory: Path) -> SentenceLayout:
         sentence.get("max_seq_length"),
         _json(directory / "tokenizer_config.json").get("model_max_length"),
     ]
-    return SentenceLayout(dim, pooling, [int(limit) for limit in limits if limit and limit > 0], query, premise)
+    return SentenceLayout(dim, mode, [int(limit) for limit in limits if limit and limit > 0], query, premise)
 
 
 def _positions(config: Mapping[str, Any]) -> int | None:
@@ -97,13 +101,17 @@ def _modules(directory: Path) -> dict[str, Path]:
     return found
 
 
-def _pooling(directory: Path, modules: Mapping[str, Path]) -> tuple[Pooling, bool]:
-    """The pooling, and whether a prompt's tokens take part in it."""
+def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str) -> tuple[Pooling, bool]:
+    """The pooling, `chosen` where it is not empty, and whether a prompt's tokens take part in it."""
     path = modules.get("Pooling", directory) / "config.json"
     if "Pooling" not in modules:
         raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; it is no sentence encoder")
     config = _json(path)
-    given = config.get("pooling_mode") or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
+    given = (
+        chosen
+        or config.get("pooling_mode")
+        or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
+    )
     modes = [given] if isinstance(given, str) else list(given) or ["mean"]
     for mode in get_args(Pooling):
         if modes == [mode]:
