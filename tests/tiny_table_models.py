@@ -25,6 +25,14 @@ def write_simcse(directory: Path) -> Path:
     return _write(directory, BertModel, BertConfig, **_BERT)
 
 
+def write_dpr(directory: Path, role: str = "Question", **fields: Any) -> Path:
+    """A DPR encoder of questions or contexts (`Context`): a BERT inside, of which the vector of [CLS] is taken."""
+    import transformers
+
+    name = "DPRReader" if role == "Reader" else f"DPR{role}Encoder"
+    return _write(directory, getattr(transformers, name), transformers.DPRConfig, **_BERT, **fields)
+
+
 def _write(directory: Path, architecture: Any, config: Any, **fields: Any) -> Path:
     import torch
 

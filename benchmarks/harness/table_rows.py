@@ -172,7 +172,8 @@ ROWS: tuple[TableRow, ...] = (
     TableRow("ae-enc-iterative", "AE-Enc, iterative", measure=looped("ae-enc-iterative", ROUNDS, _TML), seeds=THREE),
     _job("ours", "ours: full-corpus softmax, query encoder alone", OURS, seeds=THREE),
     TableRow("ours-full", "ours: full retrieval", measure=trained("ours", OURS, FULL), seeds=THREE),
-    # The directories of the first three say nothing of pooling. One encoder has both sides, DPR's too.
+    # The directories of the first three say nothing of pooling. DPR's question encoder encodes premises, too, since a
+    # space begins with one base model.
     *_elsewhere("bert", "BERT, mean", "bert-base-uncased", "mean"),
     *_elsewhere("dpr", "DPR's question encoder, [CLS]", "facebook/dpr-question_encoder-single-nq-base", "cls"),
     *_elsewhere("simcse", "SimCSE, [CLS]", "princeton-nlp/sup-simcse-bert-base-uncased", "cls"),

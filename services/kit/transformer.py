@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from aeenc.errors import DataLoss, FailedPrecondition
 # others get the mask of the tokens and make their own: layers with a window (ModernBERT) or none (DeBERTa) need that.
 FINISHED_MASK = frozenset({"bert", "distilbert", "mpnet", "roberta", "xlm-roberta"})
 UNUSED = ("pooler.", "position_ids")  # the head of next-sentence prediction, and numbers that count from 0
+DPR_NAMES = {r"^(question_encoder|ctx_encoder)\.bert_model\.": ""}  # what the BERT inside of one is called there
 
 
 class PooledTransformer(nn.Module):
@@ -73,7 +75,7 @@ def load_transformer(
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = _encoder_config(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
         if weights is not None:
             model: nn.Module = AutoModel.from_config(config, trust_remote_code=False, **chosen)  # type: ignore[no-untyped-call]
             missing, unexpected = model.load_state_dict(dict(weights), strict=False)
@@ -88,6 +90,7 @@ def load_transformer(
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
+            key_mapping=DPR_NAMES,
             **chosen,
         )
     except (ValueError, OSError, KeyError, ImportError) as error:
@@ -101,6 +104,13 @@ def load_transformer(
             if name in told["missing_keys"]:
                 parameter.zero_()  # transformers draws them; nothing here reads them
     return model.eval()
+
+
+def _encoder_config(config: Any) -> Any:
+    """The configuration of what gives the vectors of tokens: of the BERT inside, for DPR, whose own output has none."""
+    from transformers import BertConfig
+
+    return BertConfig.from_dict({**config.to_dict(), "model_type": "bert"}) if config.model_type == "dpr" else config
 
 
 def _check_names(directory: Path, absent: Iterable[str], misshapen: Iterable[str] = ()) -> None:

@@ -1,8 +1,8 @@
 """The directory of a published sentence encoder: what stands beside its transformer and decides what a vector is.
 
 Reads the JSON files that sentence-transformers writes, and only those; a directory without them is a bare transformer
-with mean pooling unless the operator names another. What cannot be computed here is refused by name, never left out
-silently.
+with mean pooling, DPR's with that of [CLS], unless the operator names another. What cannot be computed here is refused
+by name, never left out silently.
 """
 
 from __future__ import annotations
@@ -65,7 +65,13 @@ def read_layout(directory: Path, pooling: Pooling | Literal[""] = "") -> Sentenc
             f"{directory / 'sentence_bert_config.json'} asks for do_lower_case, which tokenizer.json does not do; "
             "export the tokenizer with it"
         )
-    mode, prompt_is_pooled = _pooling(directory, _modules(directory), pooling)
+    if config.get("model_type") == "dpr" and config.get("projection_dim"):
+        raise FailedPrecondition(
+            f"{directory / 'config.json'} asks for a projection to {config['projection_dim']} dimensions, which is not "
+            "supported; take a DPR encoder whose projection_dim is 0"
+        )
+    usual: Pooling = "cls" if config.get("model_type") == "dpr" else "mean"
+    mode, prompt_is_pooled = _pooling(directory, _modules(directory), pooling, usual)
     query, premise = _prompts(directory)
     if (query or premise) and not prompt_is_pooled:
         raise FailedPrecondition(f"{directory} leaves its prompts out of its pooling, which is not supported")
@@ -101,8 +107,8 @@ def _modules(directory: Path) -> dict[str, Path]:
     return found
 
 
-def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str) -> tuple[Pooling, bool]:
-    """The pooling, `chosen` where it is not empty, and whether a prompt's tokens take part in it."""
+def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str, usual: Pooling) -> tuple[Pooling, bool]:
+    """The pooling, `usual` where neither `chosen` nor a file says it, and whether a prompt is pooled, too."""
     path = modules.get("Pooling", directory) / "config.json"
     if "Pooling" not in modules:
         raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; it is no sentence encoder")
@@ -112,7 +118,7 @@ def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str) -> tuple
         or config.get("pooling_mode")
         or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
     )
-    modes = [given] if isinstance(given, str) else list(given) or ["mean"]
+    modes = [given] if isinstance(given, str) else list(given) or [usual]
     for mode in get_args(Pooling):
         if modes == [mode]:
             return mode, bool(config.get("include_prompt", True))

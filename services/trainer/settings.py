@@ -35,7 +35,7 @@ class TrainerSettings(ServiceSettings):
     cross_encoder: str = Field("", description="the model that scores pairs: a directory or a hub id; empty: none")
     pooling: Literal["", "mean", "cls", "max"] = Field(
         "",
-        description="how the base model's vectors of tokens become one; empty: as its directory says, else the mean",
+        description="how the base model's token vectors become one; empty: as its directory says, else mean (DPR: cls)",
     )
     max_tokens: int = Field(256, ge=8, description="longest text that the base model sees, in tokens")
     query_prefix: str = Field("", description="put before every query, where the base model wants one")

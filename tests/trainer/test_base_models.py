@@ -5,6 +5,7 @@ The latter is in no lock file; where it is not installed, its tests say so.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, theirs, try_one_step
 from tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
-from trainer_world import MakeJob, Space
+from trainer_world import MakeJob, Space, trainer_settings
 
 from aeenc.errors import DataLoss, FailedPrecondition
+from services.trainer.__main__ import build
+from services.trainer.settings import TrainerSettings
 from services.trainer.space import space_id_of
 
 
@@ -212,3 +215,17 @@ def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: M
     artifact = space.store.open("checkpoints", files.result()["version"])
     assert "model.fp16.onnx" in artifact.files
     assert artifact.meta["fp16"]["cosine_min"] >= 0.999
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_told_another_pooling_exports_its_base_model_again(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    known, result = trainer_settings(space, redis_url, namespace, tmp_path), tmp_path / "pretrained.result"
+    result.unlink()
+    async with build(TrainerSettings(**known, pooling="cls")), asyncio.timeout(200):
+        while not result.is_file():  # noqa: ASYNC110 -- a child writes it
+            await asyncio.sleep(0.1)
+    meta = space.store.open("checkpoints", json.loads(result.read_bytes())["version"]).meta
+    assert meta["pooling"] == "cls"
+    assert meta["space_id"] != space.space_id

@@ -3,15 +3,101 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from base_model_vectors import by_transformers, least_cosine, ours, spec_of
+from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, try_one_step
 from tiny_sentence_models import write_sentence_model
-from tiny_table_models import write_simcse
-from trainer_world import Space, serve_trainer
+from tiny_table_models import write_dpr, write_simcse
+from trainer_world import MakeJob, Space, export_space
 
+from aeenc.errors import DataLoss, FailedPrecondition
 from services.trainer.space import space_id_of
+
+
+def by_hand(directory: Path, architecture: str, vector: Callable[[Any], Any]) -> Any:
+    """TEXTS one by one through a class of transformers; `vector` takes a text's from what it answers."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = getattr(transformers, architecture).from_pretrained(directory).eval()
+    with torch.inference_mode():
+        rows = [vector(model(**tokenizer(text, return_tensors="pt"))) for text in TEXTS]
+        return torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
+
+
+@dataclass(frozen=True)
+class Published:
+    """One of the table's models: how it is written, and the vectors that it is published for."""
+
+    write: Callable[[Path], Path]
+    expected: Callable[[Path], Any]
+    pooling: str = ""
+
+
+MODELS = {
+    "simcse": Published(
+        write_simcse, lambda path: by_hand(path, "BertModel", lambda out: out.last_hidden_state[0, 0]), pooling="cls"
+    ),
+    "dpr-question": Published(
+        write_dpr, lambda path: by_hand(path, "DPRQuestionEncoder", lambda out: out.pooler_output[0])
+    ),
+    "dpr-context": Published(
+        lambda path: write_dpr(path, "Context"),
+        lambda path: by_hand(path, "DPRContextEncoder", lambda out: out.pooler_output[0]),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_the_table_is_exported_served_by_both_runtimes_and_trained(tmp_path: Path, name: str) -> None:
+    from services.encoder.torch_session import open_torch_session
+
+    published = MODELS[name]
+    directory = published.write(tmp_path / "base")
+    artifact, model = exported(tmp_path, directory, pooling=published.pooling)
+    assert artifact.meta["space_id"] == space_id_of(directory, spec_of(directory, pooling=published.pooling))
+    expected = published.expected(directory)
+    tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
+    np.testing.assert_allclose(model.runners["float32"].run(tokens), expected, atol=1e-4)
+    session = open_torch_session(artifact, "cpu")
+    for text, vector in zip(tokens, expected, strict=True):
+        feeds = {"input_ids": np.array([text.ids]), "attention_mask": np.ones((1, len(text.ids)), dtype=np.int64)}
+        np.testing.assert_allclose(session.run(None, feeds)[0][0], vector, atol=1e-4)
+    try_one_step(artifact)
+
+
+@pytest.fixture(scope="module", params=[name for name in MODELS if name != "dpr-context"])
+def space(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """The space of each model, which the fixtures of jobs take."""
+    published, root = MODELS[request.param], tmp_path_factory.mktemp(request.param)
+    return export_space(root, published.write(root / "base"), published.pooling)
+
+
+@pytest.mark.slow
+def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob) -> None:
+    from services.trainer.learning.job import run_job
+
+    files = make_job(epochs=4, learning_rate=2e-4)
+    run_job(files)
+    artifact = space.store.open("checkpoints", files.result()["version"])
+    metrics = json.loads(artifact.file("metrics.json").read_bytes())
+    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
+    assert artifact.meta["space_id"] == space.space_id
+    try_one_step(artifact)
+
+
+def test_a_projection_and_a_reader_of_dpr_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="a projection to 16 dimensions"):
+        ours(write_dpr(tmp_path / "projected", projection_dim=16))
+    with pytest.raises(DataLoss, match=r"does not fit its config.json: embeddings\.LayerNorm"):
+        ours(write_dpr(tmp_path / "reader", "Reader"))
 
 
 def test_an_operator_says_how_a_model_is_pooled_whose_directory_does_not(tmp_path: Path) -> None:
@@ -26,14 +112,3 @@ def test_the_operators_pooling_takes_the_place_of_the_directorys(tmp_path: Path)
     directory = write_sentence_model(tmp_path, pooling={"pooling_mode": "max"})
     assert spec_of(directory).pooling == "max"
     assert spec_of(directory, pooling="cls").pooling == "cls"
-
-
-@pytest.mark.slow
-async def test_a_trainer_that_is_told_another_pooling_exports_its_base_model_again(
-    space: Space, redis_url: str, namespace: str, tmp_path: Path
-) -> None:
-    async with serve_trainer(space, redis_url, namespace, tmp_path, pooling="cls"):
-        version = json.loads((tmp_path / "pretrained.result").read_bytes())["version"]
-    meta = space.store.open("checkpoints", version).meta
-    assert meta["pooling"] == "cls"
-    assert meta["space_id"] != space.space_id
