@@ -61,21 +61,21 @@ def write_sentence_model(
         save_file(weights, path, {"format": "pt"})
     write_modules(directory, ["Pooling", *(["Normalize"] if normalize else [])])
     pooling = pooling or {"pooling_mode_mean_tokens": True}
-    _write(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": DIM, **pooling})
-    _write(directory / "sentence_bert_config.json", {"max_seq_length": max_seq_length, "do_lower_case": False})
-    _write(directory / "config_sentence_transformers.json", {"prompts": dict(prompts or {})})
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": DIM, **pooling})
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": max_seq_length, "do_lower_case": False})
+    write_json(directory / "config_sentence_transformers.json", {"prompts": dict(prompts or {})})
     return directory
 
 
 def write_modules(directory: Path, names: Sequence[str]) -> None:
     """Writes modules.json, of the transformer and of what comes after it, and a folder for each of those."""
-    folders = {"Transformer": "", **{name: f"{n}_{name}" for n, name in enumerate(names, start=1)}}
+    folders = ["", *(f"{n}_{name}" for n, name in enumerate(names, start=1))]
     modules = [
         {"idx": n, "name": str(n), "path": folder, "type": f"sentence_transformers.models.{name}"}
-        for n, (name, folder) in enumerate(folders.items())
+        for n, (name, folder) in enumerate(zip(["Transformer", *names], folders, strict=True))
     ]
-    _write(directory / "modules.json", modules)
-    for folder in folders.values():
+    write_json(directory / "modules.json", modules)
+    for folder in folders:
         (directory / folder).mkdir(exist_ok=True)
 
 
@@ -104,6 +104,7 @@ def _tokenizer(pad_id: int) -> Any:
     return Tokenizer.from_str(json.dumps(record))
 
 
-def _write(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file, and its folder."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))

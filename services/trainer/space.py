@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aeenc.errors import DataLoss
-from services.trainer.sentence_layout import Pooling, read_layout
+from services.trainer.sentence_layout import Pooling, dense_file, read_layout
 
 # Names of element types in a safetensors header, as the digest knows them.
 _ELEMENTS = {
@@ -80,6 +80,8 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
     """
     digest = hashlib.sha256()
     _add_tensors(digest, directory / "model.safetensors")
+    if dense := dense_file(directory):
+        _add_tensors(digest, dense)
     tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
     settings = {name: value for name, value in tokenizer.items() if name not in {"padding", "truncation"}}
     digest.update(json.dumps(settings, sort_keys=True).encode())

@@ -100,8 +100,8 @@ def test_half_precision_weights_have_a_space_and_are_computed_in_single_precisio
             "pooling cls and mean",
         ),
         (
-            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.models.Dense"}]},
-            "asks for Dense; Normalize, Pooling, Transformer are supported",
+            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_LSTM", "type": "a.models.LSTM"}]},
+            "asks for Transformer, LSTM; Transformer, Pooling, Dense, Normalize are supported",
         ),
         ({"modules.json": [{"path": "", "type": "a.Transformer"}]}, "has no Pooling"),
         ({"modules.json": [{"path": "0_BERT", "type": "a.Transformer"}]}, "in a folder of its own"),

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, try_one_step
-from tiny_sentence_models import write_sentence_model
-from tiny_table_models import write_dpr, write_simcse
+from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, theirs, try_one_step
+from safetensors.numpy import load_file, save_file
+from tiny_sentence_models import write_modules, write_sentence_model
+from tiny_table_models import write_dpr, write_sentence_t5, write_simcse
 from trainer_world import MakeJob, Space, export_space
 
 from aeenc.errors import DataLoss, FailedPrecondition
@@ -40,6 +41,15 @@ class Published:
     pooling: str = ""
 
 
+def by_t5(directory: Path) -> Any:
+    """The mean of the encoder's vectors through the linear layer."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(directory / "2_Dense" / "model.safetensors")
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias", 0)
+    return by_hand(directory, "T5EncoderModel", lambda out: weight @ out.last_hidden_state[0].mean(0) + bias)
+
+
 MODELS = {
     "simcse": Published(
         write_simcse, lambda path: by_hand(path, "BertModel", lambda out: out.last_hidden_state[0, 0]), pooling="cls"
@@ -51,6 +61,7 @@ MODELS = {
         lambda path: write_dpr(path, "Context"),
         lambda path: by_hand(path, "DPRContextEncoder", lambda out: out.pooler_output[0]),
     ),
+    "sentence-t5": Published(write_sentence_t5, by_t5),
 }
 
 
@@ -90,6 +101,10 @@ def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob)
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     assert artifact.meta["space_id"] == space.space_id
+    before = load_file(space.store.open("checkpoints", space.version).file("model.safetensors"))
+    after = load_file(artifact.file("model.safetensors"))
+    assert before.keys() == after.keys()
+    assert all("pooler" in name for name in after if np.array_equal(before[name], after[name]))
     try_one_step(artifact)
 
 
@@ -112,3 +127,68 @@ def test_the_operators_pooling_takes_the_place_of_the_directorys(tmp_path: Path)
     directory = write_sentence_model(tmp_path, pooling={"pooling_mode": "max"})
     assert spec_of(directory).pooling == "max"
     assert spec_of(directory, pooling="cls").pooling == "cls"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sentence_t5_gives_the_vectors_of_sentence_transformers(tmp_path: Path, bias: bool) -> None:
+    directory = write_sentence_t5(tmp_path, bias)
+    assert least_cosine(ours(directory), by_t5(directory)) >= 0.99999
+    assert least_cosine(ours(directory), theirs(directory)) >= 0.99999
+
+
+def test_the_linear_layer_is_a_part_of_the_space(tmp_path: Path) -> None:
+    directory = write_sentence_t5(tmp_path)
+    before = space_id_of(directory, spec_of(directory))
+    path = directory / "2_Dense" / "model.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
+    assert space_id_of(directory, spec_of(directory)) != before
+
+
+def test_weights_of_an_encoder_with_its_decoder_are_found(tmp_path: Path) -> None:
+    from transformers import AutoConfig, T5EncoderModel, T5Model
+
+    directory = write_sentence_t5(tmp_path)
+    expected = ours(directory)
+    config = AutoConfig.from_pretrained(directory)
+    config.is_encoder_decoder = True
+    whole = T5Model(config)
+    whole.load_state_dict(T5EncoderModel.from_pretrained(directory).state_dict(), strict=False)
+    whole.save_pretrained(directory)
+    np.testing.assert_array_equal(ours(directory), expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "change", "message"),
+    [
+        (FailedPrecondition, {"activation_function": "torch.nn.modules.activation.Tanh"}, "asks for activation Tanh"),
+        (FailedPrecondition, {"out_features": None}, "has no out_features"),
+        (DataLoss, {"out_features": 16}, "2_Dense/model.safetensors does not fit"),
+        (FailedPrecondition, None, "2_Dense has no model.safetensors; export it in safetensors format"),
+    ],
+)
+def test_a_linear_layer_that_cannot_be_computed_is_refused(
+    tmp_path: Path, error: type[Exception], change: dict[str, Any] | None, message: str
+) -> None:
+    directory = write_sentence_t5(tmp_path)
+    path = directory / "2_Dense" / "config.json"
+    if change is None:
+        (path.parent / "model.safetensors").rename(path.parent / "pytorch_model.bin")
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    with pytest.raises(error, match=message):
+        ours(directory)
+
+
+def test_a_linear_layer_without_its_weight_is_refused(tmp_path: Path) -> None:
+    directory = write_sentence_t5(tmp_path)
+    path = directory / "2_Dense" / "model.safetensors"
+    save_file({"other": np.zeros(1, np.float32)}, path)
+    with pytest.raises(DataLoss, match=r"2_Dense/model\.safetensors does not fit"):
+        ours(directory)
+
+
+def test_two_linear_layers_are_refused(tmp_path: Path) -> None:
+    directory = write_sentence_t5(tmp_path)
+    write_modules(directory, ["Pooling", "Dense", "Dense"])
+    with pytest.raises(FailedPrecondition, match="asks for Transformer, Pooling, Dense, Dense"):
+        spec_of(directory)
