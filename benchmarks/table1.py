@@ -46,7 +46,7 @@ def announce(todo: Todo, split: str, candidates: Candidates) -> None:
 
 
 def measure_all(todo: Todo, dataset: Dataset, split: str, candidates: Candidates) -> dict[str, str]:
-    """Measures rows, one fleet a base model; returns why the others have no figures, by row."""
+    """Measures rows, one fleet a base model with its settings; returns why the others have no figures, by row."""
 
     def measured(rows: Todo, measure: Callable[[TableRow, int], dict[str, Any]]) -> dict[str, str]:
         reasons = {}
@@ -61,12 +61,12 @@ def measure_all(todo: Todo, dataset: Dataset, split: str, candidates: Candidates
     offline = [(row, seed) for row, seed in todo if row.offline is not None]
     reasons = measured(offline, lambda row, _: row.offline(dataset, split))
     served = [(row, seed) for row, seed in todo if row.offline is None]
-    for base_model, group in groupby(served, key=lambda one: one[0].base_model):
+    for (base_model, settings), group in groupby(served, key=lambda one: (one[0].base_model, one[0].settings)):
         rows = list(group)
         reason = at_hand(base_model)
         if not reason:
             try:
-                with research(base_model) as running:
+                with research(base_model, **settings) as running:
                     reasons |= measured(rows, lambda row, seed, to=running: row.measure(to, split, seed))
             except AeencError as error:
                 print(f"no fleet of {base_model}: {error.message}", flush=True)

@@ -67,7 +67,7 @@ def tandem_space(tmp_path: Path) -> Space:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (base / name).touch()
     version = write_tiny_checkpoint(store, seed=0).version
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
     request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
     return Space(store, base, request, version, TINY_SPACE)
 

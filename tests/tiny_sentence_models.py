@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,10 @@ def write_sentence_model(
     """Writes a random model with the files beside it. `prefix` is put before the names of its tensors."""
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModel
 
     fields = CONFIGS[architecture]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(fields["pad_token_id"]),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
+    tokenizer = fast_tokenizer(fields["pad_token_id"])
     torch.manual_seed(1)
     config = AutoConfig.for_model(architecture, vocab_size=len(tokenizer), max_position_embeddings=POSITIONS, **fields)
     model = AutoModel.from_config(config)
@@ -65,21 +59,37 @@ def write_sentence_model(
         path = directory / "model.safetensors"
         weights = {f"{prefix}{name}": tensor.clone() for name, tensor in load_file(path).items()}
         save_file(weights, path, {"format": "pt"})
-    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    _write(
-        directory / "modules.json",
-        [
-            {"idx": n, "name": str(n), "path": folders[name], "type": f"sentence_transformers.models.{name}"}
-            for n, name in enumerate(modules)
-        ],
-    )
+    write_modules(directory, ["Pooling", *(["Normalize"] if normalize else [])])
     pooling = pooling or {"pooling_mode_mean_tokens": True}
-    _write(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": DIM, **pooling})
-    (directory / "2_Normalize").mkdir(exist_ok=True)
-    _write(directory / "sentence_bert_config.json", {"max_seq_length": max_seq_length, "do_lower_case": False})
-    _write(directory / "config_sentence_transformers.json", {"prompts": dict(prompts or {})})
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": DIM, **pooling})
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": max_seq_length, "do_lower_case": False})
+    write_json(directory / "config_sentence_transformers.json", {"prompts": dict(prompts or {})})
     return directory
+
+
+def write_modules(directory: Path, names: Sequence[str]) -> None:
+    """Writes modules.json, of the transformer and of what comes after it, and a folder for each of those."""
+    folders = ["", *(f"{n}_{name}" for n, name in enumerate(names, start=1))]
+    modules = [
+        {"idx": n, "name": str(n), "path": folder, "type": f"sentence_transformers.models.{name}"}
+        for n, (name, folder) in enumerate(zip(["Transformer", *names], folders, strict=True))
+    ]
+    write_json(directory / "modules.json", modules)
+    for folder in folders:
+        (directory / folder).mkdir(exist_ok=True)
+
+
+def fast_tokenizer(pad_id: int) -> Any:
+    """The tiny tokenizer as transformers has it."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(pad_id),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
 
 
 def _tokenizer(pad_id: int) -> Any:
@@ -94,6 +104,7 @@ def _tokenizer(pad_id: int) -> Any:
     return Tokenizer.from_str(json.dumps(record))
 
 
-def _write(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file, and its folder."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))

@@ -113,12 +113,16 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
 
 
 def make_space(root: Path, dropout: float = 0.1) -> Space:
-    """Exports a tiny base model into a store of its own."""
+    """Exports the tiny base model into a store of its own."""
+    return export_space(root, write_tiny_base(root / "base", dropout))
+
+
+def export_space(root: Path, base: Path, pooling: str = "") -> Space:
+    """Exports a base model's directory into a store of its own."""
     from services.trainer.learning.pretrained import export_pretrained
 
-    base = write_tiny_base(root / "base", dropout)
     store = ArtifactStore(root / "artifacts")
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": ""}
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
     request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
     version = export_pretrained(store, request)
     return Space(store, base, request, version, store.open("checkpoints", version).meta["space_id"])

@@ -68,7 +68,10 @@ Measure = Callable[[Research, str, int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row. `offline` measures without a fleet, from data and split; `measure` with one, from split and seed."""
+    """One row. `offline` measures without a fleet, from data and split; `measure` with one, from split and seed.
+
+    `settings` are the trainer's beside the base model.
+    """
 
     name: str
     title: str
@@ -132,12 +135,13 @@ def _modes(loss: str, name: str, title: str) -> list[TableRow]:
     ]
 
 
-def _elsewhere(slug: str, title: str, base_model: str) -> list[TableRow]:
+def _elsewhere(slug: str, title: str, base_model: str, pooling: str) -> list[TableRow]:
     """The rows of a base model that must be downloaded."""
+    model: Mapping[str, Any] = {"base_model": base_model, "settings": {"pooling": pooling}}
     return [
-        TableRow(slug, title, measure=retrieved(None), base_model=base_model),
-        _job(f"{slug}-scl", f"{title} + SCL, single", {**FAITHFUL, "loss": SCL}, base_model=base_model),
-        _job(f"{slug}-tml", f"{title} + TML, single", {**FAITHFUL, "loss": TML}, base_model=base_model),
+        TableRow(slug, title, measure=retrieved(None), **model),
+        _job(f"{slug}-scl", f"{title} + SCL, single", {**FAITHFUL, "loss": SCL}, **model),
+        _job(f"{slug}-tml", f"{title} + TML, single", {**FAITHFUL, "loss": TML}, **model),
     ]
 
 
@@ -168,9 +172,11 @@ ROWS: tuple[TableRow, ...] = (
     TableRow("ae-enc-iterative", "AE-Enc, iterative", measure=looped("ae-enc-iterative", ROUNDS, _TML), seeds=THREE),
     _job("ours", "ours: full-corpus softmax, query encoder alone", OURS, seeds=THREE),
     TableRow("ours-full", "ours: full retrieval", measure=trained("ours", OURS, FULL), seeds=THREE),
-    *_elsewhere("bert", "BERT", "bert-base-uncased"),
-    *_elsewhere("dpr", "DPR", "facebook/dpr-question_encoder-single-nq-base"),
-    *_elsewhere("simcse", "SimCSE", "princeton-nlp/sup-simcse-bert-base-uncased"),
-    *_elsewhere("t5", "Sentence-T5", "sentence-transformers/sentence-t5-base"),
+    # The directories of the first three say nothing of pooling. DPR's question encoder encodes premises, too, since a
+    # space begins with one base model.
+    *_elsewhere("bert", "BERT, mean", "bert-base-uncased", "mean"),
+    *_elsewhere("dpr", "DPR's question encoder, [CLS]", "facebook/dpr-question_encoder-single-nq-base", "cls"),
+    *_elsewhere("simcse", "SimCSE, [CLS]", "princeton-nlp/sup-simcse-bert-base-uncased", "cls"),
+    *_elsewhere("t5", "Sentence-T5", "sentence-transformers/sentence-t5-base", ""),
 )
 BY_NAME: Mapping[str, TableRow] = {row.name: row for row in ROWS}

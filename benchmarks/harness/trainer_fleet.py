@@ -122,6 +122,7 @@ async def running_trainer(store: ArtifactStore, base: Artifact, **settings: Any)
             "max_tokens": base.meta["max_tokens"],
             "query_prefix": "",
             "premise_prefix": "",
+            "pooling": "",
         }
         (home / "state" / "pretrained.json").write_text(json.dumps(source))
         (home / "state" / "pretrained.result").write_text(json.dumps({"version": base.id}))

@@ -1,5 +1,7 @@
 """A transformer of any usual architecture with pooling and normalisation, in torch: the trainer's and the encoder's.
 
+A linear layer between pooling and normalisation, where a model has one (sentence-T5), is a part of the transformer: it
+is trained with it and lies among its tensors.
 Weights come from safetensors alone, and code only from the installed transformers. Whoever imports this imports torch.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +21,9 @@ from aeenc.errors import DataLoss, FailedPrecondition
 # others get the mask of the tokens and make their own: layers with a window (ModernBERT) or none (DeBERTa) need that.
 FINISHED_MASK = frozenset({"bert", "distilbert", "mpnet", "roberta", "xlm-roberta"})
 UNUSED = ("pooler.", "position_ids")  # the head of next-sentence prediction, and numbers that count from 0
+TEXT_ENCODERS = frozenset({"mt5", "t5"})  # their usual model has a decoder, too
+DENSE = "sentence_dense"  # the linear layer's name among the transformer's own
+DPR_NAMES = {r"^(question_encoder|ctx_encoder)\.bert_model\.": ""}  # what the BERT inside of one is called there
 
 
 class PooledTransformer(nn.Module):
@@ -53,19 +59,26 @@ class PooledTransformer(nn.Module):
             pooled = hidden.masked_fill(kept == 0, torch.finfo(hidden.dtype).min).amax(1)
         else:
             pooled = (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+        if hasattr(self.transformer, DENSE):
+            pooled = getattr(self.transformer, DENSE)(pooled)
         return nn.functional.normalize(pooled, dim=1)
 
 
 def load_transformer(
-    directory: Path, weights: Mapping[str, Tensor] | None = None, *, attention: str | None = None
+    directory: Path,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    attention: str | None = None,
+    dense: Path | None = None,
 ) -> nn.Module:
     """The transformer of a directory with config.json and model.safetensors; `weights` replace those of the directory.
 
-    `attention`: the implementation that transformers is to use, by default its choice. Raises FailedPrecondition for an
-    architecture that transformers does not bring, DataLoss for weights that do not fit config.json.
+    `attention`: the implementation that transformers is to use, by default its choice. `dense`: the file of the linear
+    layer after the pooling, where it is not in model.safetensors. Raises FailedPrecondition for an architecture that
+    transformers does not bring, DataLoss for weights that do not fit config.json.
     """
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -73,13 +86,17 @@ def load_transformer(
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = _encoder_config(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
+        architecture: Any = AutoModelForTextEncoding if config.model_type in TEXT_ENCODERS else AutoModel
         if weights is not None:
-            model: nn.Module = AutoModel.from_config(config, trust_remote_code=False, **chosen)  # type: ignore[no-untyped-call]
+            model: nn.Module = architecture.from_config(config, trust_remote_code=False, **chosen)
+            _complete(
+                model, {name.removeprefix(f"{DENSE}."): tensor for name, tensor in weights.items() if DENSE in name}
+            )
             missing, unexpected = model.load_state_dict(dict(weights), strict=False)
             _check_names(directory, [*missing, *unexpected])
             return model.eval()
-        model, told = AutoModel.from_pretrained(
+        model, told = architecture.from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -88,6 +105,7 @@ def load_transformer(
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
+            key_mapping=DPR_NAMES,
             **chosen,
         )
     except (ValueError, OSError, KeyError, ImportError) as error:
@@ -100,7 +118,38 @@ def load_transformer(
         for name, parameter in model.named_parameters():
             if name in told["missing_keys"]:
                 parameter.zero_()  # transformers draws them; nothing here reads them
+    _complete(model, _tensors(dense, "linear.") if dense else _tensors(directory / "model.safetensors", f"{DENSE}."))
     return model.eval()
+
+
+def _complete(model: nn.Module, dense: Mapping[str, Tensor]) -> None:
+    """Adds the linear layer of `weight` (to, from) and perhaps `bias`, where there is one; leaves one name a tensor."""
+    if getattr(model.config, "model_type", "") in TEXT_ENCODERS:
+        del model.shared  # the encoder has the same embeddings
+    if "weight" in dense:
+        dim, hidden = dense["weight"].shape
+        layer = nn.Linear(hidden, dim, bias="bias" in dense)
+        layer.load_state_dict(dict(dense))
+        model.add_module(DENSE, layer)
+
+
+def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors of a file whose names begin with a prefix, without it. Raises DataLoss for what is no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise DataLoss(f"{path} cannot be read ({_short(error)}); restore it") from error
+
+
+def _encoder_config(config: Any) -> Any:
+    """The configuration of what gives the vectors of tokens: of the BERT inside, for DPR, whose own output has none."""
+    from transformers import BertConfig
+
+    return BertConfig.from_dict({**config.to_dict(), "model_type": "bert"}) if config.model_type == "dpr" else config
 
 
 def _check_names(directory: Path, absent: Iterable[str], misshapen: Iterable[str] = ()) -> None:

@@ -40,7 +40,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
     checkpoints = Checkpoints(ArtifactStore(settings.artifacts_dir), registry)
-    options = {name: getattr(settings, name) for name in ("max_tokens", "query_prefix", "premise_prefix")}
+    names = ("max_tokens", "query_prefix", "premise_prefix", "pooling")
+    options = {name: getattr(settings, name) for name in names}
     if settings.fp16:
         options["fp16"] = True
     exports = Exports(checkpoints.store, settings.state_dir)

@@ -1,7 +1,8 @@
 """The directory of a published sentence encoder: what stands beside its transformer and decides what a vector is.
 
 Reads the JSON files that sentence-transformers writes, and only those; a directory without them is a bare transformer
-with mean pooling. What cannot be computed here is refused by name, never left out silently.
+with mean pooling, DPR's with that of [CLS], unless the operator names another. What cannot be computed here is refused
+by name, never left out silently.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ Pooling = Literal["mean", "cls", "max"]
 FILES = (
     "modules.json",
     "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "tokenizer_config.json",
@@ -32,7 +35,7 @@ _LEGACY_POOLING = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
+_SUPPORTED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # in this order
 _PREMISE_PROMPTS = ("document", "passage", "corpus")
 # Their positions start after the padding token's id, so that many fewer are left for tokens.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
@@ -49,10 +52,13 @@ class SentenceLayout:
     premise_prompt: str
 
 
-def read_layout(directory: Path) -> SentenceLayout:
-    """Reads a base model's directory. Raises FailedPrecondition naming the file and what in it is not supported."""
+def read_layout(directory: Path, pooling: Pooling | Literal[""] = "") -> SentenceLayout:
+    """Reads a base model's directory; `pooling` takes the place of what it says.
+
+    Raises FailedPrecondition naming the file and what in it is not supported.
+    """
     config = _json(directory / "config.json")
-    dim = config.get("hidden_size") or config.get("dim")
+    dim = config.get("hidden_size") or config.get("dim") or config.get("d_model")
     if not isinstance(dim, int):
         raise FailedPrecondition(f"{directory / 'config.json'} has no hidden_size; it is no encoder of texts")
     sentence = _json(directory / "sentence_bert_config.json")
@@ -61,7 +67,14 @@ def read_layout(directory: Path) -> SentenceLayout:
             f"{directory / 'sentence_bert_config.json'} asks for do_lower_case, which tokenizer.json does not do; "
             "export the tokenizer with it"
         )
-    pooling, prompt_is_pooled = _pooling(directory, _modules(directory))
+    if config.get("model_type") == "dpr" and config.get("projection_dim"):
+        raise FailedPrecondition(
+            f"{directory / 'config.json'} asks for a projection to {config['projection_dim']} dimensions, which is not "
+            "supported; take a DPR encoder whose projection_dim is 0"
+        )
+    usual: Pooling = "cls" if config.get("model_type") == "dpr" else "mean"
+    modules = _modules(directory)
+    mode, prompt_is_pooled = _pooling(directory, modules, pooling, usual)
     query, premise = _prompts(directory)
     if (query or premise) and not prompt_is_pooled:
         raise FailedPrecondition(f"{directory} leaves its prompts out of its pooling, which is not supported")
@@ -70,7 +83,15 @@ def read_layout(directory: Path) -> SentenceLayout:
         sentence.get("max_seq_length"),
         _json(directory / "tokenizer_config.json").get("model_max_length"),
     ]
-    return SentenceLayout(dim, pooling, [int(limit) for limit in limits if limit and limit > 0], query, premise)
+    if "Dense" in modules:
+        dim = _dense_dim(modules["Dense"])
+    return SentenceLayout(dim, mode, [int(limit) for limit in limits if limit and limit > 0], query, premise)
+
+
+def dense_file(directory: Path) -> Path | None:
+    """The tensors of the linear layer after the pooling; None without one, and in a checkpoint, which has it inside."""
+    folder = _modules(directory).get("Dense")
+    return folder / "model.safetensors" if folder else None
 
 
 def _positions(config: Mapping[str, Any]) -> int | None:
@@ -86,31 +107,50 @@ def _modules(directory: Path) -> dict[str, Path]:
     path = directory / "modules.json"
     if not path.is_file():
         return {"Pooling": directory / "1_Pooling"}
-    found = {str(module["type"]).rsplit(".", 1)[-1]: directory / module["path"] for module in _json(path)}
-    unsupported = sorted(set(found) - _SUPPORTED_MODULES)
-    if unsupported:
+    modules = _json(path)
+    names = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    found = {name: directory / module["path"] for name, module in zip(names, modules, strict=True)}
+    if names != [name for name in _SUPPORTED_MODULES if name in found]:
         raise FailedPrecondition(
-            f"{path} asks for {', '.join(unsupported)}; {', '.join(sorted(_SUPPORTED_MODULES))} are supported"
+            f"{path} asks for {', '.join(names)}; {', '.join(_SUPPORTED_MODULES)} are supported, in this order"
         )
     if found.get("Transformer", directory) != directory:
         raise FailedPrecondition(f"{path} has its transformer in a folder of its own; save it with a newer library")
     return found
 
 
-def _pooling(directory: Path, modules: Mapping[str, Path]) -> tuple[Pooling, bool]:
-    """The pooling, and whether a prompt's tokens take part in it."""
+def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str, usual: Pooling) -> tuple[Pooling, bool]:
+    """The pooling, `usual` where neither `chosen` nor a file says it, and whether a prompt is pooled, too."""
     path = modules.get("Pooling", directory) / "config.json"
     if "Pooling" not in modules:
         raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; it is no sentence encoder")
     config = _json(path)
-    given = config.get("pooling_mode") or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
-    modes = [given] if isinstance(given, str) else list(given) or ["mean"]
+    given = (
+        chosen
+        or config.get("pooling_mode")
+        or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
+    )
+    modes = [given] if isinstance(given, str) else list(given) or [usual]
     for mode in get_args(Pooling):
         if modes == [mode]:
             return mode, bool(config.get("include_prompt", True))
     raise FailedPrecondition(
         f"{path} asks for pooling {' and '.join(modes)}; one of {', '.join(get_args(Pooling))} is supported"
     )
+
+
+def _dense_dim(folder: Path) -> int:
+    """The dimension that a linear layer gives. Raises FailedPrecondition for one that is more, or cannot be read."""
+    path = folder / "config.json"
+    config = _json(path)
+    activation = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+    if activation != "Identity":
+        raise FailedPrecondition(f"{path} asks for activation {activation}; Identity is supported")
+    if not isinstance(config.get("out_features"), int):
+        raise FailedPrecondition(f"{path} has no out_features; download it again")
+    if not (folder / "model.safetensors").is_file():
+        raise FailedPrecondition(f"{folder} has no model.safetensors; export it in safetensors format")
+    return int(config["out_features"])
 
 
 def _prompts(directory: Path) -> tuple[str, str]:

@@ -33,6 +33,10 @@ class TrainerSettings(ServiceSettings):
     sampler_target: str = Field("127.0.0.1:50053", description="the sampler, for the pairs of runs")
     base_model: str = Field(DEFAULT_NAME, description="the pre-trained encoder: its name, a directory or a hub id")
     cross_encoder: str = Field("", description="the model that scores pairs: a directory or a hub id; empty: none")
+    pooling: Literal["", "mean", "cls", "max"] = Field(
+        "",
+        description="how the base model's token vectors become one; empty: as its directory says, else mean (DPR: cls)",
+    )
     max_tokens: int = Field(256, ge=8, description="longest text that the base model sees, in tokens")
     query_prefix: str = Field("", description="put before every query, where the base model wants one")
     premise_prefix: str = Field("", description="put before every premise, where the base model wants one")

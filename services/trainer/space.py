@@ -7,10 +7,10 @@ import json
 import mmap
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aeenc.errors import DataLoss
-from services.trainer.sentence_layout import Pooling, read_layout
+from services.trainer.sentence_layout import Pooling, dense_file, read_layout
 
 # Names of element types in a safetensors header, as the digest knows them.
 _ELEMENTS = {
@@ -40,13 +40,21 @@ class SpaceSpec:
     truncation_side: str = "right"
 
     @classmethod
-    def of(cls, directory: Path, *, max_tokens: int, query_prefix: str, premise_prefix: str) -> SpaceSpec:
+    def of(
+        cls,
+        directory: Path,
+        *,
+        max_tokens: int,
+        query_prefix: str,
+        premise_prefix: str,
+        pooling: Pooling | Literal[""] = "",
+    ) -> SpaceSpec:
         """Reads a base model's directory. Vectors are always normalised, with or without a Normalize module.
 
-        `max_tokens` is lowered to what the model takes; an empty prefix leaves the model's own prompt for that role.
-        Raises FailedPrecondition for a model that computes something that is not supported.
+        `max_tokens` is lowered to what the model takes; an empty prefix leaves the model's own prompt for that role, an
+        empty pooling the model's own. Raises FailedPrecondition for a model that computes what is not supported.
         """
-        layout = read_layout(directory)
+        layout = read_layout(directory, pooling)
         return cls(
             dim=layout.dim,
             max_tokens=min([max_tokens, *layout.token_limits]),
@@ -72,6 +80,8 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
     """
     digest = hashlib.sha256()
     _add_tensors(digest, directory / "model.safetensors")
+    if dense := dense_file(directory):
+        _add_tensors(digest, dense)
     tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
     settings = {name: value for name, value in tokenizer.items() if name not in {"padding", "truncation"}}
     digest.update(json.dumps(settings, sort_keys=True).encode())

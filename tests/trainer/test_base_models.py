@@ -5,76 +5,23 @@ The latter is in no lock file; where it is not installed, its tests say so.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, theirs, try_one_step
 from tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
-from trainer_world import MakeJob, Space
+from trainer_world import MakeJob, Space, trainer_settings
 
 from aeenc.errors import DataLoss, FailedPrecondition
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
-from services.kit.artifacts import ArtifactStore
-from services.trainer.space import SpaceSpec, space_id_of
-
-TEXTS = [
-    "sun",
-    "the earth is a planet",
-    "ice can melt and water can boil " * 3,
-    "a magnet can attract iron; wood is not a metal",
-]
-LEARNED = "the earth is a star"
-
-
-def spec_of(directory: Path, **options: Any) -> SpaceSpec:
-    return SpaceSpec.of(directory, **{"max_tokens": 48, "query_prefix": "", "premise_prefix": "", **options})
-
-
-def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "") -> Any:
-    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder, pad_id_of
-
-    spec = spec_of(directory)
-    return encode(load_encoder(directory, spec), TextBatches(directory, spec, pad_id_of(directory)), texts, prefix)
-
-
-def by_transformers(directory: Path, mode: str) -> Any:
-    """TEXTS one by one through plain transformers: no padding, no mask of ours."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModel.from_pretrained(directory).eval()
-    pool = {"mean": lambda rows: rows.mean(0), "cls": lambda rows: rows[0], "max": lambda rows: rows.amax(0)}[mode]
-    with torch.inference_mode():
-        hidden = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
-        return torch.stack([torch.nn.functional.normalize(pool(rows), dim=0) for rows in hidden]).numpy()
-
-
-def theirs(directory: Path, texts: list[str] = TEXTS, **options: Any) -> Any:
-    library = pytest.importorskip(
-        "sentence_transformers", reason="pip install sentence-transformers to compare with it"
-    )
-    return library.SentenceTransformer(str(directory), device="cpu").encode(texts, normalize_embeddings=True, **options)
-
-
-def least_cosine(found: Any, expected: Any) -> float:
-    return float(np.einsum("nd,nd->n", found, expected).min())
-
-
-def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
-    """The checkpoint of a model, and what the encoder makes of it."""
-    from services.trainer.learning.pretrained import export_pretrained
-
-    request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
-    store = ArtifactStore(tmp_path / "artifacts")
-    artifact = store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **request}))
-    load = LoadOptions(2**30, "float32", [CPU])
-    return artifact, load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
+from services.trainer.__main__ import build
+from services.trainer.settings import TrainerSettings
+from services.trainer.space import space_id_of
 
 
 @pytest.mark.slow
@@ -83,10 +30,6 @@ def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     [("bert", "cls"), ("distilbert", "max"), ("mpnet", "mean"), ("roberta", "mean"), ("modernbert", "mean")],
 )
 def test_an_architecture_is_exported_served_and_trained(tmp_path: Path, architecture: str, mode: str) -> None:
-    import torch
-
-    from services.trainer.learning.query_encoder import TextBatches, load_encoder
-
     directory = write_sentence_model(tmp_path / "base", architecture, pooling={"pooling_mode": mode}, normalize=False)
     artifact, model = exported(tmp_path, directory)
     assert artifact.meta["space_id"] == space_id_of(directory, spec_of(directory))
@@ -95,19 +38,7 @@ def test_an_architecture_is_exported_served_and_trained(tmp_path: Path, architec
     tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
     assert least_cosine(runner.run(tokens), expected) >= 0.99999
     assert least_cosine(np.concatenate([runner.run([one]) for one in tokens]), expected) >= 0.9999
-
-    spec = SpaceSpec.of_meta(artifact.meta)
-    encoder = load_encoder(artifact.path, spec)
-    batches = TextBatches(artifact.path, spec, artifact.meta["pad_id"])
-    inputs = batches.pad(batches.ids([LEARNED, "sun"], ""), torch.device("cpu"))
-    target = torch.nn.functional.normalize(torch.ones(32), dim=0)
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
-    loss = -(encoder.eval()(*inputs) @ target).sum()  # without dropout, so that the step can be judged
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
-    optimizer.step()
-    with torch.inference_mode():
-        assert -(encoder(*inputs) @ target).sum() < loss
+    try_one_step(artifact)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -169,8 +100,8 @@ def test_half_precision_weights_have_a_space_and_are_computed_in_single_precisio
             "pooling cls and mean",
         ),
         (
-            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.models.Dense"}]},
-            "asks for Dense; Normalize, Pooling, Transformer are supported",
+            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_LSTM", "type": "a.models.LSTM"}]},
+            "asks for Transformer, LSTM; Transformer, Pooling, Dense, Normalize are supported",
         ),
         ({"modules.json": [{"path": "", "type": "a.Transformer"}]}, "has no Pooling"),
         ({"modules.json": [{"path": "0_BERT", "type": "a.Transformer"}]}, "in a folder of its own"),
@@ -284,3 +215,17 @@ def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: M
     artifact = space.store.open("checkpoints", files.result()["version"])
     assert "model.fp16.onnx" in artifact.files
     assert artifact.meta["fp16"]["cosine_min"] >= 0.999
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_told_another_pooling_exports_its_base_model_again(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    known, result = trainer_settings(space, redis_url, namespace, tmp_path), tmp_path / "pretrained.result"
+    result.unlink()
+    async with build(TrainerSettings(**known, pooling="cls")), asyncio.timeout(200):
+        while not result.is_file():  # noqa: ASYNC110 -- a child writes it
+            await asyncio.sleep(0.1)
+    meta = space.store.open("checkpoints", json.loads(result.read_bytes())["version"]).meta
+    assert meta["pooling"] == "cls"
+    assert meta["space_id"] != space.space_id

@@ -19,6 +19,7 @@ def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
         max_tokens=request["max_tokens"],
         query_prefix=request["query_prefix"],
         premise_prefix=request["premise_prefix"],
+        pooling=request.get("pooling", ""),
     )
     encoder = load_encoder(directory, spec)
     pad_id = pad_id_of(directory)

@@ -12,7 +12,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from services.kit.transformer import PooledTransformer, load_transformer
+from aeenc.errors import DataLoss
+from services.kit.transformer import DENSE, PooledTransformer, load_transformer
+from services.trainer.sentence_layout import dense_file
 from services.trainer.space import SpaceSpec
 
 ENCODE_BATCH = 64
@@ -69,7 +71,11 @@ def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor]
     Raises FailedPrecondition or DataLoss for files that are no encoder of the spec.
     """
     # Eager attention is plain matrix products: the exporter keeps them, and on a CPU it is no slower at these lengths.
-    transformer = load_transformer(directory, weights, attention="eager")
+    dense = dense_file(directory)
+    transformer: Any = load_transformer(directory, weights, attention="eager", dense=dense)
+    layer = getattr(transformer, DENSE, None)
+    if dense and (layer is None or layer.weight.shape != (spec.dim, transformer.config.hidden_size)):
+        raise DataLoss(f"{dense} does not fit the config.json beside it and that of its transformer; restore it")
     return QueryEncoder(transformer, spec)
 
 
