@@ -25,12 +25,14 @@ _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING: "MULTIPLE_NEGATIVES_RANKING",
     trainer_pb2.LOSS_GIST: "GIST",
     trainer_pb2.LOSS_NLI_CLASSIFICATION: "NLI_CLASSIFICATION",
+    trainer_pb2.LOSS_REGRESSION: "REGRESSION",
 }
 _MODES: dict[int, Mode] = {
     trainer_pb2.MODE_UNSPECIFIED: "SINGLE",
     trainer_pb2.MODE_SINGLE: "SINGLE",
     trainer_pb2.MODE_SIAMESE: "SIAMESE",
     trainer_pb2.MODE_DUAL: "DUAL",
+    trainer_pb2.MODE_CROSS_ENCODER: "CROSS_ENCODER",
 }
 _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
@@ -43,7 +45,10 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
     loss, mode = _LOSSES.get(message.loss), _MODES.get(message.mode)
     if mode is None:
         raise errors.InvalidArgument.field("config.mode", f"is {message.mode}; give one of the enum Mode")
-    usual: Batching = "QUERIES" if mode == "SINGLE" else "ITEMS"
+    crossed = mode == "CROSS_ENCODER"
+    if crossed and not message.loss:
+        loss = "REGRESSION"
+    usual: Batching = "QUERIES" if mode == "SINGLE" or crossed else "ITEMS"
     batching = _BATCHINGS.get(message.batching) if message.batching else usual
     if loss is None:
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
@@ -58,7 +63,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         base_version=message.base_version,
         loss=loss,
         epochs=message.epochs or 3,
-        batch_size=message.batch_size or 32,
+        batch_size=message.batch_size or (8 if crossed else 32),
         learning_rate=_short(message.learning_rate) or defaults.learning_rate,
         temperature=_short(message.temperature) or defaults.temperature,
         margin=given.get("margin", defaults.margin),
@@ -69,7 +74,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         note=message.note,
         data_sets=tuple(message.data_sets),
         batching=batching,
-        hard_negatives=message.hard_negatives if message.HasField("hard_negatives") else 1,
+        hard_negatives=message.hard_negatives if message.HasField("hard_negatives") else (6 if crossed else 1),
         guide_version=message.guide_version,
         guide_margin=_short(message.guide_margin),
         accumulation=message.accumulation or 1,

@@ -20,9 +20,10 @@ Loss = Literal[
     "MULTIPLE_NEGATIVES_RANKING",
     "GIST",
     "NLI_CLASSIFICATION",
+    "REGRESSION",
 ]
 Batching = Literal["QUERIES", "ITEMS"]
-Mode = Literal["SINGLE", "SIAMESE", "DUAL"]
+Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 
 
@@ -44,6 +45,7 @@ _DEFAULTS: dict[Loss, LossDefaults] = {
     "MULTIPLE_NEGATIVES_RANKING": LossDefaults(),
     "GIST": LossDefaults(),
     "NLI_CLASSIFICATION": LossDefaults(learning_rate=2e-5),
+    "REGRESSION": LossDefaults(),
 }
 _BY_QUERY: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX", "SUPERVISED_CONTRASTIVE")  # whatever the batching
 ITEMS_LEARNING_RATE = 2e-5  # steps are many times as many

@@ -93,7 +93,7 @@ class TrainingJobs:
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
         if row.space_id == CROSS_ENCODERS:
             raise errors.FailedPrecondition(
-                f"checkpoint {row.version} is a cross-encoder, which jobs do not train; name a checkpoint of "
+                f"checkpoint {row.version} is a cross-encoder, which no job begins with; name a checkpoint of "
                 f"corpus {corpus!r}'s space {space_id}"
             )
         if row.space_id != space_id:
@@ -113,6 +113,8 @@ class TrainingJobs:
             raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
         if why := why_not(config.mode, config.loss):
             raise errors.InvalidArgument.field("config.loss", why)
+        if config.mode == "CROSS_ENCODER":
+            _check_cross_encoder(config)
         _within("epochs", config.epochs, 1, 100)
         _within("batch_size", config.batch_size, 1, 1024)
         _within("learning_rate", config.learning_rate, 1e-8, 1.0)
@@ -181,6 +183,19 @@ class TrainingJobs:
     def active_job(self) -> str:
         """The job that this process works on; empty: none."""
         return self._runner.active_job
+
+
+def _check_cross_encoder(config: JobConfig) -> None:
+    """Refuses what the training of a cross-encoder would pass over."""
+    if config.batching != "QUERIES":
+        raise errors.InvalidArgument.field(
+            "config.batching", "is ITEMS; mode CROSS_ENCODER takes queries, leave it out"
+        )
+    if config.regularization:
+        raise errors.InvalidArgument.field(
+            "config.regularization", f"is {config.regularization:g}; mode CROSS_ENCODER has none, leave it out"
+        )
+    _within("hard_negatives", config.hard_negatives, 1, 64)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -1,4 +1,4 @@
-"""A published cross-encoder as a checkpoint: a query and a premise to one score, as ONNX. It is exported, not trained.
+"""A cross-encoder, published or trained by a job, as a checkpoint: a query and a premise to one score, as ONNX.
 
 The score is the raw logit. No sigmoid is applied, even where the model's own library does: it would not change the
 ranking, and near 0 and 1 it would round different scores to the same number.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
-from services.kit.artifacts import ArtifactStore, sha256_of
+from services.kit.artifacts import Artifact, ArtifactStore, sha256_of
 from services.trainer.cross_encoder import MODEL_TYPE, SPACE, check_labels
 from services.trainer.learning.export import FOLDER, OPSET, PROBES, portable_bytes
 from services.trainer.learning.query_encoder import pad_id_of
@@ -51,7 +51,7 @@ class PairBatches:
     """A cross-encoder's tokenizer: pairs to padded tensors, cut at the model's maximum, the longer text first."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, pad_id: int, *, typed: bool) -> None:
-        self._tokenizer, self._pad_id, self.typed = tokenizer, pad_id, typed
+        self._tokenizer, self.max_tokens, self.pad_id, self.typed = tokenizer, max_tokens, pad_id, typed
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
 
@@ -74,7 +74,7 @@ class PairBatches:
             rows = [getattr(encoding, name) for encoding in encodings]
             return torch.tensor([row + [filler] * (length - len(row)) for row in rows], dtype=torch.int64)
 
-        tensors = {"input_ids": padded("ids", self._pad_id), "attention_mask": padded("attention_mask", 0)}
+        tensors = {"input_ids": padded("ids", self.pad_id), "attention_mask": padded("attention_mask", 0)}
         return {**tensors, "token_type_ids": padded("type_ids", 0)} if self.typed else tensors
 
 
@@ -85,20 +85,7 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     """
     directory = Path(request["directory"])
     model = load_cross_encoder(directory, request["base_model"])
-    tokenizer = load_tokenizer(directory)
-    pad_id = pad_id_of(directory)
-    max_tokens = _max_tokens(directory, model, tokenizer)
-    batches = PairBatches(tokenizer.backend_tokenizer, max_tokens, pad_id, typed=_has_types(model, tokenizer))
-    probes = _probe_pairs(batches)
-    scorer = PairScorer(model).eval()
     meta = {
-        "model_type": MODEL_TYPE,
-        "space_id": SPACE,
-        "dim": 1,
-        "max_tokens": max_tokens,
-        "pad_id": pad_id,
-        "query_prefix": "",
-        "premise_prefix": "",
         "pretrained": False,
         "base_version": "",
         "job_id": "",
@@ -108,14 +95,51 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
             "weights_sha256": sha256_of(directory / "model.safetensors"),  # the weights are in the ONNX file only
         },
     }
+    config = (directory / "config.json").read_text(encoding="utf-8")
+    return write_cross_encoder(store, PairScorer(model), pair_batches(directory, model), config, meta).id
+
+
+def write_cross_encoder(
+    store: ArtifactStore,
+    scorer: PairScorer,
+    batches: PairBatches,
+    config: str,
+    meta: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+) -> Artifact:
+    """Commits the checkpoint of a cross-encoder; `config` is the text of its config.json.
+
+    Raises ValueError when onnxruntime does not compute what torch does.
+    """
+    scorer = scorer.to("cpu").eval()
+    probes = _probe_pairs(batches)
+    of_pairs = {
+        "model_type": MODEL_TYPE,
+        "space_id": SPACE,
+        "dim": 1,
+        "max_tokens": batches.max_tokens,
+        "pad_id": batches.pad_id,
+        "query_prefix": "",
+        "premise_prefix": "",
+    }
     with store.writer("checkpoint", FOLDER) as writer:
         (writer.path / "model.onnx").write_bytes(_onnx(scorer, batches, probes[:EXAMPLES]))
-        (writer.path / "config.json").write_bytes((directory / "config.json").read_bytes())
+        (writer.path / "config.json").write_text(config, encoding="utf-8")
         (writer.path / "tokenizer.json").write_text(batches.to_json(), encoding="utf-8")
         scores = _probe(writer.path / "model.onnx", scorer, batches, probes)
         (writer.path / "probes.json").write_text(json.dumps({"pairs": probes}))
         np.save(writer.path / "probes.npy", scores, allow_pickle=False)
-        return writer.commit(meta, id_prefix="x").id
+        if metrics is not None:
+            (writer.path / "metrics.json").write_text(json.dumps(metrics))
+        return writer.commit({**meta, **of_pairs}, id_prefix="x")
+
+
+def pair_batches(directory: Path, model: nn.Module) -> PairBatches:
+    """The tokenizer of a directory for pairs that a model takes."""
+    tokenizer = load_tokenizer(directory)
+    max_tokens = _max_tokens(directory, model, tokenizer)
+    typed = _has_types(model, tokenizer)
+    return PairBatches(tokenizer.backend_tokenizer, max_tokens, pad_id_of(directory), typed=typed)
 
 
 def load_cross_encoder(directory: Path, name: str) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from services.kit.artifacts import Artifact
 from services.trainer.evaluation import Report
 from services.trainer.job_files import JobFiles
+from services.trainer.learning.cross_encoder import write_cross_encoder
 from services.trainer.learning.curves import Curves
 from services.trainer.learning.epoch_state import Standing
 from services.trainer.learning.export import write_checkpoint
@@ -20,6 +21,7 @@ from services.trainer.learning.materials import Materials
 from services.trainer.learning.objective import Objective
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.learning.ranks import Rank, together
+from services.trainer.learning.reranking import RerankingMaterials
 from services.trainer.learning.training import Diverged, Step, Training
 
 # What a checkpoint's lineage leaves out of a job's configuration: it stands elsewhere in the manifest, or says nothing.
@@ -36,7 +38,7 @@ def run_job(files: JobFiles) -> None:
     rank = Rank(0, plan.means.processes)
     prepare_torch(plan.means.threads // rank.processes, plan.means.device)
     files.write_progress({"phase": "loading"})
-    materials = Materials.load(files, rank)
+    materials = load_materials(files, rank)
     objective = materials.objective()
     failure = ""
     try:
@@ -45,9 +47,18 @@ def run_job(files: JobFiles) -> None:
         if not error.standing.best_epoch:
             raise
         failure, standing = str(error), error.standing
-    made = _export(files, materials, objective, standing, failure)
+    if isinstance(materials, RerankingMaterials):
+        made = _export_cross_encoder(files, materials, objective, standing, failure)
+    else:
+        made = _export(files, materials, objective, standing, failure)
     kept = f"; version {made['version']} is epoch {standing.best_epoch}, the last good one"
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
+
+
+def load_materials(files: JobFiles, rank: Rank) -> Materials:
+    """What the mode of a job works with. Raises as Materials.load does."""
+    kind = RerankingMaterials if files.plan().config.mode == "CROSS_ENCODER" else Materials
+    return kind.load(files, rank)
 
 
 def run_rank(files: JobFiles, number: int) -> None:
@@ -55,7 +66,7 @@ def run_rank(files: JobFiles, number: int) -> None:
     means = files.plan().means
     rank = Rank(number, means.processes)
     prepare_torch(means.threads // rank.processes, means.device)
-    materials = Materials.load(files, rank)
+    materials = load_materials(files, rank)
     train(files, materials, materials.encoders(), materials.objective(), rank)
 
 
@@ -104,6 +115,17 @@ def _export(
     meta["space_id"] = premise.meta["space_id"]
     meta["lineage"]["premise_version"] = premise.id
     return {"version": _write(materials, best.query, meta, **of_query).id, "premise_version": premise.id}
+
+
+def _export_cross_encoder(
+    files: JobFiles, materials: RerankingMaterials, objective: Objective, standing: Standing, failure: str
+) -> dict[str, str]:
+    scorer = materials.scorer(files.directory)
+    after = materials.evaluate(materials.encoders(files.directory))
+    meta = _meta(materials, objective, standing, failure)
+    metrics = _metrics(materials, materials.before, after)
+    pairs, config = materials.pair_batches, materials.config_json
+    return {"version": write_cross_encoder(materials.store, scorer, pairs, config, meta, metrics).id}
 
 
 def _write(materials: Materials, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:

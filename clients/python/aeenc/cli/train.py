@@ -27,6 +27,7 @@ class Loss(StrEnum):
     MULTIPLE_NEGATIVES_RANKING = "multiple-negatives-ranking"
     GIST = "gist"
     NLI_CLASSIFICATION = "nli-classification"
+    REGRESSION = "regression"
 
 
 class Batching(StrEnum):
@@ -42,6 +43,7 @@ class Mode(StrEnum):
     SINGLE = "single"
     SIAMESE = "siamese"
     DUAL = "dual"
+    CROSS_ENCODER = "cross-encoder"
 
 
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -114,11 +116,14 @@ def train(
     mode: Annotated[
         Mode,
         typer.Option(
-            help="Train the query encoder alone, one encoder for both sides, or two. All but single need another loss "
-            "than full-corpus-softmax and build a generation in a new space."
+            help="Train the query encoder alone, one encoder for both sides, or two: the last two need another "
+            "loss than full-corpus-softmax and build a generation in a new space. Or a cross-encoder that re-ranks."
         ),
     ] = Mode.SINGLE,
-    loss: Annotated[Loss, typer.Option(help="The objective.")] = Loss.FULL_CORPUS_SOFTMAX,
+    loss: Annotated[
+        Loss | None,
+        typer.Option(show_default="full-corpus-softmax; regression with --mode cross-encoder", help="The objective."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
     batching: Annotated[
@@ -162,7 +167,7 @@ def train(
             data_sets=data_sets,
             base_version=base_version,
             mode=trainer_pb2.Mode.Value(f"MODE_{mode.name}"),
-            loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}"),
+            loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}") if loss else None,
             epochs=epochs,
             batch_size=batch_size,
             batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}") if batching else None,

@@ -23,6 +23,7 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_SINGLE: _ClassVar[Mode]
     MODE_SIAMESE: _ClassVar[Mode]
     MODE_DUAL: _ClassVar[Mode]
+    MODE_CROSS_ENCODER: _ClassVar[Mode]
 
 class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOSS_MULTIPLE_NEGATIVES_RANKING: _ClassVar[Loss]
     LOSS_GIST: _ClassVar[Loss]
     LOSS_NLI_CLASSIFICATION: _ClassVar[Loss]
+    LOSS_REGRESSION: _ClassVar[Loss]
 
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -50,6 +52,7 @@ MODE_UNSPECIFIED: Mode
 MODE_SINGLE: Mode
 MODE_SIAMESE: Mode
 MODE_DUAL: Mode
+MODE_CROSS_ENCODER: Mode
 LOSS_UNSPECIFIED: Loss
 LOSS_FULL_CORPUS_SOFTMAX: Loss
 LOSS_TRIPLET_MARGIN: Loss
@@ -58,6 +61,7 @@ LOSS_SUPERVISED_CONTRASTIVE: Loss
 LOSS_MULTIPLE_NEGATIVES_RANKING: Loss
 LOSS_GIST: Loss
 LOSS_NLI_CLASSIFICATION: Loss
+LOSS_REGRESSION: Loss
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_PENDING: JobState
 JOB_STATE_RUNNING: JobState

@@ -1,0 +1,165 @@
+"""Mode CROSS_ENCODER: a job that learns to order the first premises of an encoder's rankings anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from services.trainer.evaluation import evaluate
+from services.trainer.job_files import JobFiles, Means
+from services.trainer.learning import training
+from services.trainer.learning.job import load_materials, prepare_torch, run_job
+from services.trainer.learning.ranks import Rank
+from services.trainer.learning.reranking import RerankingMaterials, first_of
+from services.trainer.training_set import JudgedPair
+
+CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
+
+
+def load(files: JobFiles) -> RerankingMaterials:
+    prepare_torch(1)
+    materials = load_materials(files, Rank())
+    assert isinstance(materials, RerankingMaterials)
+    return materials
+
+
+def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(make_job: MakeJob, space: Space):
+    files = make_job(epochs=60, learning_rate=3e-3, **CROSS)
+    prepare_torch(1)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    assert set(result) == {"version"}
+    artifact = space.store.open("checkpoints", str(result["version"]))
+    assert artifact.id.startswith("x")
+    assert artifact.meta["model_type"] == artifact.meta["space_id"] == "cross-encoder"
+    assert (artifact.meta["base_version"], artifact.meta["dim"]) == (space.version, 1)
+    assert artifact.meta["lineage"]["mode"] == "CROSS_ENCODER"
+    metrics = json.loads(artifact.file("metrics.json").read_bytes())
+    before, after = (metrics[name]["strict"]["MAP"] for name in ("before", "after"))
+    assert after > before + 0.05
+    assert artifact.meta["validation_map"] == pytest.approx(after, abs=1e-6)
+
+
+def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: Space):
+    import onnxruntime
+
+    files = make_job(epochs=1, **CROSS)
+    prepare_torch(1)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    artifact = space.store.open("checkpoints", str(result["version"]))
+    materials = load(files)
+    pairs = [(QUERIES[n], FACTS[n]) for n in range(4)]
+    tensors = materials.pair_batches.tensors(pairs)
+    with torch.inference_mode():
+        trained = materials.scorer(files.directory).eval()(**tensors).numpy()
+    session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
+    served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
+    assert np.abs(served - trained).max() < 1e-4
+
+
+def test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone(make_job: MakeJob, space: Space):
+    files, whole = (make_job(epochs=3, means=Means(int8=False), **CROSS) for _ in range(2))
+    prepare_torch(1)
+    with killed_after(1):
+        run_job(files)
+    run_job(files)
+    run_job(whole)
+    made = [one.result() for one in (files, whole)]
+    models = [space.store.open("checkpoints", str(one["version"])).files["model.onnx"].sha256 for one in made if one]
+    assert models[0] == models[1]
+
+
+def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_it(make_job: MakeJob):
+    materials = load(make_job(**CROSS))
+    encoders, objective = materials.encoders(), materials.objective()
+    encoders.query.eval()
+    objective.batches(np.random.default_rng(1), 8)
+    units = np.arange(6)
+    whole = objective.loss(encoders, units)
+    parts = [objective.loss(encoders, part, units) for part in (units[:2], units[2:])]
+    assert float(whole.detach()) == pytest.approx(float(sum(parts).detach()), rel=1e-5)  # type: ignore[union-attr]
+    squares = []
+    for unit in units:
+        example = materials.training_set.examples[objective._owners[unit]]
+        for ordinals, wanted in zip(objective._drawn[unit], (1.0, 0.0), strict=True):
+            for ordinal in ordinals:
+                pair = (example.query, FACTS[ordinal])
+                with torch.inference_mode():
+                    score = materials.scorer().eval()(**materials.pair_batches.tensors([pair]))
+                squares.append((float(score[0]) - wanted) ** 2)
+    assert float(whole.detach()) == pytest.approx(np.mean(squares), rel=1e-4)
+
+
+def test_negatives_are_refused_or_ranked_first_and_never_what_explains_or_may_not_be_learned_from(make_job: MakeJob):
+    other = FACTS.index(PAIRS[3].premise)
+    pairs = [*PAIRS, JudgedPair(QUERIES[0], f"f{other}", FACTS[other], "SKIPPED", "train")]
+    materials = load(make_job(pairs=pairs, **CROSS))
+    for example, negatives in zip(materials.training_set.examples, materials._negatives(), strict=True):
+        assert set(example.refused) <= set(negatives)
+        assert not set(negatives) & {*example.positives, *example.excluded}
+    first = materials.training_set.examples[0]
+    assert other in first.excluded
+    assert len(materials._negatives()[0]) > len(first.refused)
+
+
+def test_the_first_premises_are_those_of_a_full_sort_without_the_one_that_is_dropped():
+    draw = np.random.default_rng(0)
+    queries, premises = (draw.normal(size=(n, 8)).astype(np.float32) for n in (300, 60))
+    dropped = [n % 60 if n % 2 else None for n in range(300)]
+    ordinals, cosines = first_of(queries, premises, 10, dropped)
+    for n, query in enumerate(queries):
+        order = [one for one in np.argsort(-(premises @ query), kind="stable") if one != dropped[n]]
+        assert ordinals[n].tolist() == order[:10]
+        assert cosines[n] == pytest.approx((premises @ query)[order[:10]], abs=1e-5)
+
+
+def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: MakeJob, monkeypatch):
+    materials = load(make_job(**CROSS))
+    monkeypatch.setattr(RerankingMaterials, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
+    report, before = materials.evaluate(materials.encoders()), materials.before
+    assert report is not None
+    assert before is not None
+    assert report.strict.map == before.strict.map
+    vectors = materials._by_base([query.text for query in VALIDATION])
+    whole = evaluate(VALIDATION, vectors, materials.generation.float32(), materials.generation.ordinal_by_text)
+    assert before.strict == whole.strict
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_epoch(make_job: MakeJob, monkeypatch):
+    files = make_job(epochs=3, **CROSS)
+    step = training.Training._step
+    monkeypatch.setattr(
+        training.Training, "_step", lambda self, learner, units, done: _broken(done) or step(self, learner, units, done)
+    )
+    prepare_torch(1)
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    assert "last good one" in str(result["error"])
+    assert str(result["version"]).startswith("x")
+
+
+def _broken(done: int) -> None:
+    if done >= 5:
+        raise training.Diverged(f"the loss became nan at step {done}")
+
+
+def test_without_positives_there_is_nothing_to_learn(make_job: MakeJob):
+    refused = [replace(pair, sign="NEGATIVE") for pair in PAIRS]
+    with pytest.raises(FailedPrecondition, match="no positive pair"):
+        run_job(make_job(pairs=refused, **CROSS))
+
+
+@pytest.mark.parametrize(("mode", "loss"), [("CROSS_ENCODER", "TRIPLET_MARGIN"), ("SINGLE", "REGRESSION")])
+def test_mode_and_loss_must_fit(make_job: MakeJob, mode: str, loss: str):
+    with pytest.raises(InvalidArgument, match="REGRESSION is for the scores of mode CROSS_ENCODER"):
+        run_job(make_job(mode=mode, loss=loss))
