@@ -17,6 +17,8 @@ WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 PRIORS = (0.0, 0.02, 0.05, 0.07, 0.1, 0.15, 0.2)
 FEEDBACKS = (0.0, 0.05, 0.1, 0.15)
 RERANKS = (20, 50, 100)
+RERANK_WEIGHTS = (0.05, 0.1, 0.2, 0.4)
+WEIGHTED = (20, 50)  # re-ranked with each weight
 
 Say = Callable[[str, dict[str, float]], None]
 
@@ -42,7 +44,9 @@ def tune(running: Research, split: str, version: str, say: Say) -> Tuned:
     best = _better(best, [replace(best.retrieval, prior=share) for share in PRIORS[1:]], measured)
     best = _better(best, [replace(best.retrieval, negative_feedback=share) for share in FEEDBACKS[1:]], measured)
     try:
-        return _better(best, [replace(best.retrieval, rerank=n) for n in RERANKS], measured)
+        ways = [replace(best.retrieval, rerank=n) for n in RERANKS]
+        ways += [replace(best.retrieval, rerank=n, rerank_weight=w) for n in WEIGHTED for w in RERANK_WEIGHTS]
+        return _better(best, ways, measured)
     except Unimplemented:
         say("re-ranking: no cross-encoder is served", {})
         return best
@@ -58,7 +62,8 @@ def described(retrieval: Retrieval) -> str:
     if retrieval.negative_feedback:
         words.append(f"negative feedback {retrieval.negative_feedback:g}")
     if retrieval.rerank:
-        words.append(f"re-rank {retrieval.rerank}")
+        weight = f" weight {retrieval.rerank_weight:g}" if retrieval.rerank_weight else ""
+        words.append(f"re-rank {retrieval.rerank}{weight}")
     return ", ".join(words)
 
 

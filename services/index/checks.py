@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,7 +61,7 @@ def check_space(served: Searched, space_id: str) -> None:
 
 
 def check_text_query(query: TextQuery, limits: Limits) -> None:
-    """Refuses shares beyond 0 to 1 or without use, too few or many to re-rank, accepted premises that do not fit."""
+    """Refuses shares beyond 0 to 1 or without use, a re-ranking that cannot be, accepted premises that do not fit."""
     if not 0.0 <= query.lexical_weight <= 1.0:
         raise errors.InvalidArgument.field(
             "fusion.lexical_weight", f"{query.lexical_weight:g} is not within 0 and 1; give the share of BM25"
@@ -82,12 +84,32 @@ def check_text_query(query: TextQuery, limits: Limits) -> None:
         raise errors.InvalidArgument.field(
             "rerank", f"is {query.rerank}; give k ({query.scope.k}) to {limits.k:,}, or 0 for none"
         )
+    if query.rerank_weight:
+        _check_rerank_weight(query)
     if query.accepted and len(query.accepted) != len(query.texts):
         raise errors.InvalidArgument.field(
             "accepted", f"has {len(query.accepted)} lists for {len(query.texts)} texts; give one each, or none at all"
         )
     if any(len(ids) > limits.items for ids in query.accepted):
         raise errors.InvalidArgument.field("accepted", f"has over {limits.items:,} ids for a text; give fewer")
+
+
+def _check_rerank_weight(query: TextQuery) -> None:
+    weight = query.rerank_weight
+    if not 0.0 < weight < math.inf:
+        raise errors.InvalidArgument.field(
+            "rerank_weight",
+            f"is {weight:g}; give a positive number, or set it to 0 for the cross-encoder's score alone",
+        )
+    if not query.rerank:
+        raise errors.InvalidArgument.field(
+            "rerank_weight", f"is {weight:g} and rerank is 0; say how many premises to re-rank, or set it to 0"
+        )
+    if query.mode == "ITERATIVE_LEXICAL":
+        raise errors.InvalidArgument.field(
+            "rerank_weight",
+            f"is {weight:g}, but scores of different rounds cannot be added to; use mode LEXICAL, or set it to 0",
+        )
 
 
 def check_base(generation: str, space_id: str, wanted: str) -> None:

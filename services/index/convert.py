@@ -71,6 +71,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         mode=known(_MODES, request.mode, "mode", "DENSE"),
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
+        rerank_weight=request.rerank_weight,
         prior=request.prior,
         negative_feedback=request.negative_feedback,
         fusion=known(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),

@@ -28,9 +28,10 @@ class TextQuery:
     """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
 
     `accepted` has ids of premises by text, or is empty; `rerank` says how many premises the cross-encoder orders anew
-    (0: none); `prior` is the share of the explanatory-power prior, `negative_feedback` that of what the best of a first
-    ranking have in common, both from 0 to 1. `precision`, `routing_key` and `request_id` are the encoder's matter and
-    passed on; empty ones leave it the choice.
+    (0: none), `rerank_weight` how much its score adds to that of the first ranking (0: its score alone decides);
+    `prior` is the share of the explanatory-power prior, `negative_feedback` that of what the best of a first ranking
+    have in common, both from 0 to 1. `precision`, `routing_key` and `request_id` are the encoder's matter and passed
+    on; empty ones leave it the choice.
     """
 
     texts: tuple[str, ...]
@@ -42,6 +43,7 @@ class TextQuery:
     mode: Mode = "DENSE"
     accepted: tuple[tuple[str, ...], ...] = ()
     rerank: int = 0
+    rerank_weight: float = 0.0
     prior: float = 0.0
     negative_feedback: float = 0.0
     lexical_weight: float = LEXICAL_WEIGHT

@@ -215,8 +215,11 @@ class Ranker:
         premises = call.served.generation.premises
         texts = [[premises[n].text for n in one.ordinals.tolist()] for one in ranked.found]
         started = time.perf_counter()
-        found, version = await self._reranker.rerank(call.query.texts, ranked.found, texts, left_s=call.left_s)
-        k, encode_s = call.query.scope.k, ranked.encode_s + time.perf_counter() - started
+        query = call.query
+        found, version = await self._reranker.rerank(
+            query.texts, ranked.found, texts, weight=query.rerank_weight, left_s=call.left_s
+        )
+        k, encode_s = query.scope.k, ranked.encode_s + time.perf_counter() - started
         found = [Found(one.ordinals[:k], one.scores[:k], one.exact) for one in found]
         return replace(ranked, found=found, encode_s=encode_s, reranked_by=version)
 

@@ -1,4 +1,4 @@
-"""The first premises of a ranking in the order of a cross-encoder's scores."""
+"""The first premises of a ranking in the order of a cross-encoder's scores, alone or added to the ranking's own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,18 @@ class Reranker:
         self._client, self._timeout_s = client, timeout_s
 
     async def rerank(
-        self, texts: Sequence[str], found: Sequence[Found], premises: Sequence[Sequence[str]], *, left_s: float | None
+        self,
+        texts: Sequence[str],
+        found: Sequence[Found],
+        premises: Sequence[Sequence[str]],
+        *,
+        weight: float,
+        left_s: float | None,
     ) -> tuple[list[Found], str]:
         """Each text's list by (score descending, ordinal ascending), and the cross-encoder's version.
 
-        `premises` has the texts of `found`. Raises what Score raises, Unavailable naming the encoder,
+        `premises` has the texts of `found`. With a `weight` the score is that of `found` plus so much of the
+        cross-encoder's; with 0 it is the cross-encoder's. Raises what Score raises, Unavailable naming the encoder,
         FailedPrecondition when the cross-encoder changed in between.
         """
         timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
@@ -54,14 +61,16 @@ class Reranker:
                 f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
             )
         return [
-            _ordered(one, parts) for one, parts in zip(found, scored, strict=True)
+            _ordered(one, parts, weight) for one, parts in zip(found, scored, strict=True)
         ], versions.pop() if versions else ""
 
 
-def _ordered(found: Found, parts: Sequence[Scored]) -> Found:
+def _ordered(found: Found, parts: Sequence[Scored], weight: float) -> Found:
     if not parts:
         return found
     scores = np.concatenate([part.scores for part in parts])
+    if weight:
+        scores = (found.scores + weight * scores.astype(np.float64)).astype(np.float32)
     order = np.lexsort((found.ordinals, -scores))
     return Found(found.ordinals[order], scores[order], found.exact)
 

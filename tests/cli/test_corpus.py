@@ -57,6 +57,21 @@ async def test_json_is_taken_wherever_it_stands_but_not_from_the_texts(aeenc, fl
     assert found.json["results"][0]["text"] == "--json"
 
 
+async def test_a_weight_adds_the_cross_encoders_score_to_the_first_one(aeenc, fleet, facts):
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    words = (*fleet.options, "--json", "retrieve", "science", "heat melts frozen ice", "-k", 3)
+    first, found = await aeenc(*words), await aeenc(*words, "--rerank", 3, "--rerank-weight", 0.25)
+    assert found.code == 0, found.stderr
+    before, after = (
+        {hit["text"]: hit["score"] for hit in one.json["results"][0]["premises"]} for one in (first, found)
+    )
+    assert after == pytest.approx({text: score + 0.25 * text.count("e") for text, score in before.items()}, rel=1e-6)
+    assert list(after) == sorted(after, key=lambda text: -after[text])
+    refused = await aeenc(*words, "--rerank-weight", 0.25)
+    assert (refused.code, refused.error["status"]) == (2, "INVALID_ARGUMENT")
+    assert "rerank_weight: is 0.25 and rerank is 0" in refused.error["message"]
+
+
 async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told(aeenc, fleet, trees):
     built = await aeenc(*fleet.options, "--json", "corpus", "build", "trees", "--data", trees, "--no-activate")
     assert (built.code, built.json["premises"], built.json["active"]) == (0, 7, False)

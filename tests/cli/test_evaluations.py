@@ -52,13 +52,13 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
 async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     fleet.trainer.report = report(paper=None)
     words = ("--mode", "hybrid", "--lexical-weight", 0.25, "--prior", 0.5, "--rerank", 30, "--protocol", "strict")
-    words += ("--negative-feedback", 0.125)
+    words += ("--negative-feedback", 0.125, "--rerank-weight", 0.375)
     ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--no-trees", *words)
     assert ended.code == 0, ended.stderr
     config = fleet.trainer.asked[0].config
     assert (config.retrieval.mode, config.retrieval.rerank) == (index_pb2.RETRIEVE_MODE_HYBRID, 30)
     assert (config.retrieval.fusion.lexical_weight, config.retrieval.prior) == (0.25, 0.5)
-    assert config.retrieval.negative_feedback == 0.125
+    assert (config.retrieval.negative_feedback, config.retrieval.rerank_weight) == (0.125, 0.375)
     assert (config.strict_only, len(fleet.trainer.asked[0].trees)) == (True, 0)
     assert "paper" not in ended.json
     await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")

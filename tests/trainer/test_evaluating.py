@@ -195,6 +195,7 @@ async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: W
         (alone, {"retrieval": Retrieval(conditioned=True)}, errors.InvalidArgument, "two gold premises"),
         (alone, {"retrieval": Retrieval(prior=0.3)}, errors.FailedPrecondition, "explanations"),
         (alone, {"retrieval": Retrieval(prior=3.0)}, errors.InvalidArgument, "prior"),
+        (alone, {"retrieval": Retrieval(rerank_weight=0.3)}, errors.InvalidArgument, "rerank_weight: is 0.3"),
         (alone, {"retrieval": Retrieval(rerank=20)}, errors.Unimplemented, "cross-encoder"),
         (alone, {"retrieval": Retrieval(), "version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
         ([("q", ("no such",))], {"retrieval": Retrieval("lexical")}, errors.InvalidArgument, "no such"),

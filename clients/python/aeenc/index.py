@@ -84,6 +84,7 @@ class IndexClient:
         prior: float = 0.0,
         negative_feedback: float = 0.0,
         rerank: int = 0,
+        rerank_weight: float = 0.0,
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -98,8 +99,9 @@ class IndexClient:
         `mode` says how texts are matched: by the encoder, by words, or by both, put together as `fusion` says. With
         `accepted` (ids by text), premises are sought for what those accepted before leave unexplained;
         `prior` is the share, from 0 to 1, of what explained similar hypotheses (`put_explanations`); a cross-encoder
-        orders the first `rerank` premises anew, at least k of them. `negative_feedback` is the share of what the five
-        best premises have in common that is taken off the query for a second ranking; 0.1 is a good start.
+        orders the first `rerank` premises anew, at least k of them, by its score alone or, with `rerank_weight`, by
+        their score so far plus so much of its own. `negative_feedback` is the share of what the five best premises have
+        in common that is taken off the query for a second ranking; 0.1 is a good start.
         `precision` says how exactly to encode the texts (default: what the encoder is set to); while label `canary` has
         a share, calls with one `routing_key` go the same way.
         """
@@ -114,6 +116,7 @@ class IndexClient:
             prior=prior,
             negative_feedback=negative_feedback,
             rerank=rerank,
+            rerank_weight=rerank_weight,
             model=selector(label, version),
             exclude_ids=exclude,
             filter=_filter(splits),

@@ -28,6 +28,7 @@ class Retrieval:
     rerank: int = 0
     conditioned: bool = False
     negative_feedback: float = 0.0
+    rerank_weight: float = 0.0
 
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
         """As it travels to an evaluation."""
@@ -38,6 +39,7 @@ class Retrieval:
             rerank=self.rerank,
             conditioned=self.conditioned,
             negative_feedback=self.negative_feedback,
+            rerank_weight=self.rerank_weight,
         )
 
 
@@ -69,12 +71,13 @@ async def rank(
 
     Texts that are too long are cut. Raises what Retrieve raises, FailedPrecondition when the cross-encoder changes.
     """
-    first = await _ask(index, call, texts, k, TEXTS, accepted, rerank=0)
     n = call.retrieval.rerank
     if not n:
-        return first
+        return await _ask(index, call, texts, k, TEXTS, accepted)
+    plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0))
+    first = await _ask(index, plain, texts, k, TEXTS, accepted)
     pinned = replace(call, version=first.model_version or call.version)
-    anew = await _ask(index, pinned, texts, n, max(1, PAIRS // n), accepted, rerank=n)
+    anew = await _ask(index, pinned, texts, n, max(1, PAIRS // n), accepted)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
     return Rankings(results, first.model_version, anew.rerank_version)
 
@@ -86,8 +89,6 @@ async def _ask(
     k: int,
     together: int,
     accepted: Sequence[Sequence[str]],
-    *,
-    rerank: int,
 ) -> Rankings:
     results: list[list[Hit]] = []
     version, reranked_by = call.version, ""
@@ -103,7 +104,8 @@ async def _ask(
             accepted=accepted[start : start + together],
             prior=call.retrieval.prior,
             negative_feedback=call.retrieval.negative_feedback,
-            rerank=rerank,
+            rerank=call.retrieval.rerank,
+            rerank_weight=call.retrieval.rerank_weight,
             drop_self=call.drop_self,
             generation=call.generation,
             truncate=True,

@@ -144,7 +144,9 @@ class MilvusRetrieval:
             return _answer(sought, found, started, encode_s, encoded.version)
         premises = [[sought.settled.premises[n].text for n in one.ordinals.tolist()] for one in found]
         asked_at = time.perf_counter()
-        found, reranked_by = await self._reranker.rerank(query.texts, found, premises, left_s=left_s())
+        found, reranked_by = await self._reranker.rerank(
+            query.texts, found, premises, weight=query.rerank_weight, left_s=left_s()
+        )
         found = [Found(one.ordinals[: query.scope.k], one.scores[: query.scope.k], one.exact) for one in found]
         encode_s += time.perf_counter() - asked_at
         return _answer(sought, found, started, encode_s, encoded.version, reranked_by)

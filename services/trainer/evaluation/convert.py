@@ -100,6 +100,7 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
         fusion=fusion,
         prior=message.prior,
         rerank=message.rerank,
+        rerank_weight=message.rerank_weight,
         conditioned=message.conditioned,
         negative_feedback=message.negative_feedback,
     )

@@ -24,10 +24,11 @@ def named() -> list[Any]:
     [
         {"accepted": ACCEPTED},
         {"rerank": 6},
+        {"rerank": 6, "rerank_weight": 0.25},
         {"accepted": ACCEPTED, "rerank": 7},
         {"accepted": ACCEPTED, "drop_self": False, "splits": ["dev"], "exclude": ["f1"]},
     ],
-    ids=["accepted", "rerank", "both", "restricted"],
+    ids=["accepted", "rerank", "weighted", "both", "restricted"],
 )
 async def test_conditioned_and_re_ranked_answers_are_those_of_files_to_the_bit(start, serve, encoder, more):
     answers = []

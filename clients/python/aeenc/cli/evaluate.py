@@ -124,6 +124,9 @@ def evaluate(
         float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
     ] = 0.0,
     rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
+    rerank_weight: Annotated[
+        float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+    ] = 0.0,
     conditioned: Annotated[
         bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
     ] = False,
@@ -141,6 +144,7 @@ def evaluate(
         prior=prior,
         negative_feedback=negative_feedback,
         rerank=rerank,
+        rerank_weight=rerank_weight,
         conditioned=conditioned,
     )
     if conditioned and run is not None:

@@ -38,6 +38,9 @@ def retrieve(
         float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
     ] = 0.0,
     rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
+    rerank_weight: Annotated[
+        float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+    ] = 0.0,
     precision: Annotated[
         Literal["float32", "float16", "int8"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
@@ -57,6 +60,7 @@ def retrieve(
             prior=prior,
             negative_feedback=negative_feedback,
             rerank=rerank,
+            rerank_weight=rerank_weight,
             splits=splits or (),
             precision=precision,
             routing_key=routing_key,

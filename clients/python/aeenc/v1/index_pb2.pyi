@@ -110,7 +110,7 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback")
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class RetrieveRequest(_message.Message):
     ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
@@ -145,7 +146,8 @@ class RetrieveRequest(_message.Message):
     routing_key: str
     fusion: Fusion
     negative_feedback: float
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ...) -> None: ...
+    rerank_weight: float
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight")

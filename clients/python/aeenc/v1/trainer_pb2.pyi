@@ -302,20 +302,22 @@ class EvaluateConfig(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
 
 class RetrievalOptions(_message.Message):
-    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback")
+    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight")
     MODE_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     RERANK_FIELD_NUMBER: _ClassVar[int]
     CONDITIONED_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     mode: _index_pb2.RetrieveMode
     fusion: _index_pb2.Fusion
     prior: float
     rerank: int
     conditioned: bool
     negative_feedback: float
-    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ...) -> None: ...
+    rerank_weight: float
+    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)

@@ -1,0 +1,96 @@
+"""A re-ranking by the sum of both scores, over the wire: in every mode whose scores compare, and refused elsewhere."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hashed_encoder import facts, raises
+
+from aeenc import Fusion, Retrieval, errors
+
+TEXT = "a star that heats the ice"
+WEIGHT = 0.25
+
+
+@pytest.fixture
+async def built(index):
+    await index.client.build("science", facts())
+    await index.client.put_explanations("science", [("the heat of a star", ["f2", "f5"]), ("ice melts", ["f6"])])
+    return index
+
+
+def by_sum(hits, weight=WEIGHT):
+    """Ids and scores of a first ranking re-ranked by hand: the cross-encoder of the tests counts the letter "e"."""
+    sums = {hit.id: float(np.float32(hit.score + weight * hit.text.count("e"))) for hit in hits}
+    return sorted(sums.items(), key=lambda one: (-one[1], int(one[0][1:])))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "dense"},
+        {"mode": "lexical"},
+        {"mode": "hybrid"},
+        {"mode": "hybrid", "fusion": Fusion("reciprocal_rank")},
+        {"mode": "lexical", "prior": 0.5},
+        {"mode": "hybrid", "prior": 0.5, "negative_feedback": 0.4},
+        {"mode": "dense", "accepted": [["f1"]]},
+    ],
+    ids=["dense", "lexical", "hybrid", "reciprocal", "lexical-prior", "feedback", "accepted"],
+)
+async def test_a_weighted_re_ranking_adds_the_cross_encoders_score_to_the_one_before(built, encoder, options):
+    first = (await built.client.retrieve("science", [TEXT], k=5, **options))[0]
+    found = await built.client.retrieve("science", [TEXT], k=3, rerank=5, rerank_weight=WEIGHT, **options)
+    assert [(hit.id, hit.score) for hit in found[0]] == by_sum(first)[:3]
+    assert found.rerank_version == encoder.servicer.cross_version
+
+
+async def test_each_weight_has_an_order_of_its_own_and_none_is_the_cross_encoders(built):
+    first = (await built.client.retrieve("science", [TEXT], k=10))[0]
+    orders = []
+    for weight in (0.0, 0.001, 0.25):
+        hits = (await built.client.retrieve("science", [TEXT], k=10, rerank=10, rerank_weight=weight))[0]
+        orders.append([hit.id for hit in hits])
+    alone = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))
+    assert orders[0] == [hit.id for hit in alone]
+    assert orders[1] == [hit.id for hit in first], "so small a weight changes nothing"
+    assert orders[2] not in orders[:2]
+
+
+async def test_equal_sums_stand_in_the_order_of_insertion(built):
+    first = (await built.client.retrieve("science", [TEXT], k=10))[0]
+    found = (await built.client.retrieve("science", [TEXT], k=10, rerank=10, rerank_weight=2.0**40))[0]
+    assert len({hit.score for hit in found}) < 10, "beside so large a weight cosines are rounded away"
+    assert [(hit.id, hit.score) for hit in found] == by_sum(first, 2.0**40)
+
+
+async def test_a_head_re_ranked_by_sums_is_followed_by_the_others_in_their_order(built):
+    first = (await built.client.retrieve("science", [TEXT], k=10, mode="hybrid"))[0]
+    retrieval = Retrieval("hybrid", rerank=4, rerank_weight=WEIGHT)
+    [found] = (await built.client.rankings("science", [TEXT], k=10, retrieval=retrieval)).results
+    head = by_sum(first[:4])
+    assert [(hit.id, hit.score) for hit in found[:4]] == head
+    assert [hit.id for hit in found[4:]] == [hit.id for hit in first[4:]]
+    assert all(one.score > after.score for one, after in pairwise(found[3:]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rerank": 5, "rerank_weight": -0.1}, ("-0.1", "positive")),
+        ({"rerank": 5, "rerank_weight": float("nan")}, ("nan", "positive")),
+        ({"rerank": 5, "rerank_weight": float("inf")}, ("inf", "positive")),
+        ({"rerank_weight": 0.2}, ("0.2", "rerank is 0")),
+        ({"rerank": 5, "rerank_weight": 0.2, "mode": "iterative_lexical"}, ("0.2", "rounds", "mode LEXICAL")),
+    ],
+    ids=["negative", "nan", "infinite", "no-rerank", "iterative"],
+)
+async def test_a_weight_that_cannot_be_is_refused_by_name(built, encoder, options, words):
+    asked = built.client.retrieve("science", [TEXT], k=3, **options)
+    refused = await raises(errors.InvalidArgument, asked, "rerank_weight", "set it to 0", *words)
+    assert "rerank_weight" in str(refused)
+    rankings = built.client.rankings("science", [TEXT], k=3, retrieval=Retrieval(**options))
+    await raises(errors.InvalidArgument, rankings, "rerank_weight")
+    assert not encoder.servicer.score_requests
