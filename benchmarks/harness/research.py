@@ -25,7 +25,7 @@ from aeenc.cli.sample import hypotheses_of
 from aeenc.cli.train import TRAINING_SPLIT, validation_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
-from aeenc.v1 import trainer_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2
 from harness.entailmentbank import DATA
 from harness.rows import ROOT
 from services.launcher.fleet import Fleet, Options
@@ -71,10 +71,17 @@ class Research:
 
     def serve(self, version: str) -> None:
         """Points `stable` at a version, waits until the encoder serves it, and has the corpus searched in its space."""
+        self._search_in(self._publish(version).space_id)
+
+    def score_with(self, version: str) -> None:
+        """Has the encoder score pairs by a version of a cross-encoder."""
+        self._publish(version)
+
+    def _publish(self, version: str) -> registry_pb2.Label:
         published = self.client.registry.publish(version, wait_s=PUBLISH_S, force=True)
         if not published.complete:
             raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
-        self._search_in(published.label.space_id)
+        return published.label
 
     def pretrained(self) -> str:
         """The version of the space's pre-trained encoder."""

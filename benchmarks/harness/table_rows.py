@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aeenc import Fusion, Retrieval
@@ -60,8 +60,16 @@ OURS: Mapping[str, Any] = {
     "epochs": 8,
     "initial_share": 0.05,
 }
+# Orders the first premises of OURS anew: half an hour on two cores.
+RERANKER: Mapping[str, Any] = {
+    "data_sets": [GOLD],
+    "mode": "MODE_CROSS_ENCODER",
+    "epochs": 3,
+}
 # What `make bench NAME=trainer ARGS='--only retrieval'` found on dev.
 FULL = Retrieval("hybrid", Fusion(lexical_weight=0.15), prior=0.07, negative_feedback=0.15)
+
+RERANKED = replace(FULL, rerank=20, rerank_weight=0.2)
 
 Measure = Callable[[Research, str, int], dict[str, Any]]
 
@@ -101,6 +109,15 @@ def trained(name: str, fields: Mapping[str, Any], retrieval: Retrieval | None = 
         return research.evaluate(split, retrieval=retrieval)
 
     return measure
+
+
+def reranked(research: Research, split: str, seed: int) -> dict[str, Any]:
+    """Row `ours-full` with a cross-encoder that one more job has trained."""
+    encoder = version_of(research, "ours", OURS, seed)
+    scorer = version_of(research, "reranker", {**RERANKER, "base_version": encoder}, seed)
+    research.serve(encoder)
+    research.score_with(scorer)
+    return research.evaluate(split, retrieval=RERANKED)
 
 
 def version_of(research: Research, name: str, fields: Mapping[str, Any], seed: int) -> str:
@@ -174,6 +191,7 @@ ROWS: tuple[TableRow, ...] = (
     TableRow("ours-full", "ours: full retrieval", measure=trained("ours", OURS, FULL), seeds=THREE),
     # The directories of the first three say nothing of pooling. DPR's question encoder encodes premises, too, since a
     # space begins with one base model.
+    TableRow("ours-reranked", "ours: full retrieval, re-ranked", measure=reranked, seeds=THREE),
     *_elsewhere("bert", "BERT, mean", "bert-base-uncased", "mean"),
     *_elsewhere("dpr", "DPR's question encoder, [CLS]", "facebook/dpr-question_encoder-single-nq-base", "cls"),
     *_elsewhere("simcse", "SimCSE, [CLS]", "princeton-nlp/sup-simcse-bert-base-uncased", "cls"),
