@@ -30,6 +30,14 @@ async def test_a_job_is_asked_for_in_the_mode_that_was_given(aeenc, fleet, words
     assert (request.config.mode, request.config.batching) == (mode, batching)
 
 
+async def test_a_cross_encoder_is_asked_for_with_the_service_s_loss(aeenc, fleet):
+    fleet.trainer.jobs = [DONE]
+    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", "--mode", "cross-encoder")
+    assert ended.code == 0, ended.stderr
+    config = fleet.trainer.asked[0].config
+    assert (config.mode, config.loss) == (trainer_pb2.MODE_CROSS_ENCODER, trainer_pb2.LOSS_UNSPECIFIED)
+
+
 async def test_a_publication_is_taken_back_by_its_corpus(aeenc, fleet):
     assert (await aeenc(*fleet.options, "rollback", "--corpus", "science")).code == 0
     assert fleet.trainer.asked[0].corpus == "science"

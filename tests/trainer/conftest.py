@@ -1,11 +1,12 @@
-"""The tiny space, the corpus in it, the tiny cross-encoder and a job's runner as fixtures."""
+"""Fixtures: the tiny space, the corpus in it, the tiny cross-encoder, a job's runner, services around a trainer."""
 
 import pytest
 from job_bench import bench
+from job_world import world
 from tiny_cross_encoder import Exported, export_tiny_cross_encoder
 from trainer_world import corpus, make_job, space
 
-__all__ = ["bench", "corpus", "make_job", "space"]
+__all__ = ["bench", "corpus", "make_job", "space", "world"]
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ def weights_of(space: Space, files: JobFiles) -> list[str]:
     result = files.result()
     assert result is not None
     made = [result[name] for name in ("version", "premise_version") if name in result]
-    return [space.store.open("checkpoints", version).files["model.safetensors"].sha256 for version in made]
+    files_of = [space.store.open("checkpoints", version).files for version in made]
+    return [files.get("model.safetensors", files["model.onnx"]).sha256 for files in files_of]
 
 
 @pytest.mark.crash
@@ -36,6 +37,7 @@ def weights_of(space: Space, files: JobFiles) -> list[str]:
         *((loss, "SINGLE") for loss in ("FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION")),
         ("TRIPLET_MARGIN", "SIAMESE"),
         ("PAIRWISE_CONTRASTIVE", "DUAL"),
+        ("REGRESSION", "CROSS_ENCODER"),
     ],
 )
 def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, make_job: MakeJob, loss: str, mode: str):

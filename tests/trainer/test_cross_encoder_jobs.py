@@ -1,0 +1,45 @@
+"""Jobs in mode CROSS_ENCODER through the RPCs: what they leave is published and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_world import World
+from trainer_world import FACTS, QUERIES
+
+from aeenc import Channel, RegistryClient, errors
+from aeenc.v1 import trainer_pb2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: World):
+    job = await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, epochs=1)
+    config = job.config
+    assert (config.loss, config.batching) == (trainer_pb2.LOSS_REGRESSION, trainer_pb2.BATCHING_QUERIES)
+    assert (config.batch_size, config.hard_negatives) == (8, 6)
+    job = await world.trainer.wait(job.id)
+    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    checkpoint = await world.trainer.checkpoint(job.version)
+    assert (checkpoint.space_id, checkpoint.base_version) == ("cross-encoder", world.space.version)
+    registry = RegistryClient(Channel(world.trainer.channel.target, timeout_s=20))
+    published = await registry.publish(job.version, wait_s=20)
+    await registry.channel.close()
+    assert published.complete
+    scored = await world.encoder.score(QUERIES[0], FACTS[:3])
+    assert (scored.model_version, len(scored.scores)) == (job.version, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"loss": trainer_pb2.LOSS_GIST}, "config.loss: is GIST, but mode CROSS_ENCODER"),
+        ({"batching": trainer_pb2.BATCHING_ITEMS}, "config.batching: is ITEMS"),
+        ({"regularization": 0.1}, "config.regularization: is 0.1"),
+        ({"hard_negatives": 0}, "config.hard_negatives: is 0; give 1 to 64"),
+    ],
+)
+async def test_what_a_cross_encoder_has_no_use_for_is_refused(world: World, fields: dict[str, Any], told: str):
+    with pytest.raises(errors.InvalidArgument, match=told):
+        await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)
