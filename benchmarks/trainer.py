@@ -25,7 +25,7 @@ import numpy as np
 from aeenc.trees import Dataset
 from harness.checkpoints import session
 from harness.entailmentbank import DATA
-from harness.research import VALIDATION, Research, research
+from harness.research import CROSS_ENCODERS, VALIDATION, Research, research
 from harness.rows import Rows
 from harness.table_records import Candidates, candidates_of, records
 from harness.table_rows import BY_NAME, OURS, PAPER, version_of
@@ -76,8 +76,13 @@ def untrained(rows: Rows, running: Research) -> None:
         rows.note(f"MiniLM, whole trees, {name.replace('_', ' ')}", level["Recall@25"], "R@25", told)
 
 
-def retrieval(rows: Rows, running: Research, version: str) -> None:
-    """What each stage of retrieval adds to a checkpoint."""
+def retrieval(rows: Rows, running: Research, version: str, cross_encoder: str) -> None:
+    """What each stage of retrieval adds to a checkpoint; re-ranked by a named cross-encoder, or the one served."""
+    if cross_encoder:
+        running.score_with(next(one.version for one in running.cross_encoders() if not one.job_id))
+    for label in running.client.registry.labels():
+        if label.space_id == CROSS_ENCODERS:
+            rows.note(f"re-ranked by cross-encoder {label.version} ({label.name})", None, "")
     dense: dict[str, float] = {}
 
     def say(way: str, strict: dict[str, float]) -> None:
@@ -203,7 +208,7 @@ def main() -> None:
             if "retrieval" in wanted:
                 version = options.version or version_of(running, "ours", OURS, 0)
                 running.serve(version)
-                retrieval(rows, running, version)
+                retrieval(rows, running, version, options.cross_encoder)
             if "export" in wanted:
                 export(rows, running, options.version or running.pretrained())
             if "epochs" in wanted:

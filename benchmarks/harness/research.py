@@ -34,6 +34,7 @@ from services.trainer.base_model import DEFAULT_NAME
 HOME = ROOT / ".aeenc" / "bench" / "research"
 VALIDATION = "dev"
 PUBLISH_S = 60.0
+CROSS_ENCODERS = "cross-encoder"  # their space
 GOLD = "gold"  # the trainer's name of the data set, and the sampler's of the oracle
 EVALUATE_S = 6 * 3600.0
 
@@ -82,6 +83,10 @@ class Research:
         if not published.complete:
             raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
         return published.label
+
+    def cross_encoders(self) -> list[trainer_pb2.Checkpoint]:
+        """The cross-encoders that there are, the newest first."""
+        return [one for one in self.client.trainer.checkpoints() if one.space_id == CROSS_ENCODERS]
 
     def pretrained(self) -> str:
         """The version of the space's pre-trained encoder."""

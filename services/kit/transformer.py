@@ -89,7 +89,7 @@ def load_transformer(
         config = _encoder_config(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
         architecture: Any = AutoModelForTextEncoding if config.model_type in TEXT_ENCODERS else AutoModel
         if weights is not None:
-            model: nn.Module = architecture.from_config(config, trust_remote_code=False, **chosen)
+            model: nn.Module = architecture.from_config(config, trust_remote_code=False, dtype=torch.float32, **chosen)
             _complete(
                 model, {name.removeprefix(f"{DENSE}."): tensor for name, tensor in weights.items() if DENSE in name}
             )

@@ -1,6 +1,7 @@
 """Makes sure that the operator's cross-encoder is there: exported as a checkpoint, registered, served if none was.
 
-A cross-encoder scores a query with one premise; its labels live in a space of their own. No job trains it.
+A cross-encoder scores a query with one premise; its labels live in a space of their own. Jobs of mode CROSS_ENCODER
+train others.
 """
 
 from __future__ import annotations

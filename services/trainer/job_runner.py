@@ -84,7 +84,8 @@ class JobRunner:
         self._wake.set()
 
     async def drop(self, job_id: str) -> None:
-        """Stops working on a job that was cancelled."""
+        """Stops working on a job that was cancelled, or waiting for what it needs."""
+        self._waits.over(job_id)
         if job_id == self.active_job and self._work is not None:
             await cancel_all([self._work])
 
@@ -114,6 +115,8 @@ class JobRunner:
                         self._work = asyncio.create_task(self._hold(job_id))
                         await asyncio.wait([self._work])
                         self.active_job, worked = "", True
+                    elif self._waits.due(job_id):
+                        self._waits.over(job_id)  # another trainer works on it
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
             except Exception as error:  # a look that fails must not be the last one
@@ -235,8 +238,10 @@ class JobRunner:
             result = files.result()
             if result is not None:
                 return result
-            if self._draining or asked_to_end(ended.result()):  # the child may hear of the end before this process
+            if self._draining:
                 raise JobStopped
+            if asked_to_end(ended.result()):  # who asks a child alone may do so again, and it may hear of an end first
+                raise errors.Unavailable(f"its process was asked to end (signal {-ended.result()})")
             raise JobFailed(describe_exit(ended.result()))
         finally:
             # Whoever cancels may repeat it; the directory is not anybody else's before the child is gone.

@@ -198,8 +198,8 @@ class Publishing:
 
 def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict[str, Any]) -> Any:
     """The serving version's average precisions on the candidate's queries; None where nobody measured them."""
-    same = ("generation", "queries_sha256")
-    if metrics is not None and all(metrics[name] == candidate[name] for name in same):
+    same = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality is that of the rankings it re-ranks
+    if metrics is not None and all(metrics.get(name) == candidate.get(name) for name in same):
         return np.array(metrics["after"]["average_precisions"])
     if candidate["base_version"] == serving:
         return np.array(candidate["before"]["average_precisions"])

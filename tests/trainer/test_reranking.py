@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from services.kit.transformer import load_transformer
 from services.trainer.evaluation import evaluate
 from services.trainer.job_files import JobFiles, Means
-from services.trainer.learning import training
+from services.trainer.learning import reranking, training
 from services.trainer.learning.job import load_materials, prepare_torch, run_job
 from services.trainer.learning.ranks import Rank
 from services.trainer.learning.reranking import RerankingMaterials, first_of
@@ -99,16 +101,32 @@ def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_i
     assert float(whole.detach()) == pytest.approx(np.mean(squares), rel=1e-4)
 
 
-def test_negatives_are_refused_or_ranked_first_and_never_what_explains_or_may_not_be_learned_from(make_job: MakeJob):
-    other = FACTS.index(PAIRS[3].premise)
-    pairs = [*PAIRS, JudgedPair(QUERIES[0], f"f{other}", FACTS[other], "SKIPPED", "train")]
-    materials = load(make_job(pairs=pairs, **CROSS))
-    for example, negatives in zip(materials.training_set.examples, materials._negatives(), strict=True):
-        assert set(example.refused) <= set(negatives)
-        assert not set(negatives) & {*example.positives, *example.excluded}
-    first = materials.training_set.examples[0]
-    assert other in first.excluded
-    assert len(materials._negatives()[0]) > len(first.refused)
+def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJob, monkeypatch):
+    monkeypatch.setattr(reranking, "FIRST", 3)
+    opposite = lambda self, texts: -self._frozen("", texts, "")  # noqa: E731 - ranks last what the pre-trained ranks first
+    monkeypatch.setattr(RerankingMaterials, "_by_base", opposite)
+    monkeypatch.setattr(RerankingMaterials, "_begun_with", property(lambda self: replace(self.base, id="another")))
+    materials = load(make_job(**CROSS))
+    examples, corpus = materials.training_set.examples, materials.generation.float32()
+    queries = materials._frozen("", [example.query for example in examples], "")
+    for example, query, negatives in zip(examples, queries, materials._negatives(), strict=True):
+        order = np.argsort(-(corpus @ query), kind="stable")
+        wanted = {*order[:3], *order[-3:], *example.refused} - {*example.positives, *example.excluded}
+        assert set(negatives) == wanted
+
+
+def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: MakeJob):
+    undecided = JudgedPair(QUERIES[0], "f3", FACTS[3], "SKIPPED", "train")
+    materials = load(make_job(pairs=[*PAIRS, undecided], held_out=[FACTS[7]], **CROSS))
+    materials.training_set.excluded[5] = True  # as a premise that stands in dev's trees alone
+    found = materials._negatives()
+    assert not {5, 7} & {n for ordinals in found for n in ordinals} - {
+        n for example in materials.training_set.examples for n in example.refused
+    }
+    unjudged = [n for n, one in enumerate(materials.training_set.examples) if not {5, 7} & {*one.refused}]
+    assert unjudged
+    assert all(not {5, 7} & set(found[n]) for n in unjudged)
+    assert 3 not in found[0]
 
 
 def test_the_first_premises_are_those_of_a_full_sort_without_the_one_that_is_dropped():
@@ -151,6 +169,41 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_epoch(make_job: MakeJob, m
 def _broken(done: int) -> None:
     if done >= 5:
         raise training.Diverged(f"the loss became nan at step {done}")
+
+
+def test_equal_premises_rank_by_insertion_at_the_edge_of_the_first_ones():
+    draw = np.random.default_rng(3)
+    queries, premises = (draw.normal(size=(n, 8)).astype(np.float32) for n in (20, 60))
+    premises[30:] = premises[:30]
+    ordinals, _ = first_of(queries, premises, 21)
+    for n, query in enumerate(queries):
+        exact = (premises.astype(np.float64) * query).sum(axis=1).astype(np.float32)
+        assert ordinals[n].tolist() == sorted(range(60), key=lambda one: (-exact[one], one))[:21]
+    assert first_of(queries, premises[:1], 20, [0] * 20)[0].shape == (20, 0)
+
+
+def test_a_base_model_in_half_precision_is_trained_in_float32(make_job: MakeJob, monkeypatch):
+    from transformers import AutoConfig
+
+    read = AutoConfig.from_pretrained
+
+    def half(*arguments: Any, **options: Any) -> Any:
+        config = read(*arguments, **options)
+        config.dtype = torch.float16
+        return config
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", half)
+    materials = load(make_job(**CROSS))
+    assert {one.dtype for one in materials.scorer().parameters()} == {torch.float32}
+    kept = dict(materials.encoder().transformer.state_dict())
+    again = load_transformer(materials.base.path, kept)
+    assert {one.dtype for one in again.parameters()} == {torch.float32}
+
+
+def test_a_corpus_of_what_explains_alone_has_nothing_to_refuse(make_job: MakeJob, monkeypatch):
+    monkeypatch.setattr(RerankingMaterials, "_negatives", lambda self: [np.array([], dtype=np.int64)] * len(QUERIES))
+    with pytest.raises(FailedPrecondition, match="build a larger corpus"):
+        run_job(make_job(**CROSS))
 
 
 def test_without_positives_there_is_nothing_to_learn(make_job: MakeJob):

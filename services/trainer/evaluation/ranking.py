@@ -42,8 +42,16 @@ def _score_close_ones_alike(
     scores: NDArray[np.float32], gold: NDArray[np.int64], query: NDArray[np.float32], premises: NDArray[np.float32]
 ) -> None:
     """Replaces the scores (n,) on which a gold premise's rank may depend by exact ones, rounded to float32."""
-    close = (np.abs(scores[None, :] - scores[gold][:, None]) <= CLOSE).any(axis=0).nonzero()[0]
-    scores[close] = np.einsum("ij,j->i", premises[close].astype(np.float64), query.astype(np.float64))
+    close = np.zeros(len(scores), dtype=bool)
+    for wanted in scores[gold]:
+        close |= np.abs(scores - wanted) <= CLOSE
+    scores[close] = exact_scores(premises[close], query)
+
+
+def exact_scores(premises: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Products (n,) of premises with a query, summed in float64 and rounded: the same to the bit for equal rows."""
+    products: NDArray[np.float64] = np.einsum("ij,j->i", premises.astype(np.float64), query.astype(np.float64))
+    return products.astype(np.float32)
 
 
 def _ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -124,6 +124,8 @@ def _export_cross_encoder(
     after = materials.evaluate(materials.encoders(files.directory))
     meta = _meta(materials, objective, standing, failure)
     metrics = _metrics(materials, materials.before, after)
+    if metrics is not None:
+        metrics["reranks"] = materials.base.id
     pairs, config = materials.pair_batches, materials.config_json
     return {"version": write_cross_encoder(materials.store, scorer, pairs, config, meta, metrics).id}
 

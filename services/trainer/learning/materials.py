@@ -43,6 +43,7 @@ class Materials:
     spec: SpaceSpec
     batches: TextBatches
     device: torch.device
+    held_out: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> Materials:
@@ -60,7 +61,8 @@ class Materials:
         batches = TextBatches(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
         validation = merge_queries(files.validation())
-        return cls(plan, store, base, generation, training_set, validation, spec, batches, device)
+        held_out = frozenset(files.held_out())
+        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out)
 
     @property
     def precision(self) -> Precision:

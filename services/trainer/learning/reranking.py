@@ -23,6 +23,7 @@ from services.kit.artifacts import Artifact
 from services.kit.transformer import load_transformer
 from services.trainer.evaluation import Report, gold_ranks
 from services.trainer.evaluation.protocol import Ranks, Standard
+from services.trainer.evaluation.ranking import CLOSE, exact_scores
 from services.trainer.learning.cross_encoder import Pair, PairBatches, pair_batches
 from services.trainer.learning.epoch_state import BEST
 from services.trainer.learning.export import FOLDER
@@ -60,14 +61,21 @@ class RerankingMaterials(Materials):
     def objective(self) -> RegressionObjective:
         """Regression on the judged pairs; negatives are what was refused and what encoders rank first.
 
-        Raises InvalidArgument for another loss.
+        Raises InvalidArgument for another loss, FailedPrecondition where nothing is a negative.
         """
         if why := why_not(self.plan.config.mode, self.plan.config.loss):
             raise InvalidArgument.field("config.loss", why)
         texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
-        return RegressionObjective(
+        objective = RegressionObjective(
             self.training_set, self._negatives(), texts.__getitem__, self.pair_batches, self.plan.config, self._scores
         )
+        if not objective.size:
+            raise FailedPrecondition(
+                "no query that something explains has a premise that does not explain it; build a larger corpus, or "
+                "sample with collect BOTH",
+                reason="NO_NEGATIVES",
+            )
+        return objective
 
     @property
     def config_json(self) -> str:
@@ -108,10 +116,14 @@ class RerankingMaterials(Materials):
         pre_trained = self._frozen("", texts, self.spec.query_prefix)
         by_base = pre_trained if self.base.id == self._begun_with.id else self._by_base(texts)
         rankings = [first_of(queries, premises, FIRST)[0] for queries in (by_base, pre_trained)]
+        never = self.training_set.excluded.copy()
+        for text in self.held_out:
+            if (ordinal := self.generation.ordinal_by_text.get(text)) is not None:
+                never[ordinal] = True
         found = []
         for n, example in enumerate(self.training_set.examples):
             first = np.unique(np.concatenate([ranking[n] for ranking in rankings]))
-            first = np.setdiff1d(first[~self.training_set.excluded[first]], example.excluded)
+            first = np.setdiff1d(first[~never[first]], example.excluded)
             found.append(np.setdiff1d(np.union1d(first, example.refused), example.positives))
         return found
 
@@ -132,7 +144,7 @@ class RerankingMaterials(Materials):
         classifier: Any = AutoModelForSequenceClassification
         torch.manual_seed(self.plan.config.seed % 2**63)
         try:
-            model: nn.Module = classifier.from_config(config, attn_implementation="eager")
+            model: nn.Module = classifier.from_config(config, attn_implementation="eager", dtype=torch.float32)
             inner = getattr(model, str(model.base_model_prefix))
         except (ValueError, AttributeError) as error:
             raise FailedPrecondition(f"a {config.model_type} cannot become a cross-encoder: {error}") from error
@@ -146,21 +158,24 @@ class RerankingMaterials(Materials):
         return model
 
     def _scores(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
-        tensors = {name: one.to(self.device) for name, one in self.pair_batches.tensors(pairs).items()}
+        """With a gradient, in the job's precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            scores: Tensor = scorer(**tensors)
+            scores: Tensor = scorer(**self._tensors(pairs))
         return scores.float()
+
+    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        return {name: one.to(self.device) for name, one in self.pair_batches.tensors(pairs).items()}
 
     @torch.inference_mode()
     def _scored(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Scores (pairs,) without dropout; pairs of like length together."""
+        """Scores (pairs,) as they are served, in float32 and without dropout; pairs of like length together."""
         training = scorer.training
         scorer.eval()
         order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
         scores = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(order), PAIRS):
             part = order[start : start + PAIRS]
-            scores[part] = self._scores(scorer, [pairs[n] for n in part]).cpu().numpy()
+            scores[part] = scorer(**self._tensors([pairs[n] for n in part])).cpu().numpy()
         scorer.train(training)
         return scores
 
@@ -177,6 +192,8 @@ class FirstRankings:
     def report(self, ordinals: NDArray[np.int64], candidates: int) -> Report:
         """The report where the first premises come in another order; the others keep their ranks."""
         strict = []
+        if not ordinals.shape[1]:
+            return Report.of(self._standard, self._ranks, None, candidates=candidates)
         for gold, ranks, own in zip(self._standard.kept, self._ranks, ordinals, strict=True):
             at = own[None, :] == gold[:, None]  # (gold, k)
             strict.append(np.where(at.any(axis=1), at.argmax(axis=1) + 1, ranks))
@@ -191,19 +208,21 @@ def first_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Ordinals and cosines (q, k), best first, of the premises nearest to each query, without the one dropped.
 
-    k is lowered to the number of premises where there are fewer.
+    Ties go to the premise inserted first, as in `gold_ranks`. k is lowered to the number of premises where there are
+    fewer.
     """
     k = min(k, len(premises) - (dropped is not None))
     ordinals = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), dtype=np.float32)
-    for start in range(0, len(queries), QUERIES):
+    for start in range(0, len(queries) if k else 0, QUERIES):
         scores = queries[start : start + QUERIES] @ premises.T
-        for row, ordinal in enumerate(dropped[start : start + QUERIES] if dropped else ()):
-            if ordinal is not None:
-                scores[row, ordinal] = -np.inf
-        found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
-        values = np.take_along_axis(scores, found, axis=1)
-        order = np.argsort(-values, axis=1, kind="stable")
-        ordinals[start : start + QUERIES] = np.take_along_axis(found, order, axis=1)
-        cosines[start : start + QUERIES] = np.take_along_axis(values, order, axis=1)
+        for row, own in zip(scores, range(start, start + len(scores)), strict=True):
+            if dropped is not None and (ordinal := dropped[own]) is not None:
+                row[ordinal] = -np.inf
+            least = np.partition(row, len(row) - k)[len(row) - k]
+            near = np.flatnonzero(row >= least - CLOSE)  # what BLAS cannot tell apart is among them
+            exact = exact_scores(premises[near], queries[own])
+            exact[np.isneginf(row[near])] = -np.inf
+            best = np.lexsort((near, -exact))[:k]
+            ordinals[own], cosines[own] = near[best], exact[best]
     return ordinals, cosines
