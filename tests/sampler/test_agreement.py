@@ -53,6 +53,14 @@ def test_two_annotators_have_the_kappa_that_scikit_learn_gives_them():
     assert agreement_of(ratings).cohen_kappa == pytest.approx(cohen_kappa_score(one, other), abs=1e-12)
 
 
+def test_two_annotators_who_always_contradict_each_other_count_in_the_mean():
+    apart = [{"one": True, "other": False}] * 3
+    assert agreement_of(apart).cohen_kappa == cohen_kappa_score([1, 1, 1], [0, 0, 0]) == 0.0
+    alike = [{"one": True, "third": True}, {"one": False, "third": False}]
+    assert agreement_of([*apart, *alike]).cohen_kappa == pytest.approx(0.5)
+    assert agreement_reference.cohen([*apart, *alike]) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     "ratings",
     [[], [{"one": True}], [{"one": True, "other": True}] * 5, [{"one": False, "other": False}]],

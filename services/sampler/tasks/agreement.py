@@ -84,7 +84,7 @@ def _cohen(table: NDArray[np.int8]) -> float:
     for one, other in combinations(range(table.shape[1]), 2):
         both = (table[:, one] != MISSING) & (table[:, other] != MISSING)
         cells = np.bincount(2 * table[both, one] + table[both, other], minlength=4).reshape(2, 2)
-        if both.any() and cells.max() < cells.sum() and _chance_is_beatable(cells):
+        if both.any() and _chance_is_beatable(cells):
             kappas.append(float(cohens_kappa(cells, return_results=False)))
     return math.fsum(kappas) / len(kappas) if kappas else math.nan
 
