@@ -88,5 +88,20 @@ async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench
     await eventually(lambda: has_succeeded(bench, other.id))
 
 
+async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench: Bench):
+    bench.runner._waits.put_off(bench.job.id, "nobody answers there")
+    assert bench.readiness.state == "DEGRADED"
+    await bench.runner.drop(bench.job.id)
+    assert bench.readiness.state == "SERVING"
+
+
+async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(bench: Bench, monkeypatch):
+    monkeypatch.setattr(waits, "FIRST_S", 0.1)
+    assert await bench.store.take_lease(bench.job.id, "another", 60.0)
+    bench.runner._waits.put_off(bench.job.id, "nobody answers there")
+    bench.runner.start()
+    await until(lambda: bench.readiness.state == "SERVING")
+
+
 async def has_succeeded(bench: Bench, job_id: str) -> bool:
     return await bench.store.state(job_id) == "SUCCEEDED"

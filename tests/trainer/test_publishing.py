@@ -29,7 +29,7 @@ class World:
     checkpoints: Checkpoints
 
     async def checkpoint(
-        self, name: str, precisions: list[float] | None, base_version: str = "", before: Any = None
+        self, name: str, precisions: list[float] | None, base_version: str = "", before: Any = None, reranks: str = ""
     ) -> str:
         """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
         meta = {
@@ -44,6 +44,7 @@ class World:
             if precisions is not None:
                 metrics = {"generation": "g", "queries_sha256": "x", "base_version": base_version}
                 metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
+                metrics |= {"reranks": reranks} if reranks else {}
                 (writer.path / "metrics.json").write_text(json.dumps(metrics))
             version = writer.commit(meta, id_prefix="q").id
         await self.checkpoints.register(version)
@@ -90,6 +91,16 @@ async def test_a_difference_within_noise_passes_the_gate(world: World):
     about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
     await world.registry.publish(good)
     assert (await world.registry.publish(about)).label.version == about
+
+
+async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):
+    good = await world.checkpoint("good", GOOD, reranks="q1")
+    await world.registry.publish(good)
+    bad = await world.checkpoint("bad", BAD, reranks="q1")
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(bad)
+    other = await world.checkpoint("other", BAD, reranks="q2")
+    assert (await world.registry.publish(other)).label.version == other
 
 
 async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):
