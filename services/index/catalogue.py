@@ -16,10 +16,10 @@ import numpy as np
 from aeenc import errors
 from services.index.corpus import ALL, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.products import norms_of
 from services.kit import logs
 from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
+from services.kit.products import norms_of
 
 log = logs.get(__name__)
 

@@ -23,11 +23,11 @@ from services.index.engine import Outcome, SearchEngine
 from services.index.explanations import Prior
 from services.index.fusion import fuse, scaled
 from services.index.lexical import LexicalIndex, best
-from services.index.products import exact_scores
 from services.index.queries import WITHOUT_ENCODER, TextQuery
 from services.index.reranking import Reranker
 from services.index.search import Found
 from services.index.words import Words
+from services.kit.products import exact_scores
 
 FEEDBACK = 5  # the premises that negative feedback looks at
 EXPLAINED = 0.5  # how much of the mean of the premises accepted is taken off a query's vector (docs/experiments.md)

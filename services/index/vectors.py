@@ -22,8 +22,8 @@ from aeenc.bulk import BulkEncoder
 from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions
 from services.index.folding import Draft
-from services.index.products import norms_of
 from services.kit.generation import Storage
+from services.kit.products import norms_of
 
 NORM_TOLERANCE = 1e-3
 _BLOCK_BYTES = 1024 * 1024

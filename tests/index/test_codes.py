@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 from services.index import codes
 from services.index.codes import CodesProposer
-from services.index.products import exact_scores
 from services.index.proposals import Proposed
 from services.index.search import FlatIndex
+from services.kit.products import exact_scores
 
 DIM = 384
 

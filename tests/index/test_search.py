@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
-from services.index.products import exact_products
 from services.index.search import FlatIndex
 from services.kit.premises import PremiseRecord, Premises
+from services.kit.products import exact_products
 
 
 def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:

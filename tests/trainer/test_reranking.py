@@ -103,10 +103,15 @@ def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_i
 
 def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJob, monkeypatch):
     monkeypatch.setattr(reranking, "FIRST", 3)
-    opposite = lambda self, texts: -self._frozen("", texts, "")  # noqa: E731 - ranks last what the pre-trained ranks first
-    monkeypatch.setattr(RerankingMaterials, "_by_base", opposite)
-    monkeypatch.setattr(RerankingMaterials, "_begun_with", property(lambda self: replace(self.base, id="another")))
+    frozen = RerankingMaterials._frozen
+
+    def opposite(self: RerankingMaterials, version: str, texts: list[str], prefix: str) -> Any:
+        """The base ranks last what the pre-trained encoder ranks first."""
+        return (-1 if version == "another" else 1) * frozen(self, "", texts, prefix)
+
+    monkeypatch.setattr(RerankingMaterials, "_frozen", opposite)
     materials = load(make_job(**CROSS))
+    materials = replace(materials, base=replace(materials.base, id="another"))
     examples, corpus = materials.training_set.examples, materials.generation.float32()
     queries = materials._frozen("", [example.query for example in examples], "")
     for example, query, negatives in zip(examples, queries, materials._negatives(), strict=True):
@@ -147,7 +152,7 @@ def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: Ma
     assert report is not None
     assert before is not None
     assert report.strict.map == before.strict.map
-    vectors = materials._by_base([query.text for query in VALIDATION])
+    vectors = materials._frozen("", [query.text for query in VALIDATION], "")
     whole = evaluate(VALIDATION, vectors, materials.generation.float32(), materials.generation.ordinal_by_text)
     assert before.strict == whole.strict
 

@@ -14,9 +14,9 @@ from services.index.corpus import check_found
 from services.index.milvus.collection import FLAT, GenerationCollection
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import StoredGeneration
-from services.index.products import norms_of
 from services.kit.artifacts import Artifact
 from services.kit.generation import PremiseRecord
+from services.kit.products import norms_of
 
 PROBES = 32
 NORM_TOLERANCE = 1e-3

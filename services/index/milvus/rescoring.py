@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from services.index.milvus.collection import Candidates
 from services.index.milvus.generation import NORM_TOLERANCE
 from services.index.milvus.schema import K_MOST
-from services.index.products import exact_scores
 from services.index.search import Found
 from services.kit.generation import PremiseRecord
+from services.kit.products import exact_scores
 
 SLACK = 8  # candidates beyond k at the first try; each costs its vector on the way here
 _UNIT_ROUNDOFF = 2.0**-24  # of float32

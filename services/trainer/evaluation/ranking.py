@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.kit.products import exact_scores
+
 BLOCK_QUERIES = 128
 CLOSE = 1e-5  # of a gold premise's score: far more than float32 products of unit vectors err
 
@@ -45,13 +47,7 @@ def _score_close_ones_alike(
     close = np.zeros(len(scores), dtype=bool)
     for wanted in scores[gold]:
         close |= np.abs(scores - wanted) <= CLOSE
-    scores[close] = exact_scores(premises[close], query)
-
-
-def exact_scores(premises: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Products (n,) of premises with a query, summed in float64 and rounded: the same to the bit for equal rows."""
-    products: NDArray[np.float64] = np.einsum("ij,j->i", premises.astype(np.float64), query.astype(np.float64))
-    return products.astype(np.float32)
+    scores[close] = exact_scores(premises[close], query.astype(np.float64))
 
 
 def _ranks_in_row(scores: NDArray[np.float32], gold: NDArray[np.int64]) -> NDArray[np.int64]:

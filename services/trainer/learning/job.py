@@ -121,13 +121,15 @@ def _export_cross_encoder(
     files: JobFiles, materials: RerankingMaterials, objective: Objective, standing: Standing, failure: str
 ) -> dict[str, str]:
     scorer = materials.scorer(files.directory)
-    after = materials.evaluate(materials.encoders(files.directory))
+    after = materials.evaluate(materials.trained(scorer))
     meta = _meta(materials, objective, standing, failure)
     metrics = _metrics(materials, materials.before, after)
     if metrics is not None:
         metrics["reranks"] = materials.base.id
-    pairs, config = materials.pair_batches, materials.config_json
-    return {"version": write_cross_encoder(materials.store, scorer, pairs, config, meta, metrics).id}
+    config: Any = scorer.model.config
+    config_json = json.dumps(config.to_dict(), indent=1)
+    written = write_cross_encoder(materials.store, scorer, materials.pair_batches, config_json, meta, metrics)
+    return {"version": written.id}
 
 
 def _write(materials: Materials, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:

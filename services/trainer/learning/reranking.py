@@ -6,7 +6,6 @@ It begins with the space's pre-trained encoder, whose tokens' vectors it keeps a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +19,11 @@ from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.kit.artifacts import Artifact
+from services.kit.products import exact_scores
 from services.kit.transformer import load_transformer
 from services.trainer.evaluation import Report, gold_ranks
 from services.trainer.evaluation.protocol import Ranks, Standard
-from services.trainer.evaluation.ranking import CLOSE, exact_scores
+from services.trainer.evaluation.ranking import CLOSE
 from services.trainer.learning.cross_encoder import Pair, PairBatches, pair_batches
 from services.trainer.learning.epoch_state import BEST
 from services.trainer.learning.export import FOLDER
@@ -49,7 +49,11 @@ class RerankingMaterials(Materials):
 
     def encoders(self, kept: Path | None = None) -> Encoders:
         """The cross-encoder that training starts from, or the one that it has kept in a directory."""
-        return Encoders(cast("QueryEncoder", self.scorer(kept)))  # to the loop both are modules with weights to keep
+        return self.trained(self.scorer(kept))
+
+    def trained(self, scorer: TrainedScorer) -> Encoders:
+        """A cross-encoder as the training loop takes encoders: to it they are modules with weights to keep."""
+        return Encoders(cast("QueryEncoder", scorer))
 
     def scorer(self, kept: Path | None = None) -> TrainedScorer:
         """The same, as what it is."""
@@ -77,12 +81,6 @@ class RerankingMaterials(Materials):
             )
         return objective
 
-    @property
-    def config_json(self) -> str:
-        """The cross-encoder's config.json."""
-        config: Any = self._new_model().config
-        return json.dumps(config.to_dict(), indent=1)
-
     def evaluate(self, encoders: Encoders, corpus: NDArray[np.float32] | None = None) -> Report | None:
         """The strict quality of the first ranking with its first premises ordered by cosine and score together."""
         if not self.validation:
@@ -104,7 +102,8 @@ class RerankingMaterials(Materials):
     @cached_property
     def _first(self) -> FirstRankings:
         standard = Standard.of(self.validation, self.generation.ordinal_by_text)
-        queries = self._by_base([query.text for query in self.validation])
+        texts = [query.text for query in self.validation]
+        queries = self._frozen(self.base.id, texts, self.spec.query_prefix)
         premises = self.generation.float32()
         ordinals, cosines = first_of(queries, premises, RERANKED, standard.own)
         return FirstRankings(standard, ordinals, cosines, gold_ranks(queries, premises, standard.kept, standard.own))
@@ -113,9 +112,9 @@ class RerankingMaterials(Materials):
         """Of each example: refused premises and those that both encoders rank first, but what may be none."""
         texts = [example.query for example in self.training_set.examples]
         premises = self.generation.float32()
-        pre_trained = self._frozen("", texts, self.spec.query_prefix)
-        by_base = pre_trained if self.base.id == self._begun_with.id else self._by_base(texts)
-        rankings = [first_of(queries, premises, FIRST)[0] for queries in (by_base, pre_trained)]
+        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two; each encodes and ranks once
+        encoded = (self._frozen(version, texts, self.spec.query_prefix) for version in versions)
+        rankings = [first_of(queries, premises, FIRST)[0] for queries in encoded]
         never = self.training_set.excluded.copy()
         for text in self.held_out:
             if (ordinal := self.generation.ordinal_by_text.get(text)) is not None:
@@ -126,9 +125,6 @@ class RerankingMaterials(Materials):
             first = np.setdiff1d(first[~never[first]], example.excluded)
             found.append(np.setdiff1d(np.union1d(first, example.refused), example.positives))
         return found
-
-    def _by_base(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return self._frozen(self.base.id, texts, self.spec.query_prefix)
 
     @property
     def _begun_with(self) -> Artifact:
@@ -221,7 +217,7 @@ def first_of(
                 row[ordinal] = -np.inf
             least = np.partition(row, len(row) - k)[len(row) - k]
             near = np.flatnonzero(row >= least - CLOSE)  # what BLAS cannot tell apart is among them
-            exact = exact_scores(premises[near], queries[own])
+            exact = exact_scores(premises[near], queries[own].astype(np.float64))
             exact[np.isneginf(row[near])] = -np.inf
             best = np.lexsort((near, -exact))[:k]
             ordinals[own], cosines[own] = near[best], exact[best]
