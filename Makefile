@@ -14,6 +14,8 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+BENCHMARKS := $(notdir $(basename $(shell grep -ls '__main__' benchmarks/*/*.py)))
+BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -64,15 +66,15 @@ format: setup ## let ruff put the code in order
 	@$(BIN)/ruff check --fix --exit-zero
 	@$(BIN)/ruff format
 
-bench: setup ## run one benchmark: NAME=x runs benchmarks/x.py (with ARGS=…) and writes benchmarks/results/x.json
-	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=…, one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 2; }
-	@$(PY) benchmarks/$(NAME).py $(ARGS)
+bench: setup ## run one benchmark: NAME=x runs benchmarks/*/x.py (with ARGS=…) and writes benchmarks/results/x.json
+	@test -n "$(NAME)" && test -f "$(BENCH)" || { echo "make bench NAME=…, one of:" $(BENCHMARKS); exit 2; }
+	@$(PY) -m $(subst /,.,$(basename $(BENCH))) $(ARGS)
 
 table1: setup ## the paper's Table 1 into docs/results: what is not measured yet (ARGS='--only NAME', '--list', '--one-seed')
-	@$(PY) benchmarks/table1.py $(ARGS)
+	@$(PY) benchmarks/tables/table1.py $(ARGS)
 
 figure3: setup ## the paper's Figure 3 into docs/results
-	@$(PY) benchmarks/figure3.py $(ARGS)
+	@$(PY) benchmarks/tables/figure3.py $(ARGS)
 
 proto: setup ## generate clients/python/aeenc/v1 from protos/
 	@$(PY) -m tools.protos generate

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from milvus_server import MilvusServer, need_milvus
-from tinymodel import TinyCheckpoint, write_tiny_checkpoint
 
-from services.kit.artifacts import ArtifactStore
-from services.kit.local_redis import start_private_redis
-from services.kit.redis import connect
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.local_redis import start_private_redis
+from services.store.redis import connect
+from services.store.registry import Registry
+from support.milvus_server import MilvusServer, need_milvus
+from support.models.tinymodel import TinyCheckpoint, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

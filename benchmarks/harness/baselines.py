@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
-from harness.checkpoints import session
-from harness.rows import ROOT
+from benchmarks.harness.checkpoints import session
+from benchmarks.harness.rows import ROOT
 
 BATCH = 32
 PACKAGE = "sentence-transformers==6.2.0"

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from harness.rows import ROOT
-from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.registry import CheckpointRow, Registry
+from benchmarks.harness.rows import ROOT
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.registry import CheckpointRow, Registry
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
 
 FOLDER = "checkpoints"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aeenc.errors import NotFound
 from aeenc.trees import Dataset
-from harness.rows import ROOT
+from benchmarks.harness.rows import ROOT
 
 
 def directory(root: Path = ROOT) -> Path:

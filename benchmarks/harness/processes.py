@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.encoder_fleet import end, serving
-from harness.rows import ROOT
+from benchmarks.encoder.encoder_fleet import end, serving
+from benchmarks.harness.rows import ROOT
 
 
 class Child:

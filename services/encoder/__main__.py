@@ -21,11 +21,11 @@ from services.encoder.settings import EncoderSettings
 from services.encoder.swaps import Swaps
 from services.encoder.torch_session import torch_device_of
 from services.encoder.versions import Versions
-from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits
-from services.kit.redis import connect
-from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
+from services.store.artifacts import ArtifactStore
+from services.store.redis import connect
+from services.store.registry import Registry
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 

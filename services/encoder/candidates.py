@@ -19,9 +19,9 @@ from services.encoder.loading import LoadOptions, load_model
 from services.encoder.model import Model
 from services.encoder.priority import CANDIDATE, lower_priority, only_when_idle
 from services.encoder.tokenization import Tokenizers
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
 from services.kit.tasks import seen
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
 
 E = TypeVar("E", bound=Exception)
 

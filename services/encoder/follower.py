@@ -25,8 +25,8 @@ from services.encoder.swaps import Swaps
 from services.encoder.versions import STABLE, LabelHere, Versions
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.registry import LabelRow, Registry, RolloutRow
 from services.kit.tasks import cancel_all
+from services.store.registry import LabelRow, Registry, RolloutRow
 
 log = get(__name__)
 

@@ -14,7 +14,7 @@ from aeenc.errors import DataLoss, FailedPrecondition
 from services.encoder.model import Description
 from services.encoder.runners import Runner, Tokens
 from services.encoder.tokenization import Tokenization
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 COSINE = 0.999
 SCORE_TOLERANCE = 1e-2  # of a cross-encoder's logit, which is a few units wide

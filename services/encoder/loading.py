@@ -19,7 +19,7 @@ from services.encoder.onnx_session import CUDA, inputs_of, open_session
 from services.encoder.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
 from services.encoder.tokenization import Tokenization, Tokenizers
 from services.encoder.torch_session import open_torch_session
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
 WARM_LENGTHS = (4, 16, 64, 256, 1024, 4096)  # tokens, as far as they are below the model's limit

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aeenc.errors import DataLoss
 from services.encoder.versions import Versions
-from services.kit.artifacts import atomic_write
 from services.kit.logs import get
+from services.store.artifacts import atomic_write
 
 log = get(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument
 from services.encoder.runners import Runner
 from services.encoder.tokenization import Tokenization
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
 CROSS_ENCODERS = "cross-encoder"  # the registry's place for their labels; they have no vector space

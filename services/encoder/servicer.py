@@ -9,11 +9,11 @@ from typing import Any
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder import convert
 from services.encoder.encoding import Encoding
+from services.encoder.ordered import ordered
 from services.encoder.swaps import Swaps
 from services.encoder.versions import Versions
 from services.kit.checks import Limits
 from services.kit.context import deadline_s, request_id
-from services.kit.ordered import ordered
 from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
 

@@ -19,7 +19,7 @@ from services.encoder.model import CROSS_ENCODERS, Model
 from services.encoder.swaps import Swaps
 from services.encoder.versions import STABLE, LabelHere, Versions
 from services.kit.logs import get
-from services.kit.registry import LabelRow, Registry
+from services.store.registry import LabelRow, Registry
 
 log = get(__name__)
 

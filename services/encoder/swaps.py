@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from services.encoder.metrics import EncoderMetrics
 from services.kit.logs import get
-from services.kit.registry import LabelRow
+from services.store.registry import LabelRow
 
 log = get(__name__)
 

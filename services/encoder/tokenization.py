@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from aeenc.errors import DataLoss, FieldViolation, InvalidArgument
 from services.encoder.runners import Tokens
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 FILE = "tokenizer.json"
 KEPT = 4

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from aeenc.errors import FailedPrecondition
 from services.encoder.runners import Ids
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 if TYPE_CHECKING:
-    from services.kit.transformer import PooledTransformer
+    from services.transformer import PooledTransformer
 
 WEIGHTS = "model.safetensors"
 INSTALL = "install the extra encoder-torch"
@@ -34,7 +34,7 @@ def torch_device_of(device: str) -> str:
 
 def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -> TorchSession:
     """A session over a checkpoint's safetensors. Raises FailedPrecondition or DataLoss for files that are no model."""
-    from services.kit.transformer import PooledTransformer, load_transformer
+    from services.transformer import PooledTransformer, load_transformer
 
     if WEIGHTS not in artifact.files or "config.json" not in artifact.files:
         raise FailedPrecondition(f"checkpoint {artifact.id} has no {WEIGHTS} for the torch runtime; use onnxruntime")

@@ -20,8 +20,8 @@ from services.index.retrieval import Retrieval
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
 from services.index.words import Words
-from services.kit.artifacts import ArtifactStore
 from services.kit.server import GrpcServer, run
+from services.store.artifacts import ArtifactStore
 
 
 def build(settings: IndexSettings) -> GrpcServer:

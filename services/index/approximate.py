@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import Generation
 from services.index.codes import CodesProposer
 from services.index.plan import INDEX_FILE, Plan
 from services.index.proposals import ALWAYS_SCAN, FAISS, flat_over, selector_of
 from services.index.search import USUAL, Effort, FlatIndex, Found
-from services.kit.artifacts import sha256_of
-from services.kit.generation import Generation
+from services.store.artifacts import sha256_of
 
 CODES_FROM = 1_000  # rows; of fewer a scan takes no time
 SCAN_ROWS = 20_000  # allowed rows up to which scanning them is as fast as any index

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.kit.artifacts import Artifact
-from services.kit.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord
+from services.store.artifacts import Artifact
 
 if TYPE_CHECKING:
     from services.index.building import BuildSpec, Progress

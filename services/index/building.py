@@ -19,6 +19,15 @@ from weakref import WeakValueDictionary
 
 from aeenc import errors
 from aeenc.channel import Channel
+from services.corpus.generation import (
+    Generation,
+    PremiseRecord,
+    check_corpus_name,
+    folder_of,
+    generation_meta,
+    open_generation,
+    write_premises,
+)
 from services.index.catalogue import Catalogue
 from services.index.checks import check_base
 from services.index.finished import FinishedBuild, FinishedBuilds
@@ -30,18 +39,9 @@ from services.index.plan import EngineOptions
 from services.index.vectors import BatchEncoder, finish_in_thread
 from services.index.work import Work
 from services.kit import logs
-from services.kit.artifacts import Artifact, ArtifactStore
 from services.kit.checks import Limits
-from services.kit.generation import (
-    Generation,
-    PremiseRecord,
-    check_corpus_name,
-    folder_of,
-    generation_meta,
-    open_generation,
-    write_premises,
-)
 from services.kit.requests import with_pauses
+from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aeenc import errors
+from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
+from services.corpus.products import norms_of
 from services.index.corpus import ALL, ServedGeneration
 from services.index.engine import SearchEngine
 from services.kit import logs
-from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
-from services.kit.products import norms_of
+from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 

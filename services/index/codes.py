@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from services.corpus.products import norms_of
 from services.index.proposals import UNIT_ROUNDOFF, Proposed
-from services.kit.products import norms_of
 
 LARGEST_PREMISE = 127
 LARGEST_QUERY = 63  # with 8 bits the products of a pair would overflow in processors without VNNI

@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2
 from aeenc import errors
 from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
+from services.corpus.generation import PremiseRecord
 from services.index.backend import Searched
 from services.index.building import BuildSpec, Progress
 from services.index.explanations import Explanation
@@ -19,10 +20,9 @@ from services.index.fusion import LEXICAL_WEIGHT, Method
 from services.index.queries import Mode, Scope, TextQuery
 from services.index.retrieval import Answer
 from services.index.search import USUAL, Effort
-from services.kit.artifacts import Artifact
 from services.kit.checks import Limits, check_texts
-from services.kit.generation import PremiseRecord
 from services.kit.wire import known, to_duration
+from services.store.artifacts import Artifact
 
 T = TypeVar("T")
 _MODES: dict[int, Mode] = {

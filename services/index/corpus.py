@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import Generation, PremiseRecord
 from services.index.approximate import SearchIndex, open_index
 from services.index.backend import Searched
 from services.index.lexical import LexicalIndex
-from services.kit.generation import Generation, PremiseRecord
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import Generation, folder_of
 from services.index.lexical import LexicalIndex
-from services.kit.artifacts import ArtifactStore, atomic_write
-from services.kit.generation import Generation, folder_of
+from services.store.artifacts import ArtifactStore, atomic_write
 
 FILE = ".explanations.json"
 FORMAT_VERSION = 1

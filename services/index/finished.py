@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc import errors
-from services.kit.artifacts import ArtifactStore, atomic_write
-from services.kit.generation import folder_of
+from services.corpus.generation import folder_of
+from services.store.artifacts import ArtifactStore, atomic_write
 
 FOLDER = ".requests"
 FORMAT_VERSION = 1

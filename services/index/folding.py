@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
 from services.kit.checks import Limits
-from services.kit.generation import PremiseRecord
 
 ID_BYTES = 256
 SPLIT_BYTES = 64

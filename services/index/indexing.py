@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.corpus.premises import PREMISES, PremiseRecord
 from services.index.approximate import ApproximateIndex, read_proposer
 from services.index.lexical import write_lexical
 from services.index.plan import INDEX_FILE, Engine, Plan
 from services.index.proposals import FAISS
 from services.index.search import FlatIndex, Found
-from services.kit.premises import PREMISES, PremiseRecord
 
 SEED = 20_221  # any; fixed, so that equal vectors give equal files
 K = 10

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aeenc import errors
+from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
 from services.index.vectors import VectorFile, crc32_of
 from services.kit import logs
-from services.kit.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
-from services.kit.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
+from services.store.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
 
 log = logs.get(__name__)
 

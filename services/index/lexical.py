@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.search import Found
 from services.index.vocabulary import Vocabulary
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 K1, B = 1.5, 0.75
 STOP_WORDS = "en"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
 from services.index.backend import Generations, Readable
-from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
-from services.kit.generation import PremiseRecord
+from services.store.artifacts import Artifact
 
 DEFAULT_PAGE = 100
 

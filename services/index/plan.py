@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from services.kit.generation import Storage
+from services.corpus.generation import Storage
 
 Engine = Literal["flat", "ivf", "hnsw"]
 INDEX_FILE = "index.faiss"

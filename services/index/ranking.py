@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.products import exact_scores
 from services.index.checks import check_dimension, check_space
 from services.index.corpus import Selection, ServedGeneration
 from services.index.encoding import EncodeKey, QueryEncoder
@@ -27,7 +28,6 @@ from services.index.queries import WITHOUT_ENCODER, TextQuery
 from services.index.reranking import Reranker
 from services.index.search import Found
 from services.index.words import Words
-from services.kit.products import exact_scores
 
 FEEDBACK = 5  # the premises that negative feedback looks at
 EXPLAINED = 0.5  # how much of the mean of the premises accepted is taken off a query's vector (docs/experiments.md)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.corpus.products import exact_scores, norms_of
 from services.index.proposals import FaissProposer, Proposer
-from services.kit.products import exact_scores, norms_of
 
 SLACK = 32  # candidates beyond k at the first try
 COARSE_UP_TO = 100  # wanted; beyond, scoring the many candidates of a coarse proposer costs more than it saves

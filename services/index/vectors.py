@@ -21,9 +21,9 @@ from aeenc import errors
 from aeenc.bulk import BulkEncoder
 from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions
+from services.corpus.generation import Storage
+from services.corpus.products import norms_of
 from services.index.folding import Draft
-from services.kit.generation import Storage
-from services.kit.products import norms_of
 
 NORM_TOLERANCE = 1e-3
 _BLOCK_BYTES = 1024 * 1024

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.typing import NDArray
 
+from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
 from services.index.folding import Draft, Folding
 from services.index.journal import Journal
 from services.index.vectors import BatchEncoder, VectorFile, finish_in_thread
-from services.kit.artifacts import ArtifactStore, ArtifactWriter
-from services.kit.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
+from services.store.artifacts import ArtifactStore, ArtifactWriter
 
 
 class Work:

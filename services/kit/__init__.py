@@ -1,1 +1,1 @@
-"""What every service shares: bootstrap, settings, credentials, health, metrics, stores. Nothing of any domain."""
+"""What every service shares: bootstrap, settings, credentials, health, metrics. Nothing of any domain."""

@@ -26,9 +26,9 @@ from aeenc.cli.sample import hypotheses_of
 from aeenc.cli.train import describe, validation_of
 from aeenc.trees import Dataset, Tree, draw
 from aeenc.v1 import sampler_pb2, trainer_pb2
-from services.kit.artifacts import atomic_write, sha256_of
 from services.launcher.fleet import Fleet, Options
 from services.launcher.swap_watch import SwapWatch
+from services.store.artifacts import atomic_write, sha256_of
 
 CORPUS = "demo"
 CANDIDATES_A_NODE = 50

@@ -23,11 +23,11 @@ from typing import Any
 
 import aeenc
 from aeenc import errors
-from services.kit.artifacts import atomic_write
-from services.kit.local_redis import start_private_redis
 from services.launcher import processes
 from services.launcher.ports import LOCALHOST, becomes_free, free_port, taken
 from services.launcher.processes import ProcessId
+from services.store.artifacts import atomic_write
+from services.store.local_redis import start_private_redis
 
 FORMAT_VERSION = 1
 SERVICES = ("trainer", "encoder", "index", "sampler")  # in this order: the trainer exports what the encoder loads

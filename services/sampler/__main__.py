@@ -7,7 +7,6 @@ from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
 from aeenc.v1 import sampler_pb2_grpc
 from services.kit.checks import Limits
-from services.kit.redis import connect, warn_unless_durable
 from services.kit.server import GrpcServer, run
 from services.sampler.node_store import NodeStore
 from services.sampler.oracle_budgets import OracleBudgets
@@ -28,6 +27,7 @@ from services.sampler.tasks.queue import TaskQueue
 from services.sampler.tasks.review import Review
 from services.sampler.tasks.task_keys import TaskKeys
 from services.sampler.tasks.task_store import TaskStore
+from services.store.redis import connect, warn_unless_durable
 
 MAX_K = 1000
 

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from services.kit.redis import unavailable_if_down
 from services.sampler import scripts
 from services.sampler.acs import ROOT, Accepted, Node, Result, Ruling, Tree
 from services.sampler.run_keys import RunKeys
 from services.sampler.runs import FORMAT_VERSION, Pair, now
+from services.store.redis import unavailable_if_down
 
 # OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]

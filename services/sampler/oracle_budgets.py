@@ -11,9 +11,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.kit.redis import unavailable_if_down
 from services.sampler import scripts
 from services.sampler.run_keys import RunKeys
+from services.store.redis import unavailable_if_down
 
 
 class OracleBudgets:

@@ -7,10 +7,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.kit.redis import unavailable_if_down
 from services.sampler import scripts
 from services.sampler.run_keys import RunKeys
 from services.sampler.runs import Pair, Sign, now
+from services.store.redis import unavailable_if_down
 
 READ = 1024
 READS = 32

@@ -12,8 +12,6 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.kit.leases import Leases
-from services.kit.redis import unavailable_if_down
 from services.sampler import scripts
 from services.sampler.run_keys import RunKeys
 from services.sampler.runs import (
@@ -30,6 +28,8 @@ from services.sampler.runs import (
     progress_of,
     state_of,
 )
+from services.store.leases import Leases
+from services.store.redis import unavailable_if_down
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # what a start that died half-way has written goes away

@@ -9,11 +9,11 @@ from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
-from services.kit.artifacts import ArtifactStore
 from services.kit.checks import Limits
-from services.kit.redis import connect, warn_unless_durable
-from services.kit.registry import Registry
 from services.kit.server import GrpcServer, run
+from services.store.artifacts import ArtifactStore
+from services.store.redis import connect, warn_unless_durable
+from services.store.registry import Registry
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import CrossEncoder
 from services.trainer.data_sets import DataSets

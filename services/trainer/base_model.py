@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aeenc.errors import DataLoss, FailedPrecondition
-from services.kit.artifacts import sha256_of
+from services.store.artifacts import sha256_of
 from services.trainer.sentence_layout import FILES as SENTENCE_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"

@@ -7,8 +7,8 @@ import json
 from typing import Any, Literal
 
 from aeenc.errors import NotFound
-from services.kit.artifacts import MANIFEST, ArtifactStore
-from services.kit.registry import CheckpointRow, Registry
+from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.registry import CheckpointRow, Registry
 
 FOLDER = "checkpoints"
 

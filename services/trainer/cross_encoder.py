@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import errors
-from services.kit.artifacts import ArtifactStore, sha256_of
 from services.kit.logs import get
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore, sha256_of
+from services.store.registry import Registry
 from services.trainer.base_model import FILES, TOKENIZER_FILES, find_cross_encoder
 from services.trainer.checkpoints import FOLDER, Checkpoints
 from services.trainer.exports import Exports, once_redis_answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aeenc import errors
-from services.kit.registry import LabelRow, Registry, RolloutRow
+from services.store.registry import LabelRow, Registry, RolloutRow
 
 
 async def await_all(registry: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:

@@ -14,10 +14,10 @@ from aeenc import errors
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.rankings import Retrieval
-from services.kit.artifacts import ArtifactStore
+from services.corpus.generation import Generation, open_generation, read_active
 from services.kit.checks import Limits, check_texts
-from services.kit.generation import Generation, open_generation, read_active
 from services.kit.tasks import in_thread
+from services.store.artifacts import ArtifactStore
 from services.trainer.cross_encoder import is_cross_encoder
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.conditioned import Told, with_several

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aeenc import errors
-from services.kit.artifacts import ArtifactStore, atomic_write
 from services.kit.logs import get
+from services.store.artifacts import ArtifactStore, atomic_write
 from services.trainer.checkpoints import FOLDER
 from services.trainer.child import Child, describe_exit
 

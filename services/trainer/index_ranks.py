@@ -12,7 +12,7 @@ from aeenc.evaluation import UNRANKED
 from aeenc.found import Hit
 from aeenc.index import IndexClient
 from aeenc.rankings import Rankings, Retrieval
-from services.kit.generation import Generation
+from services.corpus.generation import Generation
 from services.kit.tasks import in_thread
 from services.trainer.evaluation.protocol import Ranks
 from services.trainer.evaluation.tree_level import Found

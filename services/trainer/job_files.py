@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from services.kit.artifacts import atomic_write
+from services.store.artifacts import atomic_write
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.jobs import JobConfig
 from services.trainer.training_set import JudgedPair

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from aeenc import errors
-from services.kit.registry import CheckpointRow, Registry
+from services.store.registry import CheckpointRow, Registry
 from services.trainer.base_model import find_base_model
 from services.trainer.checkpoints import FOLDER, Checkpoints
 from services.trainer.exports import Exports, once_redis_answers

@@ -12,7 +12,7 @@ import numpy as np
 
 from aeenc import errors
 from services.kit.logs import get
-from services.kit.registry import LabelRow, Registry, RolloutRow
+from services.store.registry import LabelRow, Registry, RolloutRow
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.evaluation import paired_randomisation_test
 from services.trainer.pretrained_space import STABLE, PretrainedSpace

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from aeenc import errors
 from aeenc.index import IndexClient
-from services.kit.artifacts import ArtifactStore
-from services.kit.generation import PREMISES, folder_of
+from services.corpus.generation import PREMISES, folder_of
 from services.kit.logs import get
-from services.kit.registry import LabelRow, Registry, RolloutRow
 from services.kit.tasks import finish
+from services.store.artifacts import ArtifactStore
+from services.store.registry import LabelRow, Registry, RolloutRow
 from services.trainer.encoders_served import await_all
 from services.trainer.pretrained_space import STABLE, PretrainedSpace
 from services.trainer.tandems import Tandem, Tandems, of_generation

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.kit.redis import key_prefix, unavailable_if_down
+from services.store.redis import key_prefix, unavailable_if_down
 
 FORMAT_VERSION = 1
 REQUEST_TTL_S = 86_400

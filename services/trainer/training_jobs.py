@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from aeenc import errors
+from services.corpus.generation import open_generation, read_active
 from services.kit.checks import Limits, check_texts
-from services.kit.generation import open_generation, read_active
-from services.kit.registry import CheckpointRow
 from services.kit.wire import position_of
+from services.store.registry import CheckpointRow
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import SPACE as CROSS_ENCODERS
 from services.trainer.data_sets import DataSets

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import FailedPrecondition
-from services.kit.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord
 
 # CONTRADICTED is refused, too; natural language inference tells it from what is merely unrelated.
 Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]

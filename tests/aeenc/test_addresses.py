@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hashed_encoder import HashedEncoder, RunningEncoder, raises, until, vector_of
 
 import aeenc
 from aeenc import Channel, EncoderClient, errors
 from aeenc.addresses import Address, resolve, split
 from aeenc.v1 import encoder_pb2_grpc
+from support.models.hashed_encoder import HashedEncoder, RunningEncoder, raises, until, vector_of
 
 TEXTS = [f"fact {n}" for n in range(200)]
 

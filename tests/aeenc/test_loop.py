@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_world import Services, all_three
-from sampler_world import serving
 
 import aeenc
 from aeenc import errors
 from aeenc.cli.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
+from support.worlds.loop_world import Services, all_three
+from support.worlds.sampler_world import serving
 
 
 class Killed(BaseException):

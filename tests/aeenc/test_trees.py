@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_data import ENTAILMENTBANK, need
 
 from aeenc.errors import InvalidTree, NotFound
 from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, tree_from_record, write_trees
+from support.real_data import ENTAILMENTBANK, need
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample"

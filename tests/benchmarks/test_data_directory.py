@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import real_data
 
-from harness import entailmentbank
+from benchmarks.harness import entailmentbank
+from support import real_data
 
 
 @pytest.mark.parametrize("directory", [entailmentbank.directory, real_data.directory], ids=["benchmarks", "tests"])

@@ -3,12 +3,12 @@
 import sys
 from contextlib import nullcontext
 
-import figure3
 import numpy as np
 import pytest
 
-from harness import drawing, entailmentbank
-from harness.research import Unfinished
+from benchmarks.harness import entailmentbank
+from benchmarks.tables import drawing, figure3
+from benchmarks.tables.research import Unfinished
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
-from harness import research as module
-from harness.research import Research, Unfinished, research
+from benchmarks.tables import research as module
+from benchmarks.tables.research import Research, Unfinished, research
 
 FAILED, CANCELLED, SUCCEEDED = (
     trainer_pb2.JOB_STATE_FAILED,

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import table1
 
 from aeenc.errors import Unavailable
 from aeenc.trees import Dataset
-from harness import entailmentbank, table_records
-from harness.table_records import Candidates, candidates_of, records
-from harness.table_rows import BY_NAME
+from benchmarks.harness import entailmentbank
+from benchmarks.tables import table1, table_records
+from benchmarks.tables.table_records import Candidates, candidates_of, records
+from benchmarks.tables.table_rows import BY_NAME
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from aeenc.trees import Dataset
-from harness.trainer_fleet import build_corpus
-from services.kit.generation import open_generation
+from benchmarks.trainer.trainer_fleet import build_corpus
+from services.corpus.generation import open_generation
 from services.trainer.learning import query_encoder
 from services.trainer.space import SpaceSpec
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from harness import rows, table_records
-from harness.rows import ROOT
-from harness.table_records import Candidates, Record, write
+from benchmarks.harness import rows
+from benchmarks.harness.rows import ROOT
+from benchmarks.tables import table_records
+from benchmarks.tables.table_records import Candidates, Record, write
 
 METRICS = ("MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50")
 FIRST, SECOND = Candidates("eval-00000001", 10), Candidates("eval-00000002", 12)
@@ -19,7 +20,7 @@ def bench(monkeypatch, capsys, tmp_path):
     """Runs the benchmark with results of its own; returns the exit status and what was printed."""
     monkeypatch.setattr(table_records, "RESULTS", tmp_path / "docs")
     monkeypatch.setattr(rows, "RESULTS", tmp_path)
-    spec = importlib.util.spec_from_file_location("trainer_benchmark", ROOT / "benchmarks" / "trainer.py")
+    spec = importlib.util.spec_from_file_location("trainer_benchmark", ROOT / "benchmarks" / "trainer" / "trainer.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

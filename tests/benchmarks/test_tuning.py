@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aeenc import Retrieval, errors
-from harness.tuning import RERANK_WEIGHTS, RERANKS, described, tune
+from benchmarks.trainer.tuning import RERANK_WEIGHTS, RERANKS, described, tune
 
 
 class Running:

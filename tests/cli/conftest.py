@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
-from sampler_world import FakeIndex, FakeOracle, World, serving
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
@@ -32,7 +30,9 @@ from aeenc.v1 import (
 )
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
+from support.models.hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
+from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
 
 
 @dataclass(frozen=True)

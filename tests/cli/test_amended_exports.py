@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from queue_world import at_work, take
-from sampler_world import World
-
 from aeenc.oracle import REFUSES
+from support.worlds.queue_world import at_work, take
+from support.worlds.sampler_world import World
 
 
 async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: World, tmp_path):

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from hashed_encoder import FACTS, VERSION
-from hashed_encoder import facts as facts_of_science
 
 from aeenc import AsyncClient
 from aeenc.cli.facts import read_facts
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
+from support.models.hashed_encoder import FACTS, VERSION
+from support.models.hashed_encoder import facts as facts_of_science
 
 
 @pytest.fixture

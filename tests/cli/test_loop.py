@@ -1,9 +1,8 @@
 """`aeenc loop`: what the services are asked for, what is told after each round, and how it goes on."""
 
-from loop_world import Services, all_three
-from sampler_world import serving
-
 from aeenc.v1 import sampler_pb2, trainer_pb2
+from support.worlds.loop_world import Services, all_three
+from support.worlds.sampler_world import serving
 
 
 async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):

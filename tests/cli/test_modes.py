@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hashed_encoder import SPACE
 
 from aeenc import AsyncClient
 from aeenc.cli.evaluate import corpus_name
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
+from support.models.hashed_encoder import SPACE
 
 OTHER = "s00000000000000bb"
 DONE = trainer_pb2.Job(id="j", state=trainer_pb2.JOB_STATE_SUCCEEDED, version="q1")

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tiny_classifier import write_model
-from waiting import reached
 
 from aeenc import Channel
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.model import ModelOracle
+from support.models.tiny_classifier import write_model
+from support.waiting import reached
 
 AEENC = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle"]
 TEXTS = ("iron is magnetic", "the magnet pulls the nail", "ice is light")

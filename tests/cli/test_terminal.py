@@ -12,13 +12,13 @@ from io import StringIO
 
 import pytest
 from rich.console import Console, RenderableType
-from sampler_world import World
-from waiting import eventually
 
 import aeenc as sdk
 from aeenc.cli.judging import HELP, Judging
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
+from support.waiting import eventually
+from support.worlds.sampler_world import World
 
 COMMAND = [sys.executable, "-c", "from aeenc.cli.main import main; main()"]
 QUEUE = {"undo_s": 0.0, "first_lease_s": 30.0}

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hashed_encoder import RunningEncoder, until
-from milvus_server import MilvusServer
-from subject import Subject
 
 from aeenc import AsyncClient
+from support.milvus_server import MilvusServer
+from support.models.hashed_encoder import RunningEncoder, until
+from support.subject import Subject
 
 TARGET = os.environ.get("AEENC_CONFORMANCE_TARGET", "")
 BACKENDS = ["given"] if TARGET else ["faiss", "milvus"]

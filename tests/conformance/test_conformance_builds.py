@@ -2,11 +2,10 @@
 
 import asyncio
 
-from hashed_encoder import FACTS, facts, premise, raises, until
-from subject import chunk, header
-
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from support.models.hashed_encoder import FACTS, facts, premise, raises, until
+from support.subject import chunk, header
 
 RECEIVED, DURABLE, SEARCHABLE = (
     index_pb2.ACK_LEVEL_RECEIVED,

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from hashed_encoder import FACTS, facts, raises
-
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from support.models.hashed_encoder import FACTS, facts, raises
 
 
 async def two_generations(subject):

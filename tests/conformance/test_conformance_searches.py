@@ -4,10 +4,10 @@ import asyncio
 
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, facts, premise, raises
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from support.models.hashed_encoder import FACTS, facts, premise, raises
 
 ODD_IDS = [
     'say "ice"',

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_base import write_tiny_base
 
 import aeenc
 from aeenc import errors
@@ -29,9 +28,10 @@ from aeenc.v1 import sampler_pb2
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.healthcheck import connects, serves
-from services.kit.local_redis import find_redis_server
 from services.sampler.settings import SamplerSettings
+from services.store.local_redis import find_redis_server
 from services.trainer.settings import TrainerSettings
+from support.models.tiny_base import write_tiny_base
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

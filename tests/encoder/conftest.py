@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 
 from aeenc import Channel, EncoderClient
 from services.encoder.__main__ import build
 from services.encoder.settings import EncoderSettings
-from services.kit.artifacts import ArtifactStore
 from services.kit.server import GrpcServer
+from services.store.artifacts import ArtifactStore
+from support.waiting import until
 
 Serve = Callable[..., Any]
 

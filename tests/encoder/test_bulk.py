@@ -3,10 +3,10 @@
 import asyncio
 
 import numpy as np
-from tinymodel import WORDS, register
 
 from aeenc import Channel, EncoderClient
 from aeenc.bulk_stream import BulkStream, Work
+from support.models.tinymodel import WORDS, register
 
 TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)) for n in range(2000)]
 

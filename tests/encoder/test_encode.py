@@ -8,13 +8,13 @@ import random
 import grpc
 import numpy as np
 import pytest
-from tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.runners import PaddedRunner, Tokens
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 import threading
 
 import pytest
-from tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
-from waiting import eventually, serves, until
 
 from aeenc import errors
 from services.encoder import candidates
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.waiting import eventually, serves, until
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.encoder.runners import SingleRunner
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
 
 PASSED = {"passed": True, "map_loss": 0.0, "cosine_mean": 0.995, "cosine_min": 0.98, "queries": 3, "reason": ""}
 

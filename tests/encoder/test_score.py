@@ -6,12 +6,19 @@ import asyncio
 
 import numpy as np
 import pytest
-from tinymodel import PAIRS, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint, write_tiny_cross_encoder
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import (
+    PAIRS,
+    TINY_SPACE,
+    TinyCheckpoint,
+    register,
+    write_tiny_checkpoint,
+    write_tiny_cross_encoder,
+)
 
 CROSS = "cross-encoder"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
-from waiting import eventually, until
 
 from aeenc import errors
-from services.kit.artifacts import ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.waiting import eventually, until
 
 OTHER = "s" + "7" * 16
 

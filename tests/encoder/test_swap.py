@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
-from waiting import eventually, serves, until
 
 from aeenc import errors
-from services.kit.artifacts import MANIFEST, ArtifactStore, sha256_of
-from services.kit.registry import Registry
+from services.store.artifacts import MANIFEST, ArtifactStore, sha256_of
+from services.store.registry import Registry
+from support.models.tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
+from support.waiting import eventually, serves, until
 
 
 async def test_swaps_under_load_fail_no_call_and_mix_no_versions(

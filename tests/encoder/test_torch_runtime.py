@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_sentence_models import write_sentence_model
-from tinymodel import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.onnx_session import CPU
-from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.registry import Registry
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.registry import Registry
+from support.models.tiny_sentence_models import write_sentence_model
+from support.models.tinymodel import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ from pathlib import Path
 from services.encoder.__main__ import build
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.settings import EncoderSettings
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
 artifact = ArtifactStore(Path({str(artifact_store.root)!r})).open("checkpoints", {tiny_checkpoint.version!r})
 options = LoadOptions(2**30, "float32", ["CPUExecutionProvider"])

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import reached
 
 from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracle import ask as ask_here
 from aeenc.oracles.client import Answer, OracleClient
 from services.launcher.ports import free_port
+from support.waiting import reached
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NODE = EXAMPLES / "node_oracle"

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hashed_encoder import RunningEncoder, until
 
 from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
+from support.models.hashed_encoder import RunningEncoder, until
 
 
 class RunningIndex:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.corpus.premises import PremiseRecord, Premises
 from services.index import approximate, indexing
 from services.index.approximate import ApproximateIndex, read_proposer
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.plan import EngineOptions, Plan
 from services.index.search import Effort, FlatIndex
-from services.kit.premises import PremiseRecord, Premises
 
 ROWS, DIM = 4000, 32
 EXACT = Effort(exact=True)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.corpus.products import exact_scores
 from services.index import codes
 from services.index.codes import CodesProposer
 from services.index.proposals import Proposed
 from services.index.search import FlatIndex
-from services.kit.products import exact_scores
 
 DIM = 384
 

@@ -16,10 +16,9 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from broken_builds import indexing_processes
-from hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, raises, until, vector_of
 
 from aeenc import AsyncClient, errors
+from services.corpus.generation import open_generation
 from services.index import indexer
 from services.index.__main__ import build
 from services.index.indexer import index_generation
@@ -28,8 +27,9 @@ from services.index.lexical import write_lexical
 from services.index.plan import EngineOptions
 from services.index.settings import IndexSettings
 from services.index.vectors import VectorFile
-from services.kit.artifacts import ArtifactStore
-from services.kit.generation import open_generation
+from services.store.artifacts import ArtifactStore
+from support.broken_builds import indexing_processes
+from support.models.hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, raises, until, vector_of
 
 KINDS = ["metal", "star", "plant", "frog", "cloud", "rock", "wave", "magnet", "glass", "seed"]
 TEXTS = [f"{KINDS[n % 10]} {KINDS[n // 10 % 10]} of {n % 37} in {n % 53} or {n}" for n in range(1500)]

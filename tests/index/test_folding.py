@@ -1,11 +1,11 @@
 """Which texts are one premise: the same to the byte, or, on request, the same once normalised."""
 
 import pytest
-from hashed_encoder import premise, raises
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.folding import normalized
+from support.models.hashed_encoder import premise, raises
 
 
 @pytest.mark.parametrize(

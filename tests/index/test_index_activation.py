@@ -1,10 +1,10 @@
 """Activation: a pointer that moves only to a sound generation, and is found again after a restart."""
 
 import numpy as np
-from hashed_encoder import FACTS, SPACE, facts, files_of, raises, vector_of
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from support.models.hashed_encoder import FACTS, SPACE, facts, files_of, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from hashed_encoder import until
 
 from aeenc import Channel, IndexClient
 from aeenc.v1 import types_pb2
-from harness.crash import crash
-from harness.index_process import IndexProcess
-from harness.quick_encoder import QuickEncoder
+from benchmarks.harness.quick_encoder import QuickEncoder
+from benchmarks.index.crash import crash
+from benchmarks.index.index_process import IndexProcess
+from support.models.hashed_encoder import until
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from hashed_encoder import RunningEncoder, files_of, premise, raises, until, vector_of
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from support.models.hashed_encoder import RunningEncoder, files_of, premise, raises, until, vector_of
 
 PREMISES = [premise(f"p{n}", f"fact {n} about {n % 7}") for n in range(400)]
 

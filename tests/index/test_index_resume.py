@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from broken_builds import PREMISES, broken_build, works
-from hashed_encoder import VERSION, files_of, premise, raises, until
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.corpus.generation import PremiseRecord
 from services.index import journal
 from services.index.building import BuildSpec
-from services.kit.generation import PremiseRecord
+from support.broken_builds import PREMISES, broken_build, works
+from support.models.hashed_encoder import VERSION, files_of, premise, raises, until
 
 SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
 

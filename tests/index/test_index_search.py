@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import numpy as np
 import pytest
-from hashed_encoder import DIM, FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, index_pb2, types_pb2
+from support.models.hashed_encoder import DIM, FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 
 
 def query(text: str) -> np.ndarray:

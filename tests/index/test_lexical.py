@@ -15,7 +15,7 @@ from aeenc.errors import DataLoss
 from services.index.fusion import fuse
 from services.index.lexical import ARRAYS, K1, WORDS, B, LexicalIndex, best, words_of, write_lexical
 from services.index.vocabulary import Vocabulary
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
 
 # An .npy header of Python objects, whose content numpy would unpickle where that is allowed.
 OBJECTS = b"\x93NUMPY\x01\x00\x39\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, facts, premise, raises, vector_of
 
 from aeenc import errors
 from aeenc.found import Fusion
 from aeenc.v1 import encoder_pb2, index_pb2
+from services.corpus.generation import open_generation
 from services.index.fusion import fuse
 from services.index.lexical import LexicalIndex, best
-from services.kit.generation import open_generation
+from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hashed_encoder import FACTS, facts, raises
 
 from aeenc import Retrieval, errors, rankings
+from support.models.hashed_encoder import FACTS, facts, raises
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hashed_encoder import facts, raises
 
 from aeenc import Fusion, Retrieval, errors
+from support.models.hashed_encoder import facts, raises
 
 TEXT = "a star that heats the ice"
 WEIGHT = 0.25

@@ -7,10 +7,9 @@ import contextlib
 import os
 import signal
 
-from broken_builds import broken_build, indexing_processes, works
-from hashed_encoder import premise, raises, until
-
 from aeenc import errors
+from support.broken_builds import broken_build, indexing_processes, works
+from support.models.hashed_encoder import premise, raises, until
 
 PREMISES = [premise(f"p{n}", f"fact {n} of {n % 37} in {n % 53}") for n in range(1500)]
 QUICK = {"recall": 0.9, "build_threads": 1}

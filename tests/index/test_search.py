@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.premises import PremiseRecord, Premises
+from services.corpus.products import exact_products
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.search import FlatIndex
-from services.kit.premises import PremiseRecord, Premises
-from services.kit.products import exact_products
 
 
 def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:

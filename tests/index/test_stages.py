@@ -7,14 +7,14 @@ import asyncio
 import grpc
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, facts, premise, raises, vector_of
 
 from aeenc import Fusion, errors
 from aeenc.v1 import encoder_pb2, index_pb2
+from services.corpus.generation import open_generation
 from services.index.explanations import FILE, Explanation, Prior
 from services.index.fusion import fuse
 from services.index.lexical import LexicalIndex
-from services.kit.generation import open_generation
+from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
 
 EXPLAINED = [
     ("magnets pull iron nails", ["f0", "f1", "gone"]),

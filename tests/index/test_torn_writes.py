@@ -10,16 +10,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hashed_encoder import FACTS, premise
-from torn_disk import State, TornDisk
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.corpus.generation import folder_of, open_generation, read_active
 from services.index.building import BuildSpec
 from services.index.finished import FinishedBuilds
 from services.index.journal import Journal
-from services.kit.artifacts import ArtifactStore
-from services.kit.generation import folder_of, open_generation, read_active
+from services.store.artifacts import ArtifactStore
+from support.models.hashed_encoder import FACTS, premise
+from support.torn_disk import State, TornDisk
 
 CORPUS = "science"
 FOLDER = folder_of(CORPUS)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_data import ENTAILMENTBANK, without_test
+
+from support.real_data import ENTAILMENTBANK, without_test
 
 
 def demo(home: Path, *arguments: str) -> dict[str, Any]:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_base import write_tiny_base
-from trainer_world import FACTS
 
 import aeenc
 from aeenc import errors
 from aeenc.oracle import OracleServer
 from aeenc.sync import LOOP
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
-from services.kit.artifacts import sha256_of
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import ProcessId, end
+from services.store.artifacts import sha256_of
+from support.models.tiny_base import write_tiny_base
+from support.worlds.trainer_world import FACTS
 
 HYPOTHESES = [(f"h{n}", fact) for n, fact in enumerate(FACTS)]
 

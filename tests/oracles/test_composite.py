@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from waiting import reached
 
 import aeenc
 from aeenc import Channel, errors
@@ -14,6 +13,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, V
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.composite import Audited, CompositeOracle
 from aeenc.oracles.remote import RemoteOracle
+from support.waiting import reached
 
 
 class Scripted(aeenc.Oracle):

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from tiny_classifier import logits, write_model
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.model import ModelOracle
+from support.models.tiny_classifier import logits, write_model
 
 NLI = {"0": "CONTRADICTION", "1": "ENTAILMENT", "2": "NEUTRAL"}
 TEXTS = ["a magnet attracts iron", "ice can melt", "the sun is a star with more heat than the moon", "sun", "a plant"]
@@ -127,7 +127,7 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path: Path):
-    from tiny_cross_encoder import PAIRS, export_tiny_cross_encoder
+    from support.models.tiny_cross_encoder import PAIRS, export_tiny_cross_encoder
 
     exported = export_tiny_cross_encoder(tmp_path)
     oracle = ModelOracle(exported.artifact.path)

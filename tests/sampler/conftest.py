@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from sampler_world import FakeIndex, FakeOracle, World, serving
 
 from aeenc.v1 import index_pb2_grpc, oracle_pb2_grpc
+from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
 
 
 @pytest.fixture

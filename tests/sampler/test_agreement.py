@@ -3,13 +3,13 @@
 import math
 import random
 
-import agreement_reference
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from aeenc import errors
 from services.sampler.tasks import agreement
 from services.sampler.tasks.agreement import agreement_apart, agreement_of
+from support import agreement_reference
 
 
 def rated(*rows: str) -> list[dict[str, bool]]:

@@ -1,9 +1,9 @@
 """Which pairs a run records: the result of Algorithm 2, whatever the batching, within its budgets."""
 
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
 
 from aeenc.v1 import sampler_pb2, types_pb2
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
 
 
 async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: World):

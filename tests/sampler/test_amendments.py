@@ -9,14 +9,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from queue_world import NEVER, at_work, pairs, take
-from sampler_world import World
 
 import aeenc
 from aeenc import errors, trees
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
-from services.kit.redis import connect
 from services.sampler.acs import Rules
 from services.sampler.negatives import NegativeFilter
 from services.sampler.pair_log import PairLog
@@ -26,6 +23,9 @@ from services.sampler.tasks.corrections import corrected_pairs
 from services.sampler.tasks.record import TaskRecord
 from services.sampler.tasks.task_keys import TaskKeys
 from services.sampler.tasks.task_store import TaskStore
+from services.store.redis import connect
+from support.worlds.queue_world import NEVER, at_work, pairs, take
+from support.worlds.sampler_world import World
 
 RUN = Run(
     "run", RunConfig("science", "team"), "SUCCEEDED", "", "v1", "g1", Progress(), datetime.now(UTC), datetime.now(UTC)

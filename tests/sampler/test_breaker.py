@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from waiting import until
 
 from services.sampler.breaker import Breaker, Down
+from support.waiting import until
 
 PATIENT_S = 60.0
 

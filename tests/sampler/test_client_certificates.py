@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from certificates import certify, needs_openssl
-from sampler_world import World, brute_force, finish, pair_set
 
 from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import World, brute_force, finish, pair_set
 
 
 @asynccontextmanager

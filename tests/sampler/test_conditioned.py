@@ -2,10 +2,9 @@
 
 import asyncio
 
-from sampler_world import HYPOTHESES, World, explains, finish, is_leaf, nearest, pair_set
-
 from aeenc.v1 import sampler_pb2
 from services.sampler.acs import ROUNDS
+from support.worlds.sampler_world import HYPOTHESES, World, explains, finish, is_leaf, nearest, pair_set
 
 ID = {f"fact {number}": f"p{number}" for number in range(100)}
 

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, pair_set
 
 import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
-from services.kit.local_redis import start_private_redis
-from services.kit.redis import connect
 from services.sampler.pair_log import PairLog
 from services.sampler.run_keys import RunKeys
+from services.store.local_redis import start_private_redis
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, pair_set
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}

@@ -4,16 +4,16 @@ import asyncio
 
 import grpc
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_leaf, pair_set
 
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
-from services.kit.redis import connect
 from services.sampler import acs
 from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.run_keys import RunKeys
 from services.sampler.run_lease import RunLease
 from services.sampler.run_store import RunStore
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_leaf, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 

@@ -3,12 +3,12 @@
 from itertools import combinations
 
 import pytest
-from sampler_world import World, brute_force, explains, finish, nearest, pair_set
 
 from aeenc.v1 import sampler_pb2, types_pb2
 from services.sampler import acs
 from services.sampler.acs import Candidate, Rules, Ruling
 from services.sampler.negatives import NegativeFilter, Sieve, wording
+from support.worlds.sampler_world import World, brute_force, explains, finish, nearest, pair_set
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sampler_world import E_, World, brute_force, explains, finish, is_leaf, pair_set
 
 import aeenc
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
 from aeenc.oracles.noisy import GARBAGE, Noise, NoisyOracle
 from aeenc.v1 import oracle_pb2, sampler_pb2
+from support.worlds.sampler_world import E_, World, brute_force, explains, finish, is_leaf, pair_set
 
 
 class Honest(aeenc.Oracle):

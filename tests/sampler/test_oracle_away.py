@@ -10,8 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
-from certificates import certify, needs_openssl
-from sampler_world import (
+
+import aeenc
+from aeenc import errors, status
+from aeenc.oracle import REFUSES, Task, Verdict
+from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import (
     E_,
     HYPOTHESES,
     FakeOracle,
@@ -23,11 +28,6 @@ from sampler_world import (
     pair_set,
     serving,
 )
-
-import aeenc
-from aeenc import errors, status
-from aeenc.oracle import REFUSES, Task, Verdict
-from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
 
 REGISTER = oracle_pb2_grpc.add_OracleServiceServicer_to_server
 SUCCEEDED, FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED

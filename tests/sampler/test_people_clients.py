@@ -7,19 +7,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from people_world import DECK, People, agreement_differs, check
-from sampler_process import SamplerProcess
-from sampler_world import HYPOTHESES, World
-from waiting import until
 
 import aeenc
 from aeenc.v1 import sampler_pb2
-from services.kit.local_redis import start_private_redis
-from services.kit.redis import connect
 from services.kit.tasks import cancel_all
 from services.launcher.ports import free_port
 from services.sampler.tasks.task_keys import TaskKeys
 from services.sampler.tasks.task_store import TaskStore
+from services.store.local_redis import start_private_redis
+from services.store.redis import connect
+from support.waiting import until
+from support.worlds.people_world import DECK, People, agreement_differs, check
+from support.worlds.sampler_process import SamplerProcess
+from support.worlds.sampler_world import HYPOTHESES, World
 
 PEOPLE = 32
 WAIT_S = 200.0  # on a busy machine; on an idle one it takes a few seconds

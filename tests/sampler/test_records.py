@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, finish, pair_set, serving
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2
-from services.kit.redis import connect
 from services.sampler.acs import Accepted, Node, Result, Ruling
 from services.sampler.node_store import NodeCommit, NodeStore, TreeAdvance
 from services.sampler.pair_log import PairLog
 from services.sampler.run_keys import RunKeys
 from services.sampler.run_store import RunStore
 from services.sampler.runs import LIVE, Pair
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set, serving
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
 COMMIT = NodeCommit(

@@ -4,10 +4,10 @@ import asyncio
 import json
 
 import pytest
-from sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
 
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 

@@ -5,18 +5,18 @@ import json
 from contextlib import aclosing
 
 import pytest
-from queue_world import NEVER, QUEUE, at_work, pairs, take
-from sampler_world import World
 
 import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES
 from aeenc.v1 import sampler_pb2
-from services.kit.redis import connect
 from services.sampler.tasks import steps
 from services.sampler.tasks.controls import read_controls
 from services.sampler.tasks.task_keys import TaskKeys
 from services.sampler.tasks.task_store import TaskStore
+from services.store.redis import connect
+from support.worlds.queue_world import NEVER, QUEUE, at_work, pairs, take
+from support.worlds.sampler_world import World
 
 
 async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str]:

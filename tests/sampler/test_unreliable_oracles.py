@@ -4,7 +4,9 @@ import asyncio
 
 import grpc
 import pytest
-from sampler_world import (
+
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from support.worlds.sampler_world import (
     HYPOTHESES,
     PairSet,
     World,
@@ -16,8 +18,6 @@ from sampler_world import (
     pair_set,
     serving,
 )
-
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN

@@ -6,20 +6,20 @@ import asyncio
 
 import grpc
 import pytest
-from queue_world import NEVER, QUEUE, at_work, take
 from redis.exceptions import ResponseError
-from sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
-from waiting import eventually
 
 import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
-from services.kit.redis import connect
 from services.sampler.run_store import RunStore
 from services.sampler.tasks import task_store
 from services.sampler.tasks.record import TaskRecord
 from services.sampler.tasks.task_keys import TaskKeys
 from services.sampler.tasks.task_store import TaskStore
+from services.store.redis import connect
+from support.waiting import eventually
+from support.worlds.queue_world import NEVER, QUEUE, at_work, take
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "k": 4}
 

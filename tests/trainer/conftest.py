@@ -1,10 +1,11 @@
 """Fixtures: the tiny space, the corpus in it, the tiny cross-encoder, a job's runner, services around a trainer."""
 
 import pytest
-from job_bench import bench
-from job_world import world
-from tiny_cross_encoder import Exported, export_tiny_cross_encoder
-from trainer_world import corpus, make_job, space
+
+from support.models.tiny_cross_encoder import Exported, export_tiny_cross_encoder
+from support.worlds.job_bench import bench
+from support.worlds.job_world import world
+from support.worlds.trainer_world import corpus, make_job, space
 
 __all__ = ["bench", "corpus", "make_job", "space", "world"]
 

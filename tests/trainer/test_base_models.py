@@ -14,14 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, theirs, try_one_step
-from tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
-from trainer_world import MakeJob, Space, trainer_settings
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.trainer.__main__ import build
 from services.trainer.settings import TrainerSettings
 from services.trainer.space import space_id_of
+from support.models.base_model_vectors import (
+    TEXTS,
+    by_transformers,
+    exported,
+    least_cosine,
+    ours,
+    spec_of,
+    theirs,
+    try_one_step,
+)
+from support.models.tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
+from support.worlds.trainer_world import MakeJob, Space, trainer_settings
 
 
 @pytest.mark.slow

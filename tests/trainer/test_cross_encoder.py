@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_cross_encoder import MAX_TOKENS, PAIRS, Exported, export_tiny_cross_encoder, reference, take_head
 
 from aeenc import errors
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
 from services.trainer.learning.cross_encoder import export_cross_encoder
+from support.models.tiny_cross_encoder import (
+    MAX_TOKENS,
+    PAIRS,
+    Exported,
+    export_tiny_cross_encoder,
+    reference,
+    take_head,
+)
 
 
 def test_the_scores_are_the_logits_of_transformers_alone_and_in_any_batch(exported: Exported):

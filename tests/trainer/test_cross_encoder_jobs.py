@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_world import World
-from trainer_world import FACTS, QUERIES
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2
+from support.worlds.job_world import World
+from support.worlds.trainer_world import FACTS, QUERIES
 
 
 @pytest.mark.slow

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_cross_encoder import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
-from trainer_world import Space, trainer_settings
 
 from aeenc import Channel, RegistryClient, TrainerClient, errors
-from services.kit.artifacts import ArtifactStore, sha256_of
-from services.kit.registry import Registry
+from services.store.artifacts import ArtifactStore, sha256_of
+from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.child import Child
 from services.trainer.cross_encoder import EXPORTER
 from services.trainer.settings import TrainerSettings
+from support.models.tiny_cross_encoder import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
+from support.worlds.trainer_world import Space, trainer_settings
 
 
 def without_safetensors(directory: Path) -> None:

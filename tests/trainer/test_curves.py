@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from trainer_world import Killed, MakeJob
 
 from services.trainer.job_files import JobFiles, Means
 from services.trainer.learning import curves, training
@@ -20,6 +19,7 @@ from services.trainer.learning.epoch_state import BEST, Standing
 from services.trainer.learning.job import prepare_torch, train
 from services.trainer.learning.materials import Materials
 from services.trainer.learning.ranks import Rank
+from support.worlds.trainer_world import Killed, MakeJob
 
 STEPS = 3  # an epoch
 

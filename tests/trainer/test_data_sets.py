@@ -9,7 +9,7 @@ import pytest
 
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.trees import Dataset
-from services.kit.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord
 from services.trainer.data_sets import DataSets
 from services.trainer.training_set import build_training_set
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_world import Space, serve_trainer
-from waiting import eventually, until
 
 from aeenc import errors
 from services.trainer.child import Child
 from services.trainer.device import Device
 from services.trainer.learning.devices import device_of
+from support.waiting import eventually, until
+from support.worlds.trainer_world import Space, serve_trainer
 
 ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[4])"
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainer_world import FACTS, QUERIES, Space, serve_trainer
-from waiting import until
 
 from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors
 from aeenc.evaluation import average_precision, metrics_of
@@ -22,6 +20,8 @@ from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
+from support.waiting import until
+from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
 
 # A query is a premise, too: the first one explains the others.
 PREMISES = [*FACTS, QUERIES[0]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from real_data import ENTAILMENTBANK, need
 
 from aeenc.trees import Dataset
-from services.kit.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord
 from services.trainer.data_sets import DataSets
 from services.trainer.training_set import TrainingSet, build_training_set
+from support.real_data import ENTAILMENTBANK, need
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from aeenc import errors
 from aeenc.evaluation import UNRANKED
 from aeenc.found import Hit
 from aeenc.rankings import Rankings, Retrieval
-from services.kit.generation import PremiseRecord, Premises
+from services.corpus.generation import PremiseRecord, Premises
 from services.trainer import index_ranks
 from services.trainer.index_ranks import IndexRanks
 

@@ -12,12 +12,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from safetensors.numpy import load_file
-from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 from aeenc.errors import FailedPrecondition
+from services.corpus.generation import PremiseRecord
 from services.encoder.loading import LoadOptions, load_model
 from services.encoder.onnx_session import CPU
-from services.kit.generation import PremiseRecord
 from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means
@@ -29,6 +28,7 @@ from services.trainer.learning.materials import Materials
 from services.trainer.learning.ranks import Rank
 from services.trainer.learning.training import Diverged
 from services.trainer.training_set import JudgedPair
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:

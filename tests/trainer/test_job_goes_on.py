@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from job_bench import Bench, Services, starting
-from waiting import eventually, until
 
 from aeenc import errors
 from services.trainer import waits
 from services.trainer.jobs import Job
+from support.waiting import eventually, until
+from support.worlds.job_bench import Bench, Services, starting
 
 ENDS_WHEN_ASKED_ONCE = """
 import json, os, pathlib, signal, sys

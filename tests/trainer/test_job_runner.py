@@ -7,10 +7,10 @@ import os
 from dataclasses import replace
 
 import pytest
-from job_bench import Bench, computing, starting
-from waiting import eventually, until
 
 from services.trainer.jobs import LIVE
+from support.waiting import eventually, until
+from support.worlds.job_bench import Bench, computing, starting
 
 SLOW_TO_END = """
 import os, signal, time

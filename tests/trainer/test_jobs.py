@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_world import World
-from trainer_world import FACTS, QUERIES, VALIDATION
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.trainer.sampled_pairs import SampledPairs
+from support.worlds.job_world import World
+from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION
 
 SUCCEEDED, FAILED, CANCELLED = (
     trainer_pb2.JOB_STATE_SUCCEEDED,

@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from trainer_world import MakeJob, Space
 
 from services.trainer.child import MODULE
 from services.trainer.job_files import JobFiles, Means
+from support.worlds.trainer_world import MakeJob, Space
 
 JOBS = 3
 MOST_KILLS = 20

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 from aeenc.errors import InvalidArgument
 from services.encoder.loading import LoadOptions, load_model
@@ -23,6 +22,7 @@ from services.trainer.learning.ranks import Rank
 from services.trainer.learning.training import Learner, Training
 from services.trainer.space import space_id_of
 from services.trainer.training_set import JudgedPair
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 PAIRED = ["SIAMESE", "DUAL"]
 LOSSES = [

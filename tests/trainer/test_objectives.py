@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer_world import FACTS, PAIRS, QUERIES, MakeJob
 
 from services.trainer.job_files import JobFiles
 from services.trainer.learning import pair_objectives
@@ -18,6 +17,7 @@ from services.trainer.learning.query_encoder import QueryEncoder
 from services.trainer.learning.ranks import Rank
 from services.trainer.learning.training import Learner, Training
 from services.trainer.training_set import JudgedPair
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob
 
 LOSSES = [
     "FULL_CORPUS_SOFTMAX",

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import until
 
 from aeenc import errors
 from services.kit.checks import Limits
@@ -17,6 +16,7 @@ from services.trainer import evaluating
 from services.trainer.evaluating import Evaluating, Inquiry
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.evaluation import evaluate as really_evaluate
+from support.waiting import until
 
 INQUIRY = Inquiry("c", [EvaluationQuery("q", ("p",))])
 

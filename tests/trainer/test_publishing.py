@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainer_world import Space, serve_trainer
 
 from aeenc import Channel, RegistryClient, TrainerClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
-from services.kit.registry import Registry, RolloutRow
+from services.store.registry import Registry, RolloutRow
 from services.trainer.checkpoints import Checkpoints
+from support.worlds.trainer_world import Space, serve_trainer
 
 
 @dataclass
@@ -249,7 +249,7 @@ async def test_a_publication_names_who_refuses_and_who_is_silent_and_forgets_the
     for instance in ("refuses", "silent"):
         await world.rows.heartbeat(instance)
     with monkeypatch.context() as patch:
-        patch.setattr("services.kit.registry.HEARTBEAT_TTL_S", -1)
+        patch.setattr("services.store.registry.HEARTBEAT_TTL_S", -1)
         await world.rows.heartbeat("dead")
     for instance, revision, reason in (("dead", 1, ""), ("silent", 1, ""), ("refuses", 2, "the disk is full")):
         row = RolloutRow(instance, revision, not reason, reason, datetime.now(UTC))

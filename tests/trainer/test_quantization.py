@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from trainer_world import FACTS, VALIDATION, MakeJob, Space
 
+from services.corpus.generation import open_generation
 from services.encoder.onnx_scan import check_onnx
-from services.kit.artifacts import Artifact
-from services.kit.generation import open_generation
+from services.store.artifacts import Artifact
 from services.trainer.evaluation import EvaluationQuery, evaluate
 from services.trainer.job_files import JobFiles
 from services.trainer.learning import quantization, training
@@ -31,6 +30,7 @@ from services.trainer.learning.quantization import (
 )
 from services.trainer.learning.query_encoder import TextBatches
 from services.trainer.space import SpaceSpec
+from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space
 
 DIM = 8
 PREMISES = np.eye(DIM, dtype=np.float32)

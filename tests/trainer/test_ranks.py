@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, make_space
 
 from aeenc.errors import FailedPrecondition
 from services.trainer.job_files import JobFiles, Means
@@ -19,6 +18,7 @@ from services.trainer.learning.job import run_job, train
 from services.trainer.learning.materials import Materials
 from services.trainer.learning.ranks import Rank
 from services.trainer.training_set import JudgedPair
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, make_space
 
 
 @pytest.fixture(scope="module")

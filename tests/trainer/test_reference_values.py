@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from real_data import ENTAILMENTBANK, without_test
 
 from aeenc.trees import Dataset
-from services.kit.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.learning.pretrained import export_pretrained
 from services.trainer.learning.quantization import int8_gate, quantize, vectors_alone
 from services.trainer.learning.query_encoder import TextBatches
 from services.trainer.space import SpaceSpec
+from support.real_data import ENTAILMENTBANK, without_test
 
 pytestmark = pytest.mark.reference
 

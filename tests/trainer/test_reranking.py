@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from services.kit.transformer import load_transformer
 from services.trainer.evaluation import evaluate
 from services.trainer.job_files import JobFiles, Means
 from services.trainer.learning import reranking, training
@@ -20,6 +18,8 @@ from services.trainer.learning.job import load_materials, prepare_torch, run_job
 from services.trainer.learning.ranks import Rank
 from services.trainer.learning.reranking import RerankingMaterials, first_of
 from services.trainer.training_set import JudgedPair
+from services.transformer import load_transformer
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
 

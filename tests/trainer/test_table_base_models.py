@@ -10,14 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from base_model_vectors import TEXTS, by_transformers, exported, least_cosine, ours, spec_of, theirs, try_one_step
 from safetensors.numpy import load_file, save_file
-from tiny_sentence_models import write_modules, write_sentence_model
-from tiny_table_models import write_dpr, write_sentence_t5, write_simcse
-from trainer_world import MakeJob, Space, export_space
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.trainer.space import space_id_of
+from support.models.base_model_vectors import (
+    TEXTS,
+    by_transformers,
+    exported,
+    least_cosine,
+    ours,
+    spec_of,
+    theirs,
+    try_one_step,
+)
+from support.models.tiny_sentence_models import write_modules, write_sentence_model
+from support.models.tiny_table_models import write_dpr, write_sentence_t5, write_simcse
+from support.worlds.trainer_world import MakeJob, Space, export_space
 
 
 def by_hand(directory: Path, architecture: str, vector: Callable[[Any], Any]) -> Any:

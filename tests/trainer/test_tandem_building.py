@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tandem_world import PREMISES, Made, World, pairs, tandem_space, world
-from waiting import eventually
 
 from aeenc import IndexClient, errors
 from services.trainer.tandem_building import TandemBuilding
+from support.waiting import eventually
+from support.worlds.tandem_world import PREMISES, Made, World, pairs, tandem_space, world
 
 __all__ = ["pairs", "tandem_space", "world"]
 

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tandem_world import PREMISES
-from trainer_world import PAIRS, VALIDATION, Space, serve_trainer
-from waiting import until
 
 from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
 from aeenc.v1 import trainer_pb2
@@ -20,8 +17,11 @@ from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
-from services.kit.registry import Registry
+from services.store.registry import Registry
 from services.trainer.child import Child
+from support.waiting import until
+from support.worlds.tandem_world import PREMISES
+from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
 
 CORPUS = "tandem-science"
 SIAMESE = {"mode": trainer_pb2.MODE_SIAMESE, "loss": trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING}
@@ -74,7 +74,7 @@ async def test_a_job_that_cannot_be_done_in_its_mode_is_refused_at_its_start(wor
 async def test_a_job_leaves_a_tandem_that_is_published_as_one(
     world: World, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.kit.registry.HEARTBEAT_TTL_S", 600)
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 600)
     await registry.heartbeat("encoder-2")  # lives, and never answers: the job waits for it before it builds
     job = await world.start()
     assert (job.config.mode, job.config.batching) == (trainer_pb2.MODE_SIAMESE, trainer_pb2.BATCHING_ITEMS)

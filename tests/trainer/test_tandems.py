@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tandem_world import PREMISES, Made, World, make_pair, pairs, tandem_space, world
-from tinymodel import write_tiny_checkpoint
-from waiting import eventually, until
 
 from aeenc import IndexClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
-from services.kit.generation import VECTORS, folder_of
-from services.kit.registry import LabelRow, Registry, RolloutRow
+from services.corpus.generation import VECTORS, folder_of
+from services.store.registry import LabelRow, Registry, RolloutRow
 from services.trainer import tandem_publishing
 from services.trainer.tandem_publishing import TandemPublishing
+from support.models.tinymodel import write_tiny_checkpoint
+from support.waiting import eventually, until
+from support.worlds.tandem_world import PREMISES, Made, World, make_pair, pairs, tandem_space, world
 
 __all__ = ["pairs", "tandem_space", "world"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aeenc.errors import FailedPrecondition
-from services.kit.generation import PremiseRecord
+from services.corpus.generation import PremiseRecord
 from services.trainer.training_set import JudgedPair, build_training_set
 
 PREMISES = [

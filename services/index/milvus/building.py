@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from aeenc import errors
 from aeenc.channel import Channel
+from services.corpus.generation import PremiseRecord, check_corpus_name
 from services.index.building import BuildOptions, BuildSpec, Progress
 from services.index.checks import check_base
 from services.index.finished import FinishedBuild
@@ -26,10 +27,9 @@ from services.index.milvus.records import Records
 from services.index.milvus.writing import GenerationWriter
 from services.index.vectors import BatchEncoder
 from services.kit import logs
-from services.kit.artifacts import Artifact
 from services.kit.checks import Limits
-from services.kit.generation import PremiseRecord, check_corpus_name
 from services.kit.tasks import cancel_all
+from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
 

@@ -16,7 +16,7 @@ from services.index.milvus.generation import MilvusGeneration, check
 from services.index.milvus.link import Absent, MilvusLink
 from services.index.milvus.records import Records, StoredGeneration
 from services.kit import logs
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
 

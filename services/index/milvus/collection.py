@@ -14,10 +14,10 @@ from pymilvus.client.types import LoadState
 from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
 from services.index.milvus import schema
 from services.index.milvus.link import Absent, MilvusLink, NotLoaded
 from services.kit import logs
-from services.kit.generation import PremiseRecord
 
 log = logs.get(__name__)
 

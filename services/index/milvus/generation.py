@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
+from services.corpus.products import norms_of
 from services.index.corpus import check_found
 from services.index.milvus.collection import FLAT, GenerationCollection
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import StoredGeneration
-from services.kit.artifacts import Artifact
-from services.kit.generation import PremiseRecord
-from services.kit.products import norms_of
+from services.store.artifacts import Artifact
 
 PROBES = 32
 NORM_TOLERANCE = 1e-3

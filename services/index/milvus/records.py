@@ -22,7 +22,7 @@ from aeenc import errors
 from services.index.finished import FinishedBuild
 from services.index.milvus.link import Absent, MilvusLink, NotLoaded
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
-from services.kit.artifacts import Artifact, FileEntry
+from services.store.artifacts import Artifact, FileEntry
 
 FORMAT_VERSION = 1
 Kind = Literal["building", "generation", "dropping"]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from services.corpus.generation import PremiseRecord
+from services.corpus.products import exact_scores
 from services.index.milvus.collection import Candidates
 from services.index.milvus.generation import NORM_TOLERANCE
 from services.index.milvus.schema import K_MOST
 from services.index.search import Found
-from services.kit.generation import PremiseRecord
-from services.kit.products import exact_scores
 
 SLACK = 8  # candidates beyond k at the first try; each costs its vector on the way here
 _UNIT_ROUNDOFF = 2.0**-24  # of float32

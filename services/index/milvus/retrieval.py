@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
 from services.index.checks import (
     check_dimension,
     check_scope,
@@ -31,7 +32,6 @@ from services.index.reranking import Reranker
 from services.index.retrieval import Answer
 from services.index.search import USUAL, Effort, Found
 from services.kit.checks import Limits, check_count, check_texts
-from services.kit.generation import PremiseRecord
 
 RETRY_AFTER_S = 0.05
 IDS_AT_ONCE = 1000  # of premises accepted, whose vectors come along

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from aeenc import errors
+from services.corpus.generation import PremiseRecord
 from services.index.folding import ID_BYTES, SPLIT_BYTES
-from services.kit.generation import PremiseRecord
 
 ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
 IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.generation import generation_meta
 from services.index.folding import Draft
 from services.index.milvus import schema
 from services.index.milvus.collection import FLAT, HNSW, GenerationCollection
 from services.index.milvus.generation import digest_of, probed_ordinals
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import Records, StoredGeneration, artifact_of
-from services.kit.artifacts import FileEntry
-from services.kit.generation import generation_meta
+from services.store.artifacts import FileEntry
 
 FLAT_UP_TO = 250_000  # premises, with the engine `auto`
 _UPSERT_ROWS = 256

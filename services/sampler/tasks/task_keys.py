@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from services.kit.redis import key_prefix
+from services.store.redis import key_prefix
 
 
 class TaskKeys:

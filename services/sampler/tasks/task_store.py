@@ -13,12 +13,12 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.kit.redis import unavailable_if_down
 from services.sampler.tasks import record as records
 from services.sampler.tasks import task_scripts
 from services.sampler.tasks.record import TaskRecord
 from services.sampler.tasks.steps import Change
 from services.sampler.tasks.task_keys import TaskKeys
+from services.store.redis import unavailable_if_down
 
 REQUEST_TTL_S = 86_400
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from aeenc.errors import AeencError
-from services.kit.artifacts import ArtifactStore, atomic_write
+from services.store.artifacts import ArtifactStore, atomic_write
 from services.trainer.child import DISK_FULL, EXIT_DISK_FULL
 from services.trainer.job_files import JobFiles
 

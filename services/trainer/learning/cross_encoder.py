@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
-from services.kit.artifacts import Artifact, ArtifactStore, sha256_of
+from services.store.artifacts import Artifact, ArtifactStore, sha256_of
 from services.trainer.cross_encoder import MODEL_TYPE, SPACE, check_labels
 from services.trainer.learning.export import FOLDER, OPSET, PROBES, portable_bytes
 from services.trainer.learning.query_encoder import pad_id_of

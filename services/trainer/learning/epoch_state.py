@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn, optim
 
 from aeenc.errors import FailedPrecondition
-from services.kit.artifacts import atomic_write
+from services.store.artifacts import atomic_write
 
 FORMAT_VERSION = 2  # 1 had no head, and no number
 FILE = "epoch.safetensors"

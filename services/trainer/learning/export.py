@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from services.kit.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.half_precision import add_fp16
 from services.trainer.learning.quantization import Trial, add_int8, vectors_alone
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.kit.artifacts import Artifact
+from services.store.artifacts import Artifact
 from services.trainer.evaluation import Report
 from services.trainer.job_files import JobFiles
 from services.trainer.learning.cross_encoder import write_cross_encoder

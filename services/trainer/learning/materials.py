@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from services.kit.artifacts import Artifact, ArtifactStore
-from services.kit.generation import Generation, open_generation
+from services.corpus.generation import Generation, open_generation
+from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import merge_queries
 from services.trainer.job_files import JobFiles, Precision, TrainingPlan

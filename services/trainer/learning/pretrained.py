@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.kit.artifacts import ArtifactStore
+from services.store.artifacts import ArtifactStore
 from services.trainer.learning.export import write_checkpoint
 from services.trainer.learning.query_encoder import TextBatches, load_encoder, pad_id_of
 from services.trainer.space import SpaceSpec, space_id_of

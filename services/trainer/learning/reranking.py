@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from services.kit.artifacts import Artifact
-from services.kit.products import exact_scores
-from services.kit.transformer import load_transformer
+from services.corpus.products import exact_scores
+from services.store.artifacts import Artifact
 from services.trainer.evaluation import Report, gold_ranks
 from services.trainer.evaluation.protocol import Ranks, Standard
 from services.trainer.evaluation.ranking import CLOSE
@@ -31,6 +30,7 @@ from services.trainer.learning.materials import Materials
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.learning.regression_objective import RegressionObjective, TrainedScorer
 from services.trainer.modes import why_not
+from services.transformer import load_transformer
 
 FIRST = 50  # premises of an encoder's ranking that may be negatives
 RERANKED = 20  # premises that the validation orders anew

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hashed_encoder import until
 
 from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
+from support.models.hashed_encoder import until
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
-from milvus_server import need_milvus
 
 from aeenc import errors
 from services.index.folding import Draft
+from support.milvus_server import need_milvus
+from support.models.hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 
 need_milvus()
 

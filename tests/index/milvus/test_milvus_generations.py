@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
-from milvus_server import need_milvus
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
+from support.milvus_server import need_milvus
+from support.models.hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

@@ -2,9 +2,9 @@
 
 import grpc
 import pytest
-from milvus_server import need_milvus
 
 from aeenc import errors
+from support.milvus_server import need_milvus
 
 need_milvus()
 

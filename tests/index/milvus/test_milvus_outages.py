@@ -4,10 +4,10 @@ import asyncio
 import time
 
 import pytest
-from hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
-from milvus_server import MilvusServer
 
 from aeenc import errors
+from support.milvus_server import MilvusServer
+from support.models.hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from milvus_server import need_milvus
+
+from support.milvus_server import need_milvus
 
 need_milvus()
 
+from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.milvus.collection import Candidates  # noqa: E402
 from services.index.milvus.rescoring import settle  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
-from services.kit.generation import PremiseRecord  # noqa: E402
 
 
 class Rough:

@@ -1,0 +1,195 @@
+"""The encoder over a long time: swaps, failing loads, overload, garbage. `make bench NAME=encoder-soak`, 35 minutes.
+
+Loopback only, ends by itself. `--only PART` runs one part, `ARGS='--only swaps'` of make; `--swaps`, `--failing`,
+`--overload-s` and `--fuzz-s` make it shorter; the row then says how long it was. Needs EntailmentBank in
+`data/entailmentbank` or in AEENC_BENCH_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.encoder.damage import DAMAGES, damaged, reason_of
+from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
+from benchmarks.encoder.fuzz import fuzz
+from benchmarks.encoder.watched import Watched
+from benchmarks.harness.baselines import run
+from benchmarks.harness.checkpoints import FOLDER, STORE, base_checkpoint, variant
+from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
+from benchmarks.harness.rows import Rows
+from services.store.artifacts import Artifact, ArtifactStore
+
+SWAP_EVERY_S = 5.0
+WINDOW_S = 1.0
+VARIANTS = 4  # more than are loaded at once, so that every swap loads
+POOL = 64
+CONNECTIONS = 4
+
+
+async def swaps(
+    rows: Rows, fleet: Fleet, watched: Watched, variants: Sequence[Artifact], rate: float, count: int
+) -> None:
+    """Many swaps under Poisson load: p99 in the windows that overlap one against the others."""
+    stop = asyncio.Event()
+    load = asyncio.ensure_future(poisson(watched.send, rate, seconds=1e9, seed=5, stop=stop))
+    await asyncio.sleep(SWAP_EVERY_S)
+    spans, serving_s, resident = [], [], []
+    for number in range(count):
+        artifact = variants[number % len(variants)]
+        watched.forget(artifact.id)
+        begun = time.monotonic()
+        _, rollout = await fleet.point(artifact)
+        assert rollout.ok, rollout.reason
+        ended = time.monotonic()
+        await asyncio.sleep(max(begun + SWAP_EVERY_S - time.monotonic(), 0.5))
+        spans.append((begun, ended))
+        serving_s.append(watched.first_seen.get(artifact.id, np.inf) - begun)
+        resident.append(fleet.resident_mb())
+    stop.set()
+    await load
+    during, without = _split(watched.calls, spans)
+    p99_during, p99_without = (float(np.percentile(part, 99)) * 1e3 for part in (during, without))
+    settled, last = statistics.median(resident[20:40] or resident), statistics.median(resident[-20:])
+    failed = len(watched.calls.rows) - watched.calls.count("OK")
+    rows.note("load during swaps", rate, "1/s", f"{len(watched.calls.rows)} calls")
+    p99s = f"{p99_during:.1f} ms in {len(during)} calls, {p99_without:.1f} ms in {len(without)}"
+    rows.at_most(f"p99 over windows with a swap / without, {count} swaps", p99_during / p99_without, "x", 2.0, p99s)
+    rows.at_most("publish to serving, slowest", max(serving_s), "s", 5.0, round(statistics.median(serving_s), 2))
+    rows.at_most("failed calls during the swaps", failed, "calls", 0, watched.calls.outcomes())
+    rows.at_most("answers from a wrong or mixed version", watched.wrong, "calls", 0)
+    rows.at_most(
+        "resident memory, last 20 swaps over swaps 21 to 40", last / settled - 1, "share", 0.05, round(settled)
+    )
+
+
+def _split(calls: Calls, spans: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Durations of calls sent in windows of a second that overlap a swap, and of the others."""
+    origin = calls.rows[0][0]
+    touched = {
+        window
+        for begun, ended in spans
+        for window in range(int((begun - origin) / WINDOW_S), int((ended - origin) / WINDOW_S) + 1)
+    }
+    during: list[float] = []
+    without: list[float] = []
+    for sent, seconds, outcome, _ in calls.rows:
+        if outcome == "OK" and sent >= spans[0][0]:
+            (during if int((sent - origin) / WINDOW_S) in touched else without).append(seconds)
+    return during, without
+
+
+async def failing_loads(
+    rows: Rows, fleet: Fleet, watched: Watched, store: ArtifactStore, good: Artifact, rate: float, count: int
+) -> None:
+    """Candidates that must not serve, one after the other, under load."""
+    client = fleet.client(retry=True)
+    await fleet.point(good)
+    kinds = list(DAMAGES)
+    bad = {kind: damaged(store, good, kind, number) for number, kind in enumerate(kinds)}
+    watched.calls.rows.clear()
+    stop = asyncio.Event()
+    load = asyncio.ensure_future(poisson(watched.send, rate, seconds=1e9, seed=6, stop=stop))
+    hidden, resident = [], []
+    space_id = good.meta["space_id"]
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        _, rollout = await fleet.point_at(space_id, bad[kind])
+        shown = next(swap for swap in (await client.info()).swaps if swap.label == "stable")
+        if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
+            hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
+        await asyncio.sleep(0.3)
+        resident.append(fleet.resident_mb())
+    stop.set()
+    await load
+    for artifact in bad.values():
+        store.delete(FOLDER, artifact.id)
+    disturbed = len(watched.calls.rows) - watched.calls.count("OK") + watched.wrong
+    growth = statistics.median(resident[-8:]) / statistics.median(resident[8:16] or resident) - 1
+    rows.at_most(f"disturbed calls during {count} failing loads", disturbed, "calls", 0, len(watched.calls.rows))
+    rows.at_most("resident memory, last 8 failing loads over loads 9 to 16", growth, "share", 0.05, round(resident[0]))
+    rows.add("failing loads without their reason in GetInfo", len(hidden), "loads", "0", not hidden, hidden[:3])
+    await fleet.point(good)
+    await client.channel.close()
+
+
+async def overload(
+    rows: Rows, fleet: Fleet, texts: Sequence[str], *, size: int, times: float, bar: float, seconds: float
+) -> None:
+    """Much more than the capacity that was just measured: what is still answered, and how fast the rest is refused."""
+    load = RawCalls(fleet.target, texts, size, timeout_s=10)
+    rates = [await load.capacity(8 if size > 1 else 64, 3.0) for _ in range(5)]
+    capacity = statistics.median(rates)
+    load.calls = calls = Calls()
+    begun = time.monotonic()
+    with without_collector():
+        await poisson(load.send, times * capacity / size, seconds=seconds, seed=9)
+    goodput = calls.texts() / (time.monotonic() - begun)
+    refusals = calls.seconds("RESOURCE_EXHAUSTED")
+    assert len(refusals), "nothing was refused, so this was no overload"
+    name = f"overload {times:g}x in calls of {size} for {seconds:g} s"
+    rows.at_least(
+        f"{name}: goodput over capacity", goodput / capacity, "share", bar, f"{capacity:.0f}/s, {calls.outcomes()}"
+    )
+    rows.at_most(f"{name}: refusals p99", float(np.percentile(refusals, 99)) * 1e3, "ms", 100.0, len(refusals))
+    others = set(calls.outcomes()) - {"OK", "RESOURCE_EXHAUSTED"}
+    alive = fleet.process.poll() is None and not others
+    rows.add(f"{name}: no crash, no other outcome", alive, "", "True", alive, sorted(others))
+    await load.close()
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Runs all parts, or the one that was asked for."""
+    rows = Rows(f"encoder-soak-{options.only}" if options.only else "encoder-soak")
+    store = ArtifactStore(STORE)
+    base = base_checkpoint(store)
+    texts = [candidate.text for candidate in entailmentbank().candidates()]
+    random.Random(0).shuffle(texts)
+    if options.only in {None, "overload"}:
+        async with running_encoder(store, base) as fleet:
+            await overload(rows, fleet, texts, size=32, times=10, bar=0.90, seconds=options.overload_s)
+            await overload(rows, fleet, texts, size=1, times=2, bar=0.75, seconds=options.overload_s)
+    if options.only in {None, "swaps"}:
+        async with running_encoder(store, base) as fleet:
+            variants = [variant(store, base, number) for number in range(1, VARIANTS + 1)]
+            clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
+            rates = [await closed_loop(clients, texts[:1024], callers=64, size=1) for _ in range(5)]
+            capacity = statistics.median(rates)
+            watched = Watched(clients, texts[:POOL], [base, *variants])
+            await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, options.failing)
+            watched.calls.rows.clear()
+            await swaps(rows, fleet, watched, variants, 0.5 * capacity, options.swaps)
+            await asyncio.gather(*(client.channel.close() for client in clients))
+    if options.only in {None, "garbage"}:
+        async with running_encoder(store, base) as fleet:
+            await garbage(rows, fleet, options.fuzz_s)
+    rows.finish()
+
+
+async def garbage(rows: Rows, fleet: Fleet, seconds: float) -> None:
+    """Bad input of all kinds beside a good caller."""
+    report = await fuzz(fleet, seconds, seed=1)
+    fine = report.alive and report.good_calls > 0 and not (report.unexpected or report.bad_good_calls)
+    told = report.unexpected or f"{report.calls} calls, {dict(report.by_code)}"
+    rows.add(f"garbage for {seconds:g} s: no crash, no wrong answer", fine, "", "True", fine, told)
+    memory = f"{report.rss_mb_before:.0f} MB, then {report.rss_mb_after:.0f}"
+    rows.add("garbage: memory grows by more than 5 % and 5 MB", report.leaks, "", "False", not report.leaks, memory)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--only", choices=["overload", "swaps", "garbage"], help="one part; its results get a name of their own"
+    )
+    parser.add_argument("--swaps", type=int, default=200)
+    parser.add_argument("--failing", type=int, default=50)
+    parser.add_argument("--overload-s", type=float, default=60.0)
+    parser.add_argument("--fuzz-s", type=float, default=600.0)
+    run(main(parser.parse_args()))

@@ -1,0 +1,194 @@
+"""The encoder against the hardware's limit: throughput, latency, memory, start, invariance. `make bench NAME=encoder`.
+
+sentence-transformers, bare onnxruntime and an empty gRPC call are measured in turn with it, in the same run. Ratios are
+medians over rounds. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aeenc import EncoderClient, errors
+from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
+from benchmarks.encoder.int8 import int8_checkpoint
+from benchmarks.encoder.worker_kill import failed_beyond_held
+from benchmarks.harness.baselines import BareOnnxruntime, Echo, SentenceTransformers, run
+from benchmarks.harness.checkpoints import STORE, base_checkpoint, variant
+from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.load import closed_loop
+from benchmarks.harness.rows import Rows
+from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.base_model import DEFAULT_NAME, find_base_model
+
+ROUNDS = 5
+TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little
+CONNECTIONS = 4
+
+
+async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: ArtifactStore, texts: Sequence[str]) -> None:
+    """Both loads in fp32, and the large one in int8, against sentence-transformers and bare onnxruntime."""
+    bare = BareOnnxruntime(base.path)
+    rates: dict[str, list[float]] = {name: [] for name in ("st", "bare", "8 x 32", "64 x 1", "int8")}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n".join(texts))
+        file.flush()
+        st = SentenceTransformers(find_base_model(DEFAULT_NAME))
+        async with running_encoder(store, base) as fp32, running_encoder(store, base, gated, precision="int8") as int8:
+            fp32_clients = [fp32.client(retry=True) for _ in range(CONNECTIONS)]
+            int8_clients = [int8.client(retry=True) for _ in range(CONNECTIONS)]
+            for _ in range(ROUNDS):
+                rates["bare"].append(max(bare.rates(texts).values()))
+                rates["8 x 32"].append(await closed_loop(fp32_clients, texts, callers=8, size=32))
+                rates["64 x 1"].append(await closed_loop(fp32_clients, texts, callers=64, size=1))
+                rates["int8"].append(await closed_loop(int8_clients, texts, callers=8, size=32, role="query"))
+                rates["st"].append(st.rate(Path(file.name)))
+            info = await int8_clients[0].info()
+            await asyncio.gather(*(client.channel.close() for client in (*fp32_clients, *int8_clients)))
+        st.close()
+
+    def ratio(name: str, baseline: str) -> float:
+        return statistics.median(a / b for a, b in zip(rates[name], rates[baseline], strict=True))
+
+    medians = {name: round(statistics.median(values), 1) for name, values in rates.items()}
+    rows.at_least("8 callers x 32, fp32, over sentence-transformers", ratio("8 x 32", "st"), "x", 1.7, medians["st"])
+    rows.at_least("8 callers x 32, fp32, over bare onnxruntime", ratio("8 x 32", "bare"), "x", 0.85, medians["bare"])
+    rows.at_least("64 callers x 1, fp32, over bare onnxruntime", ratio("64 x 1", "bare"), "x", 0.70, medians["bare"])
+    serving = any(list(version.precisions) and version.precisions[0] == 3 for version in info.versions)
+    rows.add("int8 passed the gate and serves", serving, "", "True", serving, gated.meta["int8"])
+    rows.at_least("8 callers x 32, int8, over sentence-transformers", ratio("int8", "st"), "x", 2.3, medians["st"])
+    for name in ("8 x 32", "64 x 1", "int8"):
+        rows.note(f"{name}, texts a second", medians[name], "1/s", medians["bare"])
+
+
+async def latency(rows: Rows, fleet: Fleet, base: Artifact, texts: Sequence[str]) -> None:
+    """One caller, one text: what the service adds to the model and to an empty call.
+
+    The three take turns, so that each finds the processor as the others leave it: a model run empties its caches.
+    """
+    bare, client = BareOnnxruntime(base.path), fleet.client(retry=True)
+    seconds: dict[str, list[float]] = {"encode": [], "model": [], "echo": []}
+    async with Echo() as echo:
+
+        async def timed(name: str, work: Awaitable[object] | None) -> None:
+            begun = time.perf_counter()
+            if work is None:
+                bare.one(text)
+            else:
+                await work
+            seconds[name].append(time.perf_counter() - begun)
+
+        for text in texts[:1200]:
+            await timed("encode", client.encode([text], role="premise"))
+            await timed("model", None)
+            await timed("echo", echo.call())
+    await client.channel.close()
+    medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+    added = medians["encode"] - medians["model"] - medians["echo"]
+    baseline = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
+    rows.at_most("one caller, one text: p50 over the model and an echo", added, "ms", 0.7, baseline)
+
+
+async def footprint(rows: Rows, fleet: Fleet, store: ArtifactStore, base: Artifact) -> None:
+    """Start, memory with one version and with more, and that torch is not there."""
+    one = fleet.resident_mb()
+    rows.at_most("start to SERVING", fleet.starting_s, "s", 3.0)
+    rows.at_most("resident memory, one version", one, "MB", 350.0, round(base.size_bytes / 1e6))
+    await fleet.point(variant(store, base, 1), label="run-1")
+    await fleet.point(variant(store, base, 2), label="run-2")
+    further = (fleet.resident_mb() - one) / 2
+    rows.at_most("resident memory, each further version", further, "MB", 120.0, round(base.size_bytes / 1e6))
+    has_torch = fleet.maps("libtorch")
+    rows.add("torch in the process", has_torch, "", "False", not has_torch)
+
+
+async def invariance(
+    rows: Rows, client: EncoderClient, texts: Sequence[str], precision: str, bar: float | None
+) -> None:
+    """The same text alone, and in batches of every kind."""
+    alone = np.concatenate([(await client.encode([text])).vectors for text in texts])
+    rng = random.Random(7)
+    worst = 1.0
+    for size in (2, 7, 32, 128):
+        order = rng.sample(range(len(texts)), len(texts))
+        parts = [order[start : start + size] for start in range(0, len(order), size)]
+        answers = await asyncio.gather(*(client.encode([texts[n] for n in part]) for part in parts))
+        for part, answer in zip(parts, answers, strict=True):
+            assert answer.precision == precision
+            worst = min(worst, float(np.einsum("nd,nd->n", answer.vectors, alone[part]).min()))
+    name = f"{precision} batch invariance: least cosine alone to in a batch"
+    if bar is None:
+        rows.note(name, worst, "cosine")
+    else:
+        rows.at_least(name, worst, "cosine", bar)
+
+
+async def cancel_storm(rows: Rows, fleet: Fleet, texts: Sequence[str]) -> None:
+    """Two thousand calls, every other cancelled after a moment: the others are answered, and nothing stays queued."""
+    client = fleet.client(retry=True, timeout_s=60)
+    expected = (await client.encode(texts[:8])).vectors
+    rng = random.Random(3)
+    outcomes = {"answered": 0, "cancelled": 0, "wrong": 0}
+
+    async def call(number: int) -> None:
+        task = asyncio.ensure_future(client.encode(texts[:8]))
+        if number % 2:
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            task.cancel()
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            outcomes["cancelled"] += 1
+        except errors.AeencError:
+            outcomes["wrong"] += 1
+        else:
+            same = np.allclose(answer.vectors, expected, atol=1e-5)
+            outcomes["answered" if same else "wrong"] += 1
+
+    for start in range(0, 2000, 200):
+        await asyncio.gather(*(call(n) for n in range(start, start + 200)))
+    begun = time.monotonic()
+    await client.encode(["is it still there?"])
+    after_s = time.monotonic() - begun
+    fine = outcomes["wrong"] == 0 and outcomes["answered"] >= 1000 and after_s < 1.0
+    rows.add(
+        "cancel storm: wrong or failed among 1,000 not cancelled", outcomes["wrong"], "calls", "0", fine, str(outcomes)
+    )
+    await client.channel.close()
+
+
+async def main() -> None:
+    """Runs all parts."""
+    rows = Rows("encoder")
+    store = ArtifactStore(STORE)
+    base = base_checkpoint(store)
+    gated = int8_checkpoint(store, base)
+    texts = [candidate.text for candidate in entailmentbank().candidates()]
+    random.Random(0).shuffle(texts)
+    async with running_encoder(store, base) as fleet:
+        await latency(rows, fleet, base, texts)
+        await cancel_storm(rows, fleet, texts)
+        client = fleet.client(retry=True)
+        await invariance(rows, client, texts[:256], "float32", 0.99999)
+        await client.channel.close()
+    async with running_encoder(store, base) as fleet:
+        await footprint(rows, fleet, store, base)
+    async with running_encoder(store, base, gated, precision="int8") as fleet:
+        client = fleet.client(retry=True)
+        await invariance(rows, client, texts[:256], "int8", None)
+        await client.channel.close()
+    beyond = await failed_beyond_held()
+    rows.at_most("worker kill: calls failed beyond those it held", beyond, "calls", 0)
+    await throughput(rows, base, gated, store, texts[:TEXTS])
+    rows.finish()
+
+
+if __name__ == "__main__":
+    run(main())

@@ -1,0 +1,201 @@
+"""Runs among dying processes, judged by a program and by people. `make bench NAME=sampler-soak`.
+
+Samplers, Redis and the oracle get SIGKILL every second or so, whatever the victim is doing, and a new start at once; at
+least 200 times while the run goes on. Its pairs are compared with those of an undisturbed run, and what the oracle was
+asked with what was stored by then. Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+Thirteen minutes; `--only PART` runs one part, `--kills` and `--trees` make it shorter, and the rows then say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aeenc import Channel, SamplerClient, errors
+from aeenc.v1 import sampler_pb2, types_pb2
+from benchmarks.harness.baselines import run
+from benchmarks.harness.entailmentbank import DATA, entailmentbank
+from benchmarks.harness.processes import Child, listens
+from benchmarks.harness.rows import Rows
+from benchmarks.sampler.acs_definition import differences, recorded
+from benchmarks.sampler.people import people
+from benchmarks.sampler.sampler_fleet import CORPUS, Retrieving, running_retrieval, sampler_process
+from benchmarks.sampler.victims import ChildVictim, RedisVictim, Victim, kill_at_random
+from benchmarks.sampler.witness_oracle import asked_at
+from services.launcher.ports import free_port
+
+K = 20
+SPLIT = "train"
+TEND_S = 2.0
+SAMPLER = {"wave_nodes": 64, "lease_s": 1.0, "poll_s": 0.1}
+ORACLE = {"max_attempts": 20, "batch_tasks": 4, "max_concurrency": 4, "timeout_s": 10.0}
+
+
+@dataclass
+class Scene:
+    """Two samplers over one Redis, a slow oracle that is killed and a fast one that is not, and all that can die."""
+
+    clients: list[SamplerClient]
+    victims: list[Victim]
+    asked: Path
+
+
+@asynccontextmanager
+async def scene(retrieval: Retrieving, delay_s: float) -> AsyncIterator[Scene]:
+    """Starts it; everything ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+        home = Path(scratch)
+        asked, redis = home / "asked.jsonl", RedisVictim(home / "redis")
+        slow, fast = (_oracle(name, home, asked, seconds) for name, seconds in (("slow", delay_s), ("fast", 0.0)))
+        oracles = {child.name: {**ORACLE, "target": child.target} for child in (slow, fast)}
+        index = retrieval.index.target
+        samplers = [
+            sampler_process(
+                f"sampler-{n}", home, redis_url=redis.server.url, index_target=index, oracles=oracles, **SAMPLER
+            )
+            for n in range(2)
+        ]
+        children = (slow, fast, *samplers)
+        try:
+            for child in children:
+                child.start()
+            await asyncio.gather(*(listens(child.target) for child in children))
+            await asyncio.gather(*(sampler.ready() for sampler in samplers))
+            clients = [SamplerClient(Channel(sampler.target, timeout_s=30)) for sampler in samplers]
+            mortal = [ChildVictim(sampler, sampler.ready) for sampler in samplers]
+            yield Scene(clients, [redis, ChildVictim(slow, lambda: listens(slow.target)), *mortal], asked)
+            await asyncio.gather(*(client.channel.close() for client in clients))
+        finally:
+            for child in children:
+                await child.stop()
+            redis.server.stop()
+
+
+def _oracle(name: str, home: Path, asked: Path, delay_s: float) -> Child:
+    port = free_port(set())
+    script = Path(__file__).with_name("witness_oracle.py")
+    child = Child(name, [str(script), str(DATA), SPLIT, str(port), str(asked), str(delay_s)], {}, home)
+    child.target = f"127.0.0.1:{port}"
+    return child
+
+
+@dataclass
+class Watcher:
+    """Follows a run's events across deaths; notes what comes out of order."""
+
+    client: SamplerClient
+    seq: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    async def follow(self, run_id: str) -> None:
+        """Until the run has succeeded."""
+        while True:
+            with contextlib.suppress(errors.AeencError):
+                async for seq, seen in self.client.watch(run_id, from_seq=self.seq + 1):
+                    if seq != self.seq + 1:
+                        self.wrong.append(f"{seq} after {self.seq}")
+                    self.seq = seq
+                    if seen.state == sampler_pb2.RUN_STATE_SUCCEEDED:
+                        return
+            await asyncio.sleep(0.05)
+
+
+@dataclass
+class Tender:
+    """Starts a run again and again, which must change nothing, and resumes it when the oracle was away too long."""
+
+    clients: Sequence[SamplerClient]
+    start: dict[str, Any]
+    ids: set[str] = field(default_factory=set)
+    resumed: int = 0
+
+    async def tend(self, going_on: asyncio.Task[None]) -> None:
+        """Until the task is done."""
+        while not going_on.done():
+            for client in self.clients:
+                with contextlib.suppress(errors.AeencError):
+                    started = await client.start_run(**self.start, timeout_s=5)
+                    self.ids.add(started.id)
+                    if started.state == sampler_pb2.RUN_STATE_FAILED:
+                        await client.resume(started.id)
+                        self.resumed += 1
+            await asyncio.sleep(TEND_S)
+
+
+async def asked_again(client: SamplerClient, run_id: str, asked: Path) -> tuple[int, int]:
+    """Pairs asked for again after their verdict was stored, and pairs asked for more than once at all.
+
+    A pair bears the time just before its verdict was stored. A verdict that died with its sampler is rightly asked for
+    again, and the pair then bears the later time.
+    """
+    stored = {
+        (pair.query, pair.premise): pair.provenance.judged_at.ToNanoseconds() / 1e9
+        async for pair in client.pairs(run_id)
+        if pair.sign != types_pb2.PAIR_SIGN_UNSPECIFIED
+    }
+    times = asked_at(asked, run_id)
+    assert stored.keys() <= times.keys(), "a pair was recorded that nobody was asked about"
+    again = sum(max(times[key]) > at for key, at in stored.items())
+    return again, sum(len(at) > 1 for at in times.values())
+
+
+async def among_dying_processes(rows: Rows, on: Scene, hypotheses: list[tuple[str, str]], kills: int) -> None:
+    """One run among dying processes, one undisturbed after it."""
+    config = {"corpus": CORPUS, "k": K, "split": SPLIT}
+    begun, client = time.monotonic(), on.clients[0]
+    tender = Tender(on.clients, {"hypotheses": hypotheses, **config, "oracle": "slow", "idempotency_key": "once"})
+    started = await client.start_run(**tender.start)
+    watcher = Watcher(on.clients[1])
+    watching = asyncio.create_task(watcher.follow(started.id))
+    tending = asyncio.create_task(tender.tend(watching))
+    killed = await kill_at_random(on.victims, kills, lambda: not watching.done(), seed=3)
+    still_on = not watching.done()
+    await asyncio.gather(watching, tending)
+    told = f"{dict(killed)}, {time.monotonic() - begun:.0f} s, resumed {tender.resumed} times"
+    rows.at_least(f"kills while a run over {len(hypotheses)} trees went on", killed.total(), "kills", 200, told)
+    rows.add("the run still went on at the last kill", still_on, "", "True", still_on)
+    pairs, progress = await recorded(client, started.id), (await client.run(started.id)).progress
+    undisturbed = await client.start_run(hypotheses, **config, oracle="fast")
+    ended = await client.wait(undisturbed.id)
+    assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+    swaps, others = differences(pairs, await recorded(client, undisturbed.id))
+    same = f"{len(pairs)} pairs, {len(swaps)} in rank-K swaps"
+    rows.at_most("pairs unlike an undisturbed run's, but for rank-K swaps", len(others), "pairs", 0, same)
+    again, twice = await asked_again(client, started.id, on.asked)
+    rows.at_most("verdicts asked for again after they were stored", again, "pairs", 0, f"{twice} asked again at all")
+    miscounted = abs(progress.judgements - len(pairs))
+    rows.at_most("judgements counted twice or not at all", miscounted, "pairs", 0, progress.judgements)
+    rows.at_most("events twice, lost or out of order", len(watcher.wrong), "events", 0, watcher.seq)
+    rows.at_most("further runs under one idempotency key", len(tender.ids | {started.id}) - 1, "runs", 0)
+
+
+async def main(options: argparse.Namespace) -> None:
+    """The soak."""
+    dataset, rows = entailmentbank(), Rows(f"sampler-soak-{options.only}" if options.only else "sampler-soak")
+    trees = dataset.trees(SPLIT)[: options.trees]
+    hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(trees)]
+    if options.only in {None, "run"}:
+        async with running_retrieval(dataset) as retrieval, scene(retrieval, options.delay_s) as on:
+            await among_dying_processes(rows, on, hypotheses, options.kills)
+    if options.only in {None, "people"}:
+        await people(rows, hypotheses=options.questions, kills=options.people_kills)
+    rows.finish()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--only", choices=["run", "people"], help="one part; its results get a name of their own")
+    parser.add_argument("--questions", type=int, default=200, help="hypotheses put before people")
+    parser.add_argument("--people-kills", type=int, default=30)
+    parser.add_argument("--trees", type=int, default=1313)
+    parser.add_argument("--delay-s", type=float, default=0.8, help="how long the oracle takes for a call")
+    run(main(parser.parse_args()))

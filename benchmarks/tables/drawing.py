@@ -1,0 +1,80 @@
+"""The figures of docs/results as PNG."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.tables.table_text import Measured
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+OURS, PAPER = "#3b6ea5", "#d1495b"
+KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
+DPI = 150
+
+
+def draw_table1(rows: Sequence[Measured], split: str, source: str, path: Path) -> None:
+    """MAP and Hit@10 of protocol paper, row by row, with what the paper prints."""
+    rows = rows[::-1]
+    figure, axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.32 * len(rows)), sharey=True)
+    for axis, metric in zip(axes, ("MAP", "Hit@10"), strict=True):
+        for place, row in enumerate(rows):
+            values = row.values("paper", metric)
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            mean = statistics.mean(values)
+            axis.barh(place, mean, xerr=spread or None, color=OURS, height=0.62)
+            axis.text(max(mean, row.paper.get(metric, 0.0)) + 0.018, place, f"{mean:.3f}", va="center", fontsize=8)
+            if metric in row.paper:
+                axis.plot(row.paper[metric], place, "D", color=PAPER, markersize=6)
+        axis.set_xlabel(f"{metric}, protocol paper")
+        axis.set_xlim(0, max([0.6, *(max(row.values("paper", metric)) for row in rows)]) * 1.15)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
+    handles = [
+        plt.Line2D([], [], color=OURS, linewidth=6, label=f"here, {split} split"),
+        plt.Line2D([], [], color=PAPER, marker="D", linestyle="", label=source),
+    ]
+    figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def draw_distributions(
+    systems: Mapping[str, Mapping[str, Mapping[str, NDArray[np.float64]]]], measures: Sequence[str], path: Path
+) -> None:
+    """By system (column) and measure (line), the distributions of TP, FN, FP; `systems[name][measure][kind]` (n,)."""
+    figure, axes = plt.subplots(
+        len(measures), len(systems), figsize=(3.6 * len(systems), 2.8 * len(measures)), sharex="row", squeeze=False
+    )
+    for column, (name, by_measure) in enumerate(systems.items()):
+        for line, measure in enumerate(measures):
+            axis, bins = axes[line][column], np.linspace(0, 1, 41)
+            for kind, values in by_measure[measure].items():
+                label = f"{kind} ({len(values):,})"
+                axis.hist(
+                    values.clip(0, 1),
+                    bins,
+                    density=True,
+                    histtype="stepfilled",
+                    alpha=0.4,
+                    color=KINDS[kind],
+                    label=label,
+                )
+                axis.axvline(float(values.mean()), color=KINDS[kind], linestyle="--", linewidth=1)
+            axis.set_xlabel(measure)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(frameon=False, fontsize=7)
+        axes[0][column].set_title(name, fontsize=10)
+    for line in axes:
+        line[0].set_ylabel("density")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

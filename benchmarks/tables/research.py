@@ -1,0 +1,244 @@
+"""A fleet that stays between runs, to train and to measure on: EntailmentBank, asked through the RPCs.
+
+Jobs and runs have idempotency keys by row and seed, so what was trained once is found again, and what was broken off
+goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aeenc
+from aeenc import Retrieval
+from aeenc.cli.evaluate import ensure_corpus, explain_training, training_of
+from aeenc.cli.reports import report_dict
+from aeenc.cli.sample import hypotheses_of
+from aeenc.cli.train import TRAINING_SPLIT, validation_of
+from aeenc.loop import Journal, Loop, LoopPlan
+from aeenc.trees import Dataset
+from aeenc.v1 import registry_pb2, trainer_pb2
+from benchmarks.harness.entailmentbank import DATA
+from benchmarks.harness.rows import ROOT
+from services.launcher.fleet import Fleet, Options
+from services.trainer.base_model import DEFAULT_NAME
+
+HOME = ROOT / ".aeenc" / "bench" / "research"
+VALIDATION = "dev"
+PUBLISH_S = 60.0
+CROSS_ENCODERS = "cross-encoder"  # their space
+GOLD = "gold"  # the trainer's name of the data set, and the sampler's of the oracle
+EVALUATE_S = 6 * 3600.0
+
+
+class Unfinished(Exception):
+    """What was to be measured did not come to its end; the message says why."""
+
+
+@dataclass
+class Research:
+    """A running fleet over one data set, with the corpus of its candidates built."""
+
+    client: aeenc.Client
+    dataset: Dataset
+    corpus: str
+    home: Path
+
+    def evaluate(
+        self, split: str, *, version: str | None = None, retrieval: Retrieval | None = None, strict_only: bool = False
+    ) -> dict[str, Any]:
+        """The report of a split, by the version that `stable` names unless another is given."""
+        if retrieval is not None and retrieval.prior:
+            explain_training(self.client, self.corpus, self.dataset)
+        report = self.client.trainer.evaluate(
+            self.corpus,
+            validation_of(self.dataset, split),
+            version=version,
+            retrieval=retrieval,
+            training=() if strict_only else training_of(self.dataset, split),
+            trees=() if strict_only else self.dataset.trees(split),
+            strict_only=strict_only,
+            timeout_s=EVALUATE_S,
+        )
+        return report_dict(report)
+
+    def serve(self, version: str) -> None:
+        """Points `stable` at a version, waits until the encoder serves it, and has the corpus searched in its space."""
+        self._search_in(self._publish(version).space_id)
+
+    def score_with(self, version: str) -> None:
+        """Has the encoder score pairs by a version of a cross-encoder."""
+        self._publish(version)
+
+    def _publish(self, version: str) -> registry_pb2.Label:
+        published = self.client.registry.publish(version, wait_s=PUBLISH_S, force=True)
+        if not published.complete:
+            raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
+        return published.label
+
+    def cross_encoders(self) -> list[trainer_pb2.Checkpoint]:
+        """The cross-encoders that there are, the newest first."""
+        return [one for one in self.client.trainer.checkpoints() if one.space_id == CROSS_ENCODERS]
+
+    def pretrained(self) -> str:
+        """The version of the space's pre-trained encoder."""
+        space_id = self.client.trainer.info().default_space_id
+        found = [one for one in self.client.trainer.checkpoints() if one.pretrained and one.space_id == space_id]
+        return str(found[0].version)
+
+    def train(self, key: str, fields: Mapping[str, Any]) -> trainer_pb2.Job:
+        """The job of a key, started unless it was before, to its end; one that fails is resumed once.
+
+        It trains against the pre-trained encoder's vectors, whatever served last. Raises Unfinished for one that fails
+        again, and for one that somebody cancels meanwhile; asked for anew, that goes on.
+        """
+        _check_known(fields)
+        self._search_in(self.client.trainer.info().default_space_id)
+        job = self.client.trainer.start_job(
+            validation=validation_of(self.dataset, VALIDATION),
+            corpus=self.corpus,
+            split=TRAINING_SPLIT,
+            idempotency_key=self._key(key, fields),
+            **fields,
+        )
+        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+            self.client.trainer.resume(job.id)
+        job = self.client.trainer.wait(job.id, on_progress=_Told(key))
+        if job.state == trainer_pb2.JOB_STATE_FAILED:  # the machine may have been switched off
+            self.client.trainer.resume(job.id)
+            job = self.client.trainer.wait(job.id, on_progress=_Told(key))
+        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+            raise Unfinished(f"job {job.id} was cancelled; run this again to go on with it")
+        if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+            raise Unfinished(f"job {job.id} has failed, and once more after it was resumed: {job.error}")
+        return job
+
+    def loop(self, key: str, *, rounds: int, run: Mapping[str, Any], job: Mapping[str, Any]) -> Loop:
+        """The loop of a key, to so many rounds at least; it begins with the pre-trained encoder."""
+        _check_known(job)
+        plan = LoopPlan(
+            corpus=self.corpus,
+            hypotheses=hypotheses_of(self.dataset, TRAINING_SPLIT),
+            validation=validation_of(self.dataset, VALIDATION),
+            oracle=GOLD,
+            rounds=rounds,
+            patience=0,
+            run={"split": TRAINING_SPLIT, **run},
+            job={"split": TRAINING_SPLIT, **job},
+        )
+        name = self._key(key, {**run, **job})
+        journal = Journal.open(self.home / "loops" / f"{name}.json", plan)
+        done = [one for one in journal.rounds if one.published]
+        self.serve(done[-1].version if done else self.pretrained())
+        loop = Loop(self.client, plan, journal, report_dict, lambda text: print(f"  {key}: {text}", flush=True))
+        loop.go()
+        return loop
+
+    def _search_in(self, space_id: str) -> None:
+        """Activates a generation of a space, unless one is active."""
+        active = {found.corpus: found.active for found in self.client.index.info().corpora}[self.corpus]
+        if active.space_id != space_id:
+            found = [one for one in self.client.index.generations(self.corpus) if one.space_id == space_id]
+            self.client.index.activate(self.corpus, found[0].id, expected=active.id)
+
+    def _key(self, key: str, settings: Mapping[str, Any]) -> str:
+        """A key of this data and these settings: with others, the work is another."""
+        told = json.dumps(dict(settings), sort_keys=True, default=str)
+        return f"{key}-{self.corpus}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+
+class _Told:
+    """Prints where a job stands, once an epoch."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._epochs, self._started = key, 0, time.monotonic()
+
+    def __call__(self, job: trainer_pb2.Job) -> None:
+        if job.progress.epochs_done > self._epochs:
+            self._epochs = job.progress.epochs_done
+            seconds = time.monotonic() - self._started
+            told = f"epoch {self._epochs}, dev MAP {job.progress.validation_map:.4f}, {seconds:.0f} s"
+            print(f"  {self._key}: {told}", flush=True)
+
+
+@contextmanager
+def research(
+    base_model: str = DEFAULT_NAME, *, directory: Path = DATA, home: Path = HOME, **settings: object
+) -> Iterator[Research]:
+    """A fleet over the data in `directory`; `settings` are the trainer's. It ends with the block, its state stays."""
+    dataset = Dataset.load(directory)
+    chosen = {"base_model": base_model, "data_sets": json.dumps({GOLD: str(directory.resolve())}), **settings}
+    fleet = Fleet(
+        home / (base_model.replace("/", "--") + ("" if directory == DATA else f"-{directory.resolve().name}"))
+    )
+    with _held(fleet.home), _environment(chosen):
+        try:
+            fleet.down()  # one that was left behind has other settings
+            options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split=TRAINING_SPLIT)
+            targets = fleet.up(options, lambda text: print(f"  {text}", flush=True))
+            client = aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")})
+            try:
+                yield Research(client, dataset, ensure_corpus(client, dataset), fleet.home)
+            finally:
+                client.close()
+        finally:
+            fleet.down()
+
+
+@contextmanager
+def _held(home: Path) -> Iterator[None]:
+    """Keeps others from a home: `down` ends the services of whoever works there. Ends the process if one does."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "research.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(
+                f"{path} is held by another `make table1`, `make figure3` or `make bench NAME=trainer`, whose services "
+                "this one would end; run it once that has ended"
+            ) from None
+        yield
+
+
+@contextmanager
+def _environment(settings: Mapping[str, object]) -> Iterator[None]:
+    """The trainer's settings as variables, for as long as the block."""
+    before = {name: os.environ.get(name) for name in map(_variable, settings)}
+    os.environ.update({_variable(name): str(value) for name, value in settings.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def at_hand(base_model: str) -> str:
+    """Why a base model cannot be used without a download; empty: it can."""
+    if base_model == DEFAULT_NAME or Path(base_model).is_dir():
+        return ""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(base_model, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 -- the hub's client raises many unrelated classes
+        return f"{base_model} is not at hand ({type(error).__name__}); download it, then run the row again"
+    return ""
+
+
+def _check_known(fields: Mapping[str, Any]) -> None:
+    unknown = set(fields) - set(trainer_pb2.JobConfig.DESCRIPTOR.fields_by_name)
+    if unknown:
+        raise Unfinished(f"jobs of this build have no {', '.join(sorted(unknown))}")
+
+
+def _variable(name: str) -> str:
+    return f"AEENC_TRAINER_{name.upper()}"

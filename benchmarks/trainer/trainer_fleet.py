@@ -1,0 +1,160 @@
+"""One trainer as operators run it, and what its jobs need: a base model, a corpus in its space, a private Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from aeenc import Channel, TrainerClient
+from aeenc.cli.evaluate import corpus_name
+from aeenc.trees import Dataset
+from benchmarks.encoder.encoder_fleet import end, serving
+from benchmarks.harness.checkpoints import FOLDER
+from benchmarks.harness.rows import ROOT
+from services.corpus.generation import (
+    KIND,
+    VECTORS,
+    PremiseRecord,
+    folder_of,
+    generation_meta,
+    read_active,
+    write_active,
+    write_premises,
+)
+from services.launcher.ports import free_port
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.local_redis import start_private_redis
+from services.trainer.base_model import DEFAULT_NAME, find_base_model
+
+STORE = ROOT / ".aeenc" / "bench" / "trainer" / "artifacts"
+
+
+def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset) -> tuple[str, str]:
+    """The candidates of a data set as a corpus named after them; made once. Returns its name and generation."""
+    corpus = corpus_name(dataset)
+    if (known := read_active(store, corpus)) is not None:
+        return corpus, known
+    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+    from services.trainer.space import SpaceSpec
+
+    spec = SpaceSpec.of_meta(base.meta)
+    batches = TextBatches(base.path, spec, base.meta["pad_id"])
+    records = [PremiseRecord(c.id, c.text, c.aliases, c.splits) for c in dataset.candidates()]
+    vectors = encode(load_encoder(base.path, spec), batches, [record.text for record in records], spec.premise_prefix)
+    with store.writer(KIND, folder_of(corpus)) as writer:
+        write_premises(writer.path, records)
+        np.save(writer.path / VECTORS, vectors, allow_pickle=False)
+        meta = generation_meta(
+            corpus=corpus,
+            space_id=base.meta["space_id"],
+            premise_version=base.id,
+            dim=spec.dim,
+            premises=len(records),
+        )
+        generation = writer.commit(meta, id_prefix="g").id
+    write_active(store, corpus, generation)
+    return corpus, generation
+
+
+@dataclass
+class TrainerFleet:
+    """A trainer's process, which can be killed and started again, beside a Redis that stays."""
+
+    environment: dict[str, str]
+    target: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    async def start(self) -> None:
+        """Starts the trainer and waits until it serves."""
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(  # noqa: ASYNC220 -- nothing else runs on this loop yet
+                [sys.executable, "-m", "services.trainer"],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+            )
+        await serving(self.target, self.process, self.log)
+
+    async def kill(self) -> None:
+        """Kills the trainer by SIGKILL; its job's process ends by itself."""
+        assert self.process is not None
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+    def kill_child(self) -> bool:
+        """Kills the process of the running job by SIGKILL. False: there is none."""
+        assert self.process is not None
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if "job" in child.cmdline():
+                    child.kill()
+                    return True
+            except psutil.NoSuchProcess:
+                continue
+        return False
+
+
+@asynccontextmanager
+async def running_trainer(store: ArtifactStore, base: Artifact, **settings: Any) -> AsyncIterator[TrainerFleet]:
+    """Starts a trainer that finds the base model exported already; everything ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+        home = Path(scratch)
+        (home / "state").mkdir()
+        source = {
+            "artifacts_dir": str(store.root.resolve()),
+            "directory": str(find_base_model(DEFAULT_NAME)),
+            "base_model": DEFAULT_NAME,
+            "max_tokens": base.meta["max_tokens"],
+            "query_prefix": "",
+            "premise_prefix": "",
+            "pooling": "",
+        }
+        (home / "state" / "pretrained.json").write_text(json.dumps(source))
+        (home / "state" / "pretrained.result").write_text(json.dumps({"version": base.id}))
+        redis_server = start_private_redis(home / "redis")
+        port = free_port(set())
+        chosen = {
+            "port": port,
+            "redis_url": redis_server.url,
+            "artifacts_dir": store.root,
+            "state_dir": home / "state",
+            "lease_s": 2.0,
+            "poll_s": 0.1,
+            "log_level": "warning",
+            **{name: json.dumps(value) if isinstance(value, dict) else value for name, value in settings.items()},
+        }
+        environment = {**os.environ, **{f"AEENC_TRAINER_{name.upper()}": str(value) for name, value in chosen.items()}}
+        fleet = TrainerFleet(environment, f"127.0.0.1:{port}", home / "trainer.log")
+        try:
+            await fleet.start()
+            yield fleet
+        finally:
+            assert fleet.process is not None
+            fleet.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(end, fleet.process)
+            redis_server.stop()
+
+
+def client_of(fleet: TrainerFleet, timeout_s: float = 30.0) -> TrainerClient:
+    """A client that waits for a trainer that restarts."""
+    return TrainerClient(Channel(fleet.target, timeout_s=timeout_s))
+
+
+def weights_digest(store: ArtifactStore, version: str) -> str:
+    """The SHA-256 of a checkpoint's weights, as its manifest has it."""
+    return store.open(FOLDER, version, verify="size").files["model.safetensors"].sha256

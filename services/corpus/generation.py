@@ -1,0 +1,158 @@
+"""One corpus generation on disk: premises and their vectors. The index writes it, the trainer reads it.
+
+Files: `premises.jsonl` with its tables (premises.py) and `vectors.npy` (one row a premise, float32 or, as the manifest
+says, float16). What else a search engine needs is the index's matter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.premises import PREMISES, PremiseRecord, Premises, write_premises
+from services.store.artifacts import Artifact, ArtifactStore, atomic_write
+
+__all__ = [
+    "ACTIVE",
+    "KIND",
+    "PREMISES",
+    "VECTORS",
+    "Generation",
+    "PremiseRecord",
+    "Premises",
+    "Storage",
+    "check_corpus_name",
+    "folder_of",
+    "generation_meta",
+    "is_corpus_name",
+    "open_generation",
+    "read_active",
+    "write_active",
+    "write_premises",
+]
+
+Storage = Literal["float32", "float16"]
+KIND = "generation"
+VECTORS = "vectors.npy"
+ACTIVE = ".active.json"
+FORMAT_VERSION = 1
+_CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """An open generation: premises in the order of insertion (the ordinal) and memory-mapped vectors (n, dim)."""
+
+    artifact: Artifact
+    premises: Premises
+    vectors: NDArray[np.float32] | NDArray[np.float16]
+    corpus: str
+    space_id: str
+    premise_version: str
+    dim: int
+
+    @property
+    def id(self) -> str:
+        """The generation's id."""
+        return self.artifact.id
+
+    @property
+    def ordinal_by_id(self) -> Mapping[str, int]:
+        """Ordinal of each id and alias."""
+        return self.premises.ordinal_by_id
+
+    @property
+    def ordinal_by_text(self) -> Mapping[str, int]:
+        """Ordinal of each text; texts are distinct."""
+        return self.premises.ordinal_by_text
+
+    def float32(self) -> NDArray[np.float32]:
+        """The vectors in float32 (n, dim): the memory map itself, or a copy where they are stored in float16."""
+        return np.asarray(self.vectors, dtype=np.float32)
+
+
+def is_corpus_name(name: str) -> bool:
+    """Whether a corpus may bear this name: 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front."""
+    return _CORPUS.fullmatch(name) is not None
+
+
+def check_corpus_name(name: str, field: str = "corpus") -> None:
+    """Raises InvalidArgument for a name that cannot be a corpus's."""
+    if not is_corpus_name(name):
+        raise errors.InvalidArgument.field(
+            field, f"{name[:80]!r} is no corpus name; use 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front"
+        )
+
+
+def folder_of(corpus: str) -> str:
+    """The artifact folder of a corpus's generations. Raises InvalidArgument for a name that cannot be a corpus's."""
+    check_corpus_name(corpus)
+    return f"generations/{corpus}"
+
+
+def generation_meta(
+    *,
+    corpus: str,
+    space_id: str,
+    premise_version: str,
+    dim: int,
+    premises: int,
+    storage: Storage = "float32",
+    engine: str = "flat",
+    **details: Any,
+) -> dict[str, Any]:
+    """The manifest's meta of a generation; `details` are what its engine wants to find again."""
+    return {
+        "corpus": corpus,
+        "space_id": space_id,
+        "premise_version": premise_version,
+        "dim": dim,
+        "premises": premises,
+        "storage": storage,
+        "engine": engine,
+        **details,
+    }
+
+
+def open_generation(
+    store: ArtifactStore, corpus: str, generation_id: str, *, verify: Literal["full", "size"] = "size"
+) -> Generation:
+    """Opens a generation. Raises NotFound, or DataLoss naming the file that is not as its manifest says."""
+    artifact = store.open(folder_of(corpus), generation_id, verify=verify)
+    meta = artifact.meta
+    try:
+        premises = Premises.open(artifact)
+        vectors = np.load(artifact.file(VECTORS), mmap_mode="r", allow_pickle=False)
+        expected = (meta["premises"], meta["dim"])
+        stored = np.dtype({"float32": np.float32, "float16": np.float16}[meta.get("storage", "float32")])
+        stamp = (meta["space_id"], meta["premise_version"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error
+    if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != stored:
+        found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
+        raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")
+    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1])
+
+
+def read_active(store: ArtifactStore, corpus: str) -> str | None:
+    """The generation that searches see; None before the first activation."""
+    path = store.root / folder_of(corpus) / ACTIVE
+    try:
+        return str(json.loads(path.read_bytes())["generation"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise errors.DataLoss(f"{path} cannot be read ({error}); activate a generation again") from error
+
+
+def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
+    """Moves the pointer, durably and as a whole."""
+    record = {"format_version": FORMAT_VERSION, "generation": generation_id}
+    atomic_write(store.root / folder_of(corpus) / ACTIVE, json.dumps(record).encode())

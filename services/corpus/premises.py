@@ -1,0 +1,247 @@
+"""The premises of a generation on disk, found by ordinal, id or text without reading all of them.
+
+`premises.jsonl` holds one premise a line in the order of insertion, which is its ordinal. Beside it stand arrays that
+are memory-mapped: where each line begins, hashes of ids and texts in rising order with their ordinals, and which splits
+each premise has. A hash only proposes; the premise itself decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.store.artifacts import Artifact
+
+PREMISES = "premises.jsonl"
+STARTS = "premises.starts.npy"
+IDS = "premises.ids.npy"
+TEXTS = "premises.texts.npy"
+SPLITS = "premises.splits.npy"
+SPLIT_SETS = "premises.splits.json"
+KEPT_RECORDS = 32_768  # decoded premises kept for the next call, about 400 bytes each
+KEPT_MASKS = 8
+
+
+@dataclass(frozen=True)
+class PremiseRecord:
+    """One premise: its id, its text, the other ids of the same text, and the splits in which the text stands."""
+
+    id: str
+    text: str
+    aliases: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+
+    @classmethod
+    def of_line(cls, line: bytes) -> PremiseRecord:
+        """The premise of one line. Raises ValueError, KeyError or TypeError for anything else."""
+        record = json.loads(line.decode())
+        return cls(record["id"], record["text"], tuple(record["aliases"]), tuple(record["splits"]))
+
+    def to_line(self) -> str:
+        """The premise as one line of `premises.jsonl`."""
+        record = {"id": self.id, "text": self.text, "aliases": self.aliases, "splits": self.splits}
+        return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What stands beside the lines of n premises.
+
+    `starts` (n + 1,) int64: the byte where each line begins, and the end. `ids` (2, ids and aliases) and `texts` (2, n)
+    uint64: hashes in rising order over their ordinals. `splits` (n,) uint32: which of `split_sets` a premise has.
+    """
+
+    starts: NDArray[np.int64]
+    ids: NDArray[np.uint64]
+    texts: NDArray[np.uint64]
+    splits: NDArray[np.uint32]
+    split_sets: list[list[str]]
+
+    @classmethod
+    def of(cls, lines: Iterable[tuple[PremiseRecord, int]]) -> Tables:
+        """The tables of premises with the bytes of their lines."""
+        starts, ids, id_ordinals, texts, splits = array("q", [0]), array("Q"), array("Q"), array("Q"), array("I")
+        split_sets: dict[tuple[str, ...], int] = {}
+        for ordinal, (premise, size_bytes) in enumerate(lines):
+            starts.append(starts[-1] + size_bytes)
+            texts.append(_hash(premise.text))
+            for one in (premise.id, *premise.aliases):
+                ids.append(_hash(one))
+                id_ordinals.append(ordinal)
+            splits.append(split_sets.setdefault(premise.splits, len(split_sets)))
+        return cls(
+            np.array(starts, dtype=np.int64),
+            _in_order(np.array(ids, dtype=np.uint64), np.array(id_ordinals, dtype=np.uint64)),
+            _in_order(np.array(texts, dtype=np.uint64), np.arange(len(texts), dtype=np.uint64)),
+            np.array(splits, dtype=np.uint32),
+            [list(names) for names in split_sets],
+        )
+
+    @classmethod
+    def open(cls, artifact: Artifact) -> Tables:
+        """Memory-maps the tables of an artifact. Raises DataLoss, or ValueError, KeyError, TypeError for damage."""
+        starts, ids, texts, splits = (
+            np.load(artifact.file(name), mmap_mode="r", allow_pickle=False) for name in (STARTS, IDS, TEXTS, SPLITS)
+        )
+        split_sets = [[str(name) for name in names] for names in json.loads(artifact.file(SPLIT_SETS).read_bytes())]
+        return cls(starts, ids, texts, splits, split_sets)
+
+    def write(self, path: Path) -> None:
+        """Writes the tables into the directory `path`."""
+        for name, table in ((STARTS, self.starts), (IDS, self.ids), (TEXTS, self.texts), (SPLITS, self.splits)):
+            np.save(path / name, table, allow_pickle=False)
+        (path / SPLIT_SETS).write_text(json.dumps(self.split_sets, ensure_ascii=False), encoding="utf-8")
+
+    def fit(self, size_bytes: int) -> bool:
+        """Whether they belong together and to lines of `size_bytes` in all. Reads each table once."""
+        if self.starts.ndim != 1 or self.splits.ndim != 1 or not len(self.starts):
+            return False
+        rows = len(self.starts) - 1
+        return bool(
+            self.starts.dtype == np.int64
+            and self.splits.dtype == np.uint32
+            and int(self.starts[0]) == 0
+            and int(self.starts[-1]) == size_bytes
+            and np.all(self.starts[1:] > self.starts[:-1])
+            and self.splits.shape == (rows,)
+            and (not rows or int(self.splits.max()) < len(self.split_sets))
+            and self.texts.shape == (2, rows)
+            and all(_is_in_order(table, rows) for table in (self.ids, self.texts))
+        )
+
+
+class Ordinals(Mapping[str, int]):
+    """Ordinals by a name that premises have (`names`): found by hash, decided by the premise."""
+
+    def __init__(
+        self, table: NDArray[np.uint64], premises: Premises, names: Callable[[PremiseRecord], Iterable[str]]
+    ) -> None:
+        self._hashes, self._ordinals = np.asarray(table[0]), np.asarray(table[1])
+        self._premises, self._names = premises, names
+
+    def __getitem__(self, name: str) -> int:
+        wanted = np.uint64(_hash(name))
+        position = int(np.searchsorted(self._hashes, wanted))
+        while position < len(self._hashes) and self._hashes[position] == wanted:
+            ordinal = int(self._ordinals[position])
+            if name in self._names(self._premises[ordinal]):
+                return ordinal
+            position += 1
+        raise KeyError(name)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __iter__(self) -> Iterator[str]:
+        for premise in self._premises:
+            yield from self._names(premise)
+
+
+class Premises(Sequence[PremiseRecord]):
+    """All premises of a generation by ordinal. Immutable, shared by threads; a premise is decoded when it is asked for.
+
+    Raises DataLoss naming the file for a line that is no premise.
+    """
+
+    def __init__(self, lines: bytes | mmap.mmap, tables: Tables, path: Path = Path(PREMISES)) -> None:
+        starts = np.asarray(tables.starts)
+        self._rows = len(starts) - 1
+
+        def decode(ordinal: int) -> PremiseRecord:
+            try:
+                return PremiseRecord.of_line(lines[starts[ordinal] : starts[ordinal + 1]])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise errors.DataLoss(
+                    f"{path} cannot be read at line {ordinal + 1} ({error}); build the generation again"
+                ) from error
+
+        self._decode = decode
+        self._kept = lru_cache(maxsize=KEPT_RECORDS)(decode)
+        self._mask = lru_cache(maxsize=KEPT_MASKS)(lambda splits: _mask(tables, splits))
+        self.ordinal_by_id = Ordinals(tables.ids, self, lambda premise: (premise.id, *premise.aliases))
+        self.ordinal_by_text = Ordinals(tables.texts, self, lambda premise: (premise.text,))
+
+    @classmethod
+    def of(cls, records: Iterable[PremiseRecord]) -> Premises:
+        """Premises in memory."""
+        lines = [(record, record.to_line().encode()) for record in records]
+        return cls(b"".join(line for _, line in lines), Tables.of((record, len(line)) for record, line in lines))
+
+    @classmethod
+    def open(cls, artifact: Artifact) -> Premises:
+        """Opens the premises of an artifact; of one without tables, which older versions wrote, it reads all lines.
+
+        Raises DataLoss, or ValueError, KeyError, TypeError for damage.
+        """
+        path = artifact.file(PREMISES)
+        with path.open("rb") as file:
+            if STARTS not in artifact.files:
+                return cls.of(PremiseRecord.of_line(line) for line in file)
+            lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        tables = Tables.open(artifact)
+        if not tables.fit(len(lines)):
+            raise errors.DataLoss(f"{path} and the tables beside it do not fit together; build the generation again")
+        return cls(lines, tables, path)
+
+    @overload
+    def __getitem__(self, ordinal: int) -> PremiseRecord: ...
+    @overload
+    def __getitem__(self, ordinal: slice) -> list[PremiseRecord]: ...
+    def __getitem__(self, ordinal: int | slice) -> PremiseRecord | list[PremiseRecord]:
+        if isinstance(ordinal, slice):
+            return [self._decode(n) for n in range(*ordinal.indices(self._rows))]
+        if ordinal < 0:
+            ordinal += self._rows
+        if not 0 <= ordinal < self._rows:
+            raise IndexError(ordinal)
+        return self._kept(ordinal)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[PremiseRecord]:
+        return map(self._decode, range(len(self)))
+
+    def with_any(self, splits: frozenset[str]) -> NDArray[np.bool_]:
+        """Which premises (n,) have at least one of `splits` or none at all. Shared: copy it before you change it."""
+        return self._mask(splits)
+
+
+def write_premises(path: Path, premises: Iterable[PremiseRecord]) -> None:
+    """Writes the premises and their tables into the directory `path`."""
+    with (path / PREMISES).open("wb") as file:
+        Tables.of((premise, file.write(premise.to_line().encode())) for premise in premises).write(path)
+
+
+def _mask(tables: Tables, splits: frozenset[str]) -> NDArray[np.bool_]:
+    allowed = np.array([not names or not splits.isdisjoint(names) for names in tables.split_sets], dtype=bool)
+    mask: NDArray[np.bool_] = allowed[tables.splits]
+    mask.setflags(write=False)
+    return mask
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def _in_order(hashes: NDArray[np.uint64], ordinals: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    order = np.argsort(hashes, kind="stable")
+    return np.stack([hashes[order], ordinals[order]])
+
+
+def _is_in_order(table: NDArray[np.uint64], rows: int) -> bool:
+    if table.dtype != np.uint64 or table.ndim != 2 or len(table) != 2:
+        return False
+    hashes, ordinals = np.asarray(table[0]), np.asarray(table[1])
+    return bool(np.all(hashes[1:] >= hashes[:-1]) and (not len(ordinals) or int(ordinals.max()) < rows))

@@ -1,0 +1,160 @@
+"""A corpus generation on disk: what the index writes, the trainer reads; what does not fit together is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.generation import (
+    ACTIVE,
+    KIND,
+    VECTORS,
+    PremiseRecord,
+    Storage,
+    folder_of,
+    generation_meta,
+    open_generation,
+    read_active,
+    write_active,
+    write_premises,
+)
+from services.store.artifacts import Artifact, ArtifactStore
+
+RECORDS = [
+    PremiseRecord("p1", "the sun is a kind of star"),
+    PremiseRecord("p2", "ice is água — solid\nwater", aliases=("p7", "p8"), splits=("train", "dev")),
+    PremiseRecord("p3", "a magnet attracts iron", splits=("test",)),
+]
+
+
+def write(
+    store: ArtifactStore, vectors: NDArray[np.generic], *, premises: int = 3, dim: int = 4, storage: Storage = "float32"
+) -> Artifact:
+    with store.writer(KIND, folder_of("science")) as writer:
+        write_premises(writer.path, RECORDS)
+        np.save(writer.path / VECTORS, vectors)
+        meta = generation_meta(
+            corpus="science", space_id="s1", premise_version="q1", dim=dim, premises=premises, storage=storage
+        )
+        return writer.commit(meta, id_prefix="g")
+
+
+def matrix(rows: int = 3, dim: int = 4) -> NDArray[np.float32]:
+    return np.arange(rows * dim, dtype=np.float32).reshape(rows, dim)
+
+
+def test_a_generation_is_read_as_it_was_written(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix())
+    generation = open_generation(artifact_store, "science", written.id, verify="full")
+    assert list(generation.premises) == RECORDS
+    assert np.array_equal(generation.vectors, matrix())
+    assert not generation.vectors.flags.writeable
+    assert (generation.id, generation.corpus, generation.dim) == (written.id, "science", 4)
+    assert (generation.space_id, generation.premise_version) == ("s1", "q1")
+    assert generation.ordinal_by_id == {"p1": 0, "p2": 1, "p7": 1, "p8": 1, "p3": 2}
+    assert generation.ordinal_by_text["ice is água — solid\nwater"] == 1
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [matrix(rows=2), matrix(dim=5), matrix().reshape(-1), matrix().astype(np.float64), matrix().astype(">f4")],
+    ids=["a-row-too-few", "another-dim", "one-dimension", "float64", "big-endian"],
+)
+def test_vectors_of_another_shape_than_the_manifest_says_are_data_loss(
+    artifact_store: ArtifactStore, vectors: NDArray[np.generic]
+) -> None:
+    written = write(artifact_store, vectors)
+    with pytest.raises(errors.DataLoss, match=r"its manifest says \(3, 4\); build it again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_a_generation_in_float16_is_read_as_such_and_given_in_float32(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix().astype(np.float16), storage="float16")
+    generation = open_generation(artifact_store, "science", written.id, verify="full")
+    assert generation.vectors.dtype == np.float16
+    assert generation.float32().dtype == np.float32
+    assert np.array_equal(generation.float32(), matrix())
+    single = open_generation(artifact_store, "science", write(artifact_store, matrix()).id)
+    assert np.shares_memory(single.float32(), single.vectors), "no copy of what is in float32 already"
+
+
+@pytest.mark.parametrize(("dtype", "storage"), [(np.float32, "float16"), (np.float16, "float32")])
+def test_vectors_of_another_storage_than_the_manifest_says_are_data_loss(
+    artifact_store: ArtifactStore, dtype: type[np.floating], storage: Storage
+) -> None:
+    written = write(artifact_store, matrix().astype(dtype), storage=storage)
+    with pytest.raises(errors.DataLoss, match="build it again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_an_unknown_storage_is_data_loss(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix(), storage="float8")  # type: ignore[arg-type]
+    with pytest.raises(errors.DataLoss, match="build the generation again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_fewer_premises_than_the_manifest_says_are_data_loss(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, matrix(rows=4), premises=4)
+    with pytest.raises(errors.DataLoss, match="holds 3 premises"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_vectors_that_would_need_pickle_are_refused(artifact_store: ArtifactStore) -> None:
+    written = write(artifact_store, np.array([{"a": 1}], dtype=object))
+    with pytest.raises(errors.DataLoss, match="build the generation again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+@pytest.mark.parametrize("line", ["{", '{"id": "p1"}', "[]"], ids=["no-json", "a-field-missing", "a-list"])
+def test_a_premise_that_cannot_be_read_is_data_loss(artifact_store: ArtifactStore, line: str) -> None:
+    with artifact_store.writer(KIND, folder_of("science")) as writer:
+        (writer.path / "premises.jsonl").write_text(line + "\n")
+        np.save(writer.path / VECTORS, matrix(rows=1))
+        meta = generation_meta(corpus="science", space_id="s1", premise_version="q1", dim=4, premises=1)
+        written = writer.commit(meta)
+    with pytest.raises(errors.DataLoss, match="build the generation again"):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_an_artifact_that_is_no_generation_is_data_loss(artifact_store: ArtifactStore) -> None:
+    with artifact_store.writer("checkpoint", folder_of("science")) as writer:
+        write_premises(writer.path, RECORDS)
+        np.save(writer.path / VECTORS, matrix())
+        written = writer.commit({"dim": 4})
+    with pytest.raises(errors.DataLoss):
+        open_generation(artifact_store, "science", written.id)
+
+
+def test_an_unknown_generation_is_not_found(artifact_store: ArtifactStore) -> None:
+    with pytest.raises(errors.NotFound, match="generations/science has no 'g0'"):
+        open_generation(artifact_store, "science", "g0")
+
+
+@pytest.mark.parametrize("corpus", ["", ".", "..", "../checkpoints", "a/b", ".hidden", "a" * 65, "é", "a\n", "a b"])
+def test_a_corpus_name_never_leads_out_of_its_folder(artifact_store: ArtifactStore, corpus: str) -> None:
+    for call in (
+        lambda: open_generation(artifact_store, corpus, "g0"),
+        lambda: read_active(artifact_store, corpus),
+        lambda: write_active(artifact_store, corpus, "g0"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match="is no corpus name") as caught:
+            call()
+        assert caught.value.violations[0].field == "corpus"
+
+
+def test_the_active_pointer_is_none_until_it_is_written_and_then_the_last_one(artifact_store: ArtifactStore) -> None:
+    assert read_active(artifact_store, "science") is None
+    write_active(artifact_store, "science", "g1")
+    write_active(artifact_store, "science", "g2")
+    assert read_active(artifact_store, "science") == "g2"
+    assert artifact_store.list(folder_of("science")) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null"])
+def test_an_active_pointer_that_cannot_be_read_is_data_loss(artifact_store: ArtifactStore, content: str) -> None:
+    write_active(artifact_store, "science", "g1")
+    (artifact_store.root / folder_of("science") / ACTIVE).write_text(content)
+    with pytest.raises(errors.DataLoss, match="activate a generation again"):
+        read_active(artifact_store, "science")

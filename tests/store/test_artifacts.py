@@ -1,0 +1,266 @@
+"""Immutable directories: what was committed is found whole, what was not is never seen, what was changed is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aeenc import errors
+from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, atomic_write
+
+FOLDER = "checkpoints"
+
+
+def commit(store: ArtifactStore, files: dict[str, str], **meta: object) -> Artifact:
+    with store.writer("checkpoint", FOLDER) as writer:
+        for name, text in files.items():
+            (writer.path / name).write_text(text)
+        return writer.commit(meta, id_prefix="q")
+
+
+def hidden(store: ArtifactStore) -> list[str]:
+    return [name for name in names(store.root / FOLDER) if name.startswith(".")]
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder but for its lock."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
+
+
+def test_what_was_committed_is_opened_with_its_files_and_meta(artifact_store: ArtifactStore) -> None:
+    written = commit(artifact_store, {"a": "one", "b": "two"}, dim=32)
+    found = artifact_store.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
+    assert found == written
+    assert found.id.startswith("q")
+    assert len(found.id) == 17
+    assert dict(found.meta) == {"dim": 32}
+    assert found.file("b").read_text() == "two"
+    assert found.size_bytes == 6
+    assert artifact_store.list(FOLDER) == [written.id]
+    assert hidden(artifact_store) == []
+
+
+def test_the_same_content_gives_the_same_artifact_and_other_meta_another(artifact_store: ArtifactStore) -> None:
+    first = commit(artifact_store, {"a": "one"}, dim=32)
+    again = commit(artifact_store, {"a": "one"}, dim=32)
+    other = commit(artifact_store, {"a": "one"}, dim=64)
+    assert again == first  # its date and manifest too: nothing was written again
+    assert artifact_store.list(FOLDER) == sorted([first.id, other.id])
+
+
+def test_two_stores_give_the_same_content_the_same_id(tmp_path: Path) -> None:
+    ids = {commit(ArtifactStore(tmp_path / name), {"a": "one"}, dim=32).id for name in ("here", "there")}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("verify", ["size", "full"])
+def test_a_file_of_another_size_is_named(artifact_store: ArtifactStore, verify: str) -> None:
+    artifact = commit(artifact_store, {"model.onnx": "weights", "z": ""})
+    artifact.file("model.onnx").write_text("weights and more")
+    with pytest.raises(errors.DataLoss, match=r"model\.onnx has 16 bytes, its manifest says 7"):
+        artifact_store.open(FOLDER, artifact.id, verify=verify)  # type: ignore[arg-type]
+
+
+def test_a_file_changed_in_place_is_named_by_a_full_check(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"model.onnx": "weights"})
+    artifact.file("model.onnx").write_text("WEIGHTS")
+    artifact_store.open(FOLDER, artifact.id, verify="size")
+    with pytest.raises(errors.DataLoss, match=r"model\.onnx does not have the sha256"):
+        artifact_store.open(FOLDER, artifact.id)
+
+
+def test_a_missing_file_is_named(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"model.onnx": "weights"})
+    artifact.file("model.onnx").unlink()
+    with pytest.raises(errors.DataLoss, match=r"model\.onnx is missing"):
+        artifact_store.open(FOLDER, artifact.id, verify="size")
+
+
+def test_a_file_that_the_manifest_does_not_name_is_refused(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    (artifact.path / "payload.bin").write_text("x")
+    with pytest.raises(errors.DataLoss, match=r"payload\.bin is not in the manifest"):
+        artifact_store.open(FOLDER, artifact.id)
+    with pytest.raises(errors.DataLoss, match=r"names no file 'payload\.bin'"):
+        artifact.file("payload.bin")
+
+
+def test_a_link_in_place_of_a_file_is_refused(artifact_store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    (tmp_path / "elsewhere").write_text("one")
+    artifact.file("a").unlink()
+    artifact.file("a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.DataLoss, match="a is no regular file"):
+        artifact_store.open(FOLDER, artifact.id)
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(artifact_store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    artifact.path.rename(tmp_path / "elsewhere")
+    artifact.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.NotFound):
+        artifact_store.open(FOLDER, artifact.id)
+
+
+def test_a_link_or_a_directory_cannot_be_committed(artifact_store: ArtifactStore) -> None:
+    for make in (lambda path: path.symlink_to("/etc/passwd"), Path.mkdir):
+        with artifact_store.writer("checkpoint", FOLDER) as writer:
+            make(writer.path / "odd")
+            with pytest.raises(errors.InvalidArgument, match="odd is no regular file"):
+                writer.commit({})
+    assert artifact_store.list(FOLDER) == []
+    assert hidden(artifact_store) == []
+
+
+def forge(name: str) -> Callable[[dict[str, object]], None]:
+    def change(manifest: dict[str, object]) -> None:
+        files = manifest["files"]
+        assert isinstance(files, dict)
+        files[name] = files.pop("a")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (forge("../../outside"), "is no plain file name; it is forged"),
+        (forge("/etc/passwd"), "is no plain file name; it is forged"),
+        (forge(".."), "is no plain file name; it is forged"),
+        (lambda manifest: manifest.pop("files"), "is no manifest"),
+        (lambda manifest: manifest.update(files=["a"]), "is no manifest"),
+        (lambda manifest: manifest.update(format_version=2), "format_version 2, this build reads 1"),
+        (lambda manifest: manifest.update(id="qother"), "is the manifest of 'qother'"),
+    ],
+    ids=["parent", "absolute", "dots", "no-files", "files-as-list", "newer", "another-id"],
+)
+def test_a_forged_manifest_is_refused(
+    artifact_store: ArtifactStore, change: Callable[[dict[str, object]], None], said: str
+) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    (artifact_store.root.parent / "outside").write_text("one")
+    manifest = json.loads((artifact.path / MANIFEST).read_bytes())
+    change(manifest)
+    (artifact.path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(errors.DataLoss, match=said):
+        artifact_store.open(FOLDER, artifact.id)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_a_manifest_that_is_none_is_data_loss_and_no_crash(artifact_store: ArtifactStore, content: bytes) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    (artifact.path / MANIFEST).write_bytes(content)
+    with pytest.raises(errors.DataLoss, match=MANIFEST):
+        artifact_store.open(FOLDER, artifact.id)
+
+
+def test_a_manifest_other_than_the_registered_one_is_refused(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    with pytest.raises(errors.DataLoss, match="expected 000000000000"):
+        artifact_store.open(FOLDER, artifact.id, expected_manifest_sha256="0" * 64)
+
+
+def test_a_half_written_directory_is_invisible(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    with artifact_store.writer("checkpoint", FOLDER) as writer:
+        (writer.path / "a").write_text("half")
+        assert artifact_store.list(FOLDER) == [artifact.id]
+        with pytest.raises(errors.InvalidArgument):
+            artifact_store.open(FOLDER, writer.path.name)
+    assert hidden(artifact_store) == []  # given up without a commit
+    (artifact_store.root / FOLDER / "q0").mkdir()  # such as a copy that was interrupted
+    (artifact_store.root / FOLDER / "q0" / "a").write_text("half")
+    assert artifact_store.list(FOLDER) == [artifact.id]
+    with pytest.raises(errors.NotFound):
+        artifact_store.open(FOLDER, "q0")
+
+
+def test_an_exception_while_writing_leaves_nothing(artifact_store: ArtifactStore) -> None:
+    def fail() -> None:
+        with artifact_store.writer("checkpoint", FOLDER) as writer:
+            (writer.path / "a").write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert names(artifact_store.root / FOLDER) == []
+
+
+@pytest.mark.parametrize("artifact_id", ["", ".", "..", "../x", "a/b", ".tmp-1", "a\x00b"])
+def test_an_id_that_is_no_plain_name_never_reaches_the_disk(artifact_store: ArtifactStore, artifact_id: str) -> None:
+    for call in (artifact_store.open, artifact_store.delete, artifact_store.path):
+        with pytest.raises(errors.InvalidArgument, match="is no artifact id"):
+            call(FOLDER, artifact_id)
+
+
+def test_a_deleted_artifact_is_gone_and_can_be_committed_again(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    artifact_store.delete(FOLDER, artifact.id)
+    assert artifact_store.list(FOLDER) == []
+    assert hidden(artifact_store) == []
+    with pytest.raises(errors.NotFound):
+        artifact_store.open(FOLDER, artifact.id)
+    with pytest.raises(errors.NotFound):
+        artifact_store.delete(FOLDER, artifact.id)
+    assert commit(artifact_store, {"a": "one"}).id == artifact.id
+
+
+def test_a_sweep_removes_what_killed_writers_left_and_nothing_else(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    for left in (".tmp-1", ".deleted-1"):
+        (artifact_store.root / FOLDER / left).mkdir()
+        (artifact_store.root / FOLDER / left / "a").write_text("half")
+    with artifact_store.writer("checkpoint", FOLDER):
+        assert not artifact_store.sweep(FOLDER), "somebody writes"
+    assert len(hidden(artifact_store)) == 2
+    assert artifact_store.sweep(FOLDER)
+    assert artifact_store.sweep("none such")
+    assert names(artifact_store.root / FOLDER) == [artifact.id]
+
+
+def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "pointer.json"
+    atomic_write(path, b"old")
+    atomic_write(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["pointer.json"]  # noqa: PTH208 -- hidden ones too
+
+
+FULL_DISK = """
+import errno, resource, signal, sys
+from pathlib import Path
+from services.store.artifacts import LOCK, ArtifactStore, atomic_write
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with EFBIG, as with ENOSPC
+store, pointer = ArtifactStore(Path(sys.argv[1])), Path(sys.argv[1]) / "pointer"
+atomic_write(pointer, b"old")
+names = [f"{n:0200d}" for n in range(50)]  # together they make a manifest over the limit
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+def commit(size):
+    with store.writer("checkpoint", "checkpoints") as writer:
+        for name in names:
+            (writer.path / name).write_bytes(b"x" * size)
+        writer.commit({})
+for fail in (lambda: commit(5000), lambda: commit(1), lambda: atomic_write(pointer, b"x" * 5000)):
+    try:
+        fail()
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+    else:
+        sys.exit("the write did not fail")
+"""
+
+
+def test_a_full_disk_leaves_nothing_visible(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    ended = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert names(tmp_path / FOLDER) == []  # neither a file nor the manifest fitted
+    assert (tmp_path / "pointer").read_bytes() == b"old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [FOLDER, "pointer"]

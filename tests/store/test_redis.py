@@ -1,0 +1,69 @@
+"""What Redis answers, as errors: what cannot be served now is UNAVAILABLE, what is wrong with us is not."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+
+from aeenc import errors
+from services.store.redis import connect, unavailable_if_down
+
+
+@pytest.mark.parametrize(
+    "script", ["return redis.call('NOSUCH')", "return nil + 1", "return redis.call('LPUSH', KEYS[1], 1)"]
+)
+@pytest.mark.parametrize("piped", [False, True])
+async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, namespace: str, script: str, piped: bool):
+    redis = connect(redis_url)
+    await redis.set(namespace, "OOM MISCONF ")
+    broken = redis.register_script(script)
+
+    async def count() -> None:
+        async with unavailable_if_down("count"):
+            pipe = redis.pipeline(transaction=False)
+            await broken(keys=[namespace], args=["- OOM MISCONF no outage"], client=pipe if piped else None)
+            await pipe.execute()
+
+    with pytest.raises(ResponseError):
+        await count()
+    await redis.delete(namespace)
+    await redis.aclose()
+
+
+async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_url: str, namespace: str):
+    redis = connect(redis_url)
+    script = redis.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
+    await redis.config_set("maxmemory", "1")
+    try:
+        for call in (lambda: redis.set(namespace, "x"), lambda: script(keys=[namespace], args=["x"])):
+            with pytest.raises(errors.Unavailable, match="cannot count"):
+                async with unavailable_if_down("count"):
+                    await call()
+    finally:
+        await redis.config_set("maxmemory", "0")
+        await redis.aclose()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ResponseError("MISCONF Errors writing to the AOF file: No space left on device"),
+        ResponseError("Error running script (call to f_0): @user_script:3: -MISCONF Errors writing to the AOF file"),
+        ResponseError("Command # 1 (SET a b) of pipeline caused error: BUSY Redis is busy running a script."),
+        ReadOnlyError("You can't write against a read only replica."),
+        NoScriptError("No matching script. Please use EVAL."),
+    ],
+)
+async def test_what_cannot_be_served_now_is_an_outage(error: ResponseError):
+    with pytest.raises(errors.Unavailable):
+        async with unavailable_if_down("count"):
+            raise error
+
+
+@pytest.mark.parametrize(
+    "said", ["WRONGTYPE Operation against a key", "Command # 1 (SET - OOM b) of pipeline caused error: syntax error"]
+)
+async def test_what_is_wrong_with_a_command_is_a_bug(said: str):
+    with pytest.raises(ResponseError):
+        async with unavailable_if_down("count"):
+            raise ResponseError(said)

@@ -1,0 +1,177 @@
+"""What the index's tests share: an encoder that is a real server with hashed vectors for a model, facts, assertions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from aeenc import errors, status, vectors
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from services.encoder.ordered import ordered
+from services.store.artifacts import ArtifactStore
+
+DIM = 32
+SPACE = "s00000000000000aa"
+VERSION = "q00000000000000aa"
+
+
+def vector_of(text: str, role: int = encoder_pb2.ROLE_PREMISE) -> np.ndarray:
+    """A unit vector that depends on the text's words; a query's differs a little from a premise's of the same text."""
+    total = np.zeros(DIM)
+    for word in re.findall(r"\w+", text.lower()) or [text]:
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
+        total += np.random.default_rng(seed).normal(size=DIM)
+    if role == encoder_pb2.ROLE_QUERY:
+        total[0] += 0.01
+    return (total / np.linalg.norm(total)).astype(np.float32)
+
+
+class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
+    """Answers Encode and EncodeStream; `space_id`, `version`, `pause_s` and `fail` can be changed while it serves."""
+
+    def __init__(self) -> None:
+        self.space_id = SPACE
+        self.other_spaces: set[str] = set()  # served beside it where a call asks for one
+        self.version = VERSION
+        self.encoded_premises: list[str] = []
+        self.requests: list[Any] = []
+        self.score_requests: list[Any] = []
+        self.cross_version = "x00000000000000aa"
+        self.request_ids: list[str] = []
+        self.batches: list[int] = []  # the numbers of the batches that came in streams
+        self.tokens: set[str] = set()
+        self.opened_at: list[float] = []  # when a stream began, by time.monotonic()
+        self.open_streams = self.ended_streams = 0
+        self.fail: tuple[grpc.StatusCode, str] | None = None
+        self.refuse: Callable[[Any], errors.AeencError | None] = lambda _: None
+        self.pause_s = 0.0
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    async def EncodeStream(self, request_iterator: Any, context: Any) -> Any:
+        async def answer(request: Any) -> Any:
+            self.batches.append(request.batch_seq)
+            batch = await self._encode(request.batch, context)
+            return encoder_pb2.EncodeStreamResponse(batch=batch, batch_seq=request.batch_seq)
+
+        self.opened_at.append(time.monotonic())
+        self.open_streams += 1
+        try:
+            async for response in ordered(request_iterator, answer, window=4):
+                yield response
+            self.ended_streams += 1
+        except errors.AeencError as error:
+            await _abort(context, error)
+        finally:
+            self.open_streams -= 1
+
+    async def Encode(self, request: Any, context: Any) -> Any:
+        try:
+            return await self._encode(request, context)
+        except errors.AeencError as error:
+            await _abort(context, error)
+
+    async def _encode(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        metadata = dict(context.invocation_metadata())
+        self.request_ids.append(metadata["x-request-id"])
+        self.tokens.add(metadata.get("authorization", ""))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(self.pause_s)
+            if self.fail:
+                await context.abort(*self.fail)
+            if error := self.refuse(request):
+                raise error
+            if request.role == encoder_pb2.ROLE_PREMISE:
+                self.encoded_premises += request.texts
+            matrix = np.stack([vector_of(text, request.role) for text in request.texts])
+            return encoder_pb2.EncodeResponse(
+                embeddings=vectors.to_proto(matrix),
+                model_version=self.version,
+                space_id=request.space_id if request.space_id in self.other_spaces else self.space_id,
+            )
+        finally:
+            self.in_flight -= 1
+
+    async def Score(self, request: Any, context: Any) -> Any:
+        """Scores a premise by how many letters "e" it has."""
+        self.score_requests.append(request)
+        if self.fail:
+            await context.abort(*self.fail)
+        scores = [float(premise.count("e")) for premise in request.premises]
+        return encoder_pb2.ScoreResponse(scores=scores, model_version=self.cross_version)
+
+
+async def _abort(context: Any, error: errors.AeencError) -> None:
+    trailer = ((status.DETAILS_KEY, status.details_of(error)),)
+    await context.abort(status.code_of(error), status.message_of(error), trailer)
+
+
+class RunningEncoder:
+    """The hashed encoder on a port of its own, or on that of one before, which can be stopped."""
+
+    def __init__(self, target: str = "127.0.0.1:0") -> None:
+        self.servicer = HashedEncoder()
+        self.server = grpc.aio.server()
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self.servicer, self.server)
+        self.target = f"{target.rpartition(':')[0]}:{self.server.add_insecure_port(target)}"
+
+    async def stop(self) -> None:
+        await self.server.stop(0)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits for something that happens soon."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 -- what is awaited has no event
+            await asyncio.sleep(0.005)
+
+
+async def raises(expected: type[Exception], call: Awaitable[Any], *words: str) -> Exception:
+    """Awaits a call that must fail with exactly this class, and each of the words in its message."""
+    with pytest.raises(expected) as caught:
+        await call
+    assert type(caught.value) is expected
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    return caught.value
+
+
+def premise(premise_id: str, text: str, splits: Iterable[str] = (), aliases: Iterable[str] = ()) -> types_pb2.Premise:
+    return types_pb2.Premise(id=premise_id, text=text, splits=splits, aliases=aliases)
+
+
+FACTS = [
+    "a magnet attracts iron",
+    "iron is a kind of metal",
+    "metal conducts electricity",
+    "the sun is a star",
+    "a star gives light and heat",
+    "ice is frozen water",
+    "heat melts ice",
+    "a plant needs light",
+    "a frog eats insects",
+    "rain falls from clouds",
+]
+
+
+def facts() -> list[types_pb2.Premise]:
+    return [premise(f"f{n}", text) for n, text in enumerate(FACTS)]
+
+
+def files_of(store: ArtifactStore) -> dict[Path, bytes]:
+    """Every file of the store but locks."""
+    return {
+        path: path.read_bytes() for path in sorted(store.root.rglob("*")) if path.is_file() and path.suffix != ".lock"
+    }

@@ -1,0 +1,262 @@
+"""A tiny checkpoint made without torch: two layers, 32 dimensions, real tokenizer, probes and manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.registry import CheckpointRow, Registry
+
+DIM = 32
+TINY_SPACE = "s" + "0" * 16
+WORDS = re.findall(
+    r"\w+",
+    """
+    a the is of and in to from on at by with for are be can not means kind example part same other more less
+    than earth sun moon star planet day night year season light heat energy water ice gas solid liquid rock soil
+    sand metal iron copper wood plastic magnet force motion speed sound wave animal plant tree leaf root seed
+    flower fruit food bird fish cat dog rabbit bear wolf grass fire rain snow cloud wind air oxygen carbon cell
+    heart blood bone muscle electric circuit wire current conductor insulator hot cold big small fast slow old
+    new eat drink grow move melt freeze boil burn push pull attract repel cause become contain require use make
+    """,
+)
+
+
+@dataclass(frozen=True)
+class TinyCheckpoint:
+    """A committed checkpoint of the tiny model."""
+
+    artifact: Artifact
+    version: str
+    space_id: str
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Whole words, and single letters for all others, so that any English text has tokens."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,-'"
+    vocabulary += [letter for letter in letters if letter not in vocabulary] + [f"##{letter}" for letter in letters]
+    vocabulary = list(dict.fromkeys(vocabulary))
+    tokenizer = Tokenizer(models.WordPiece({word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
+    """Two layers: token embeddings, a tanh layer, masked mean, L2 norm. Same inputs and output as a real checkpoint."""
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(vocabulary_size, DIM)).astype(np.float32)
+    weight = rng.normal(size=(DIM, DIM)).astype(np.float32) / np.sqrt(DIM, dtype=np.float32)
+    if poison:
+        weight[:] = np.nan
+    constants = {
+        "table": table,
+        "weight": weight,
+        "axis1": np.array([1], dtype=np.int64),
+        "axis2": np.array([2], dtype=np.int64),
+        "tiny": np.array([1e-9], dtype=np.float32),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
+        helper.make_node("MatMul", ["tokens", "weight"], ["projected"]),
+        helper.make_node("Tanh", ["projected"], ["hidden"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask_float"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask_float", "axis2"], ["mask"]),
+        helper.make_node("Mul", ["hidden", "mask"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "axis1"], ["total"], keepdims=0),
+        helper.make_node("ReduceSum", ["mask", "axis1"], ["count"], keepdims=0),
+        helper.make_node("Div", ["total", "count"], ["mean"]),
+        helper.make_node("ReduceL2", ["mean", "axis1"], ["norm"], keepdims=1),
+        helper.make_node("Max", ["norm", "tiny"], ["norm_safe"]),
+        helper.make_node("Div", ["mean", "norm_safe"], ["sentence_embedding"]),
+    ]
+    return _model(
+        nodes,
+        ("input_ids", "attention_mask"),
+        helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", DIM]),
+        constants,
+    )
+
+
+def tiny_cross_encoder(vocabulary_size: int, seed: int) -> bytes:
+    """A score of a pair: the sum of token embeddings, the premise's twice, projected to one number."""
+    rng = np.random.default_rng(seed)
+    constants = {
+        "table": rng.normal(size=(vocabulary_size, DIM)).astype(np.float32),
+        "weight": rng.normal(size=(DIM, 1)).astype(np.float32) / DIM,
+        "axis1": np.array([1], dtype=np.int64),
+        "axis2": np.array([2], dtype=np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
+        helper.make_node("Add", ["attention_mask", "token_type_ids"], ["weights"]),
+        helper.make_node("Cast", ["weights"], ["weights_float"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["weights_float", "axis2"], ["weights_column"]),
+        helper.make_node("Mul", ["tokens", "weights_column"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "axis1"], ["total"], keepdims=0),
+        helper.make_node("MatMul", ["total", "weight"], ["logit"]),
+        helper.make_node("Squeeze", ["logit", "axis1"], ["score"]),
+    ]
+    return _model(
+        nodes,
+        ("input_ids", "attention_mask", "token_type_ids"),
+        helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"]),
+        constants,
+    )
+
+
+PAIRS = [
+    [f"{a} {b}", " ".join(WORDS[start : start + 6])]
+    for start, a, b in zip(range(0, 96, 6), WORDS, WORDS[7:], strict=False)
+]
+
+
+def write_tiny_cross_encoder(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
+    """Commits a checkpoint of the tiny cross-encoder."""
+    import onnxruntime
+
+    tokenizer = tiny_tokenizer()
+    model = tiny_cross_encoder(tokenizer.get_vocab_size(), seed)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    scores = []
+    for query, premise in PAIRS:
+        encoding = tokenizer.encode(query, premise)
+        feeds = {
+            "input_ids": np.array([encoding.ids]),
+            "attention_mask": np.array([encoding.attention_mask]),
+            "token_type_ids": np.array([encoding.type_ids]),
+        }
+        scores.append(session.run(None, feeds)[0][0])
+    meta = {
+        "model_type": "cross-encoder",
+        "space_id": "cross-encoder",
+        "pretrained": False,
+        "dim": 1,
+        "max_tokens": 64,
+        "pad_id": 0,
+        "query_prefix": "",
+        "premise_prefix": "",
+        "base_version": "",
+        "job_id": "",
+        "validation_map": 0.0,
+        "lineage": {"seed": seed},
+    }
+    with store.writer("checkpoint", "checkpoints") as writer:
+        (writer.path / "model.onnx").write_bytes(model)
+        tokenizer.save(str(writer.path / "tokenizer.json"))
+        (writer.path / "probes.json").write_text(json.dumps({"pairs": PAIRS}))
+        np.save(writer.path / "probes.npy", np.array(scores, dtype=np.float32), allow_pickle=False)
+        artifact = writer.commit(meta, id_prefix="x")
+    return TinyCheckpoint(artifact, artifact.id, "cross-encoder")
+
+
+def _model(nodes: list[Any], inputs: Sequence[str], output: Any, constants: dict[str, Any]) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in inputs],
+        [output],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+PROBES = [" ".join(WORDS[start : start + length]) for start in (0, 40, 80, 90) for length in (1, 5, 20, 40)]
+
+
+def write_tiny_checkpoint(
+    store: ArtifactStore,
+    *,
+    seed: int,
+    base_version: str = "",
+    space_id: str = TINY_SPACE,
+    poison: bool = False,
+    probes: Sequence[str] = PROBES,
+    int8: dict[str, Any] | None = None,
+) -> TinyCheckpoint:
+    """Commits a checkpoint of the tiny model; another seed gives another query encoder of the same space.
+
+    With `int8` it has a stand-in for an int8 model too, of other weights, and these figures in its manifest.
+    """
+    import onnxruntime
+
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer.get_vocab_size(), seed, poison)
+
+    def vectors_of(model: bytes) -> Any:
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        vectors = []
+        for text in probes:
+            encoding = tokenizer.encode(text)
+            feeds = {"input_ids": np.array([encoding.ids]), "attention_mask": np.array([encoding.attention_mask])}
+            vectors.append(session.run(None, feeds)[0][0])
+        return np.stack(vectors)
+
+    meta = {
+        "space_id": space_id,
+        "pretrained": not base_version,
+        "dim": DIM,
+        "max_tokens": 64,
+        "pad_id": 0,
+        "pooling": "mean",
+        "normalize": True,
+        "query_prefix": "",
+        "premise_prefix": "",
+        "truncation_side": "right",
+        "base_version": base_version,
+        "job_id": "",
+        "validation_map": 0.0,
+        "lineage": {"seed": seed},
+    }
+    with store.writer("checkpoint", "checkpoints") as writer:
+        (writer.path / "model.onnx").write_bytes(model)
+        tokenizer.save(str(writer.path / "tokenizer.json"))
+        (writer.path / "config.json").write_text("{}")
+        (writer.path / "probes.json").write_text(json.dumps({"texts": list(probes)}))
+        np.save(writer.path / "probes.npy", vectors_of(model), allow_pickle=False)
+        if int8 is not None:
+            meta["int8"] = int8
+            low = tiny_model(tokenizer.get_vocab_size(), seed + 1000)
+            (writer.path / "model.int8.onnx").write_bytes(low)
+            np.save(writer.path / "probes.int8.npy", vectors_of(low), allow_pickle=False)
+        artifact = writer.commit(meta, id_prefix="q")
+    return TinyCheckpoint(artifact, artifact.id, space_id)
+
+
+async def register(registry: Registry, checkpoint: TinyCheckpoint, *, label: str | None = None) -> None:
+    """Adds a tiny checkpoint's row to the registry; a pretrained one also names the space; `label` is pointed at it."""
+    artifact, meta = checkpoint.artifact, checkpoint.artifact.meta
+    await registry.add_checkpoint(
+        CheckpointRow(
+            version=checkpoint.version,
+            space_id=checkpoint.space_id,
+            pretrained=meta["pretrained"],
+            base_version=meta["base_version"],
+            job_id="",
+            validation_map=meta["validation_map"],
+            manifest_sha256=artifact.manifest_sha256,
+            created_at=datetime.now(UTC),
+            size_bytes=artifact.size_bytes,
+            dim=meta["dim"],
+        )
+    )
+    if meta["pretrained"]:
+        await registry.set_space(checkpoint.space_id, checkpoint.version, default=True)
+    if label:
+        await registry.set_label(checkpoint.space_id, label, checkpoint.version)

@@ -1,0 +1,286 @@
+"""Thirty-odd people at one queue: they think, renew, give back, die, answer late, answer twice, change their minds.
+
+A ledger keeps what each was acknowledged; `check` reads the run again and says what does not fit. What people say is a
+function of names and numbers (see `sampler_world`), so an independent reading says what the run must record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import EXPLAINS, REFUSES, Verdict
+from aeenc.v1 import sampler_pb2
+from services.sampler.tasks.task_store import TaskStore
+from support import agreement_reference
+from support.worlds.sampler_world import brute_force, chance, explains, is_leaf, pair_set
+
+T = TypeVar("T")
+# What people do with a task besides thinking, in 25 tasks; the cards are dealt round by round to whoever has one.
+DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
+UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
+PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
+WAIT_S = 0.05
+
+
+@dataclass
+class Said:
+    """An answer that was acknowledged: on which query, and yes or no by premise."""
+
+    annotator: str
+    query: str
+    premises: dict[str, bool]
+    late: bool
+
+
+@dataclass
+class Ledger:
+    """What was acknowledged to all people together."""
+
+    said: dict[str, Said] = field(default_factory=dict)
+    undone: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def holding(self) -> dict[str, Said]:
+        """The answers that were not taken back."""
+        return {answer_id: said for answer_id, said in self.said.items() if answer_id not in self.undone}
+
+
+def says_yes(annotator: str, query: str, premise: str, flip: float) -> bool:
+    """What a person says: the truth, and now and then its opposite."""
+    return explains(query, premise) ^ (chance("errs", annotator, query, premise) < flip)
+
+
+@dataclass
+class People:
+    """People at the queue of one run. `connect` gives a client, a new one after a sampler has died."""
+
+    client: aeenc.PeopleClient
+    run_id: str
+    flip: float = 0.0
+    think_s: float = 0.02
+    seed: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    _deck: list[str] = field(default_factory=list)
+    _submitted: int = 0
+
+    async def person(self, name: str) -> None:
+        """One person's day, until `done`."""
+        rng = random.Random(f"{self.seed} {name}")
+        while not self.done.is_set():
+            wanted = rng.choice([1, 1, 1, 2])
+            leases = await self._insist(lambda: self.client.lease(name, run_id=self.run_id, max_tasks=wanted))  # noqa: B023
+            for lease in leases:
+                await self._judge(rng, name, lease)
+            if not leases:
+                await asyncio.sleep(WAIT_S * rng.random())
+
+    async def adjudicator(self, name: str = "judge") -> None:
+        """Decides conflicts by the truth, until `done`."""
+        while not self.done.is_set():
+            tasks = await self._insist(self._conflicts)
+            for task in tasks:
+                texts = {c.premise_id: c.text for c in task.task.candidates}
+                verdicts = {i: _truth(task.task.query, texts[i]) for i in task.conflicts}
+                with _suppressed(errors.NotFound):
+                    await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
+                    self.ledger.counts["adjudicated"] += 1
+            await asyncio.sleep(WAIT_S)
+
+    async def _conflicts(self) -> list[sampler_pb2.JudgedTask]:
+        return [t async for t in self.client.tasks(self.run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+
+    async def _judge(self, rng: random.Random, name: str, lease: sampler_pb2.Lease) -> None:
+        await asyncio.sleep(rng.expovariate(1 / self.think_s))
+        mood = self._mood(rng)
+        self.ledger.counts[mood] += 1
+        if mood == "die":
+            return
+        if mood == "release":
+            await self._insist(lambda: self.client.release(lease.lease_id, "not mine"))
+            return
+        if mood == "come late":
+            left_s = lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
+            await asyncio.sleep(max(left_s, 0) + rng.random() * self.think_s)
+        elif mood == "renew":
+            with _suppressed(errors.FailedPrecondition):  # on a slow machine the lease may be over
+                await self._insist(lambda: self.client.renew(lease.lease_id))
+            await asyncio.sleep(rng.expovariate(1 / self.think_s))
+        self._submitted += 1
+        undoes, twice = self._submitted % UNDO_EVERY == 0, self._submitted % TWICE_EVERY == 0
+        answer_id = await self._submit(rng, name, lease, twice=twice)
+        if answer_id and undoes:
+            self.ledger.counts["undo"] += 1
+            with _suppressed(errors.FailedPrecondition):
+                undone = await self._insist(lambda: self.client.undo(name, self.run_id, request_id=f"u{answer_id}"))
+                self.ledger.undone.update(undone)
+                if undone != [answer_id]:
+                    self.ledger.wrong.append(f"{name} took {undone} back, not {answer_id}")
+
+    def _mood(self, rng: random.Random) -> str:
+        if not self._deck:
+            self._deck = rng.sample(DECK, len(DECK))
+        return self._deck.pop()
+
+    async def _submit(self, rng: random.Random, name: str, lease: sampler_pb2.Lease, *, twice: bool) -> str:
+        query = lease.task.query
+        premises = {c.text: says_yes(name, query, c.text, self.flip) for c in lease.task.candidates}
+        ticked = {
+            c.premise_id: Verdict(EXPLAINS, leaf=is_leaf(c.text)) for c in lease.task.candidates if premises[c.text]
+        }
+        seq = rng.getrandbits(40)
+        try:
+            for _ in range(2 if twice else 1):  # some press Enter twice
+                answer = await self._insist(lambda: self.client.submit(lease, ticked, client_seq=seq))
+        except errors.FailedPrecondition as error:
+            self.ledger.counts[error.reason] += 1
+            return ""
+        if answer.answer_id in self.ledger.said:
+            self.ledger.wrong.append(f"{answer.answer_id} was acknowledged twice")
+        self.ledger.said[answer.answer_id] = Said(name, query, premises, answer.late)
+        self.ledger.counts["late" if answer.late else "in time"] += 1
+        return answer.answer_id
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Calls until the sampler is there."""
+        while True:
+            try:
+                return await call()
+            except PASSING:
+                self.ledger.counts["insisted"] += 1
+                await asyncio.sleep(WAIT_S)
+
+
+def _truth(query: str, premise: str) -> Verdict:
+    return Verdict(EXPLAINS, leaf=is_leaf(premise)) if explains(query, premise) else Verdict(REFUSES)
+
+
+class _suppressed:  # noqa: N801 -- reads as contextlib.suppress, which counts nothing
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._kinds)
+
+
+@dataclass
+class Problems:
+    """What does not fit in a finished run; all empty when everything does."""
+
+    lost: list[str]
+    unanswered: list[str]
+    held_twice: list[str]
+    pairs: list[str]
+
+    def all(self) -> list[str]:
+        """Every problem."""
+        return [*self.lost, *self.unanswered, *self.held_twice, *self.pairs]
+
+
+async def check(
+    people: People, sampler: aeenc.SamplerClient, store: TaskStore, overlap: int, hypotheses: list[tuple[str, str]]
+) -> Problems:
+    """Reads a finished run of k = 6 again: its tasks, its verdict log, its events, its pairs."""
+    tasks = [task async for task in people.client.tasks(people.run_id)]
+    lost = [*people.ledger.wrong, *_lost(people.ledger, tasks, await store.verdict_log(people.run_id))]
+    settled = [task for task in tasks if task.state == sampler_pb2.TASK_STATE_SETTLED]
+    decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}
+    unanswered = []
+    for task in tasks:
+        names = [answer.annotator for answer in task.answers]
+        # A run that was taken over may have asked the same query for another node first.
+        overtaken = all((task.task.query, c.premise_id) in decided for c in task.task.candidates)
+        if len(names) != len(set(names)) or (len(names) != overlap and (task in settled or not overtaken)):
+            unanswered.append(f"task {task.task.task_id} ended in state {task.state} with answers of {names}")
+    expected = brute_force(hypotheses, decides=_decided(people.ledger.holding()))
+    found = await pair_set(sampler, people.run_id)
+    return Problems(
+        lost, unanswered, await _held_twice(store, people.run_id, overlap), [str(pair) for pair in found ^ expected]
+    )
+
+
+def _lost(ledger: Ledger, tasks: list[sampler_pb2.JudgedTask], log: list[dict[str, object]]) -> list[str]:
+    """Acknowledged answers that the queue or its log does not have, or has otherwise."""
+    stored: dict[str, tuple[str, dict[str, bool]]] = {}
+    for task in tasks:
+        texts = {c.premise_id: c.text for c in task.task.candidates}
+        for answer in task.answers:
+            yes = {texts[v.premise_id]: v.judgement == EXPLAINS for v in answer.verdicts}
+            stored[answer.answer_id] = (answer.annotator, yes)
+    said = {answer_id: (s.annotator, s.premises) for answer_id, s in ledger.holding().items()}
+    problems = [
+        f"{name}: acknowledged {said.get(name)}, stored {stored.get(name)}"
+        for name in said.keys() | stored.keys()
+        if said.get(name) != stored.get(name)
+    ]
+    logged = Counter(entry["id"] for entry in log if entry["op"] == "ANSWER")
+    problems += [f"{name} stands {logged[name]} times in the log" for name in ledger.said if logged[name] != 1]
+    taken_back = {str(entry["answer_id"]) for entry in log if entry["op"] == "UNDO"}
+    if taken_back != ledger.undone:
+        problems.append(f"undone: {taken_back ^ ledger.undone}")
+    return problems
+
+
+async def _held_twice(store: TaskStore, run_id: str, overlap: int) -> list[str]:
+    """Tasks that at some moment were in more hands than they wanted answers."""
+    problems, seq = [], 0
+    live: dict[str, set[str]] = defaultdict(set)
+    answered: Counter[str] = Counter()
+    while events := await store.events(run_id, seq):
+        for event in events:
+            if event.seq != seq + 1:
+                problems.append(f"event {event.seq} follows {seq}")
+            seq = event.seq
+            held = live[event.task_id]
+            if event.event == "LEASED":
+                if event.annotator in held:
+                    problems.append(f"{event.annotator} holds task {event.task_id} twice")
+                held.add(event.annotator)
+            elif event.event in {"ANSWERED", "EXPIRED", "RELEASED"}:
+                held.discard(event.annotator)
+            answered[event.task_id] += (event.event == "ANSWERED") - (event.event == "UNDONE")
+            if len(held) + answered[event.task_id] > overlap:
+                problems.append(f"task {event.task_id} is held by {held} with {answered[event.task_id]} answers")
+    return problems
+
+
+def _decided(holding: dict[str, Said]) -> Callable[[str, str], bool]:
+    """The majority of what was said, and the truth where people were equally many."""
+    votes: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for said in holding.values():
+        for premise, yes in said.premises.items():
+            votes[said.query, premise].append(yes)
+
+    def decides(query: str, premise: str) -> bool:
+        given = votes[query, premise]
+        yes = sum(given)
+        return explains(query, premise) if 2 * yes == len(given) else 2 * yes > len(given)
+
+    return decides
+
+
+def agreement_differs(found: sampler_pb2.GetAgreementResponse, ledger: Ledger) -> float:
+    """The greatest difference between the run's figures of agreement and those of the reference."""
+    by_premise: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
+    for said in ledger.holding().values():
+        for premise, yes in said.premises.items():
+            by_premise[said.query, premise][said.annotator] = yes
+    common = [candidate for candidate in by_premise.values() if len(candidate) > 1]
+    assert found.candidates == len(common)
+    return max(
+        abs(found.cohen_kappa - agreement_reference.cohen(common)),
+        abs(found.fleiss_kappa - agreement_reference.fleiss(common)),
+        abs(found.krippendorff_alpha - agreement_reference.krippendorff(common)),
+    )

@@ -1,0 +1,164 @@
+"""An encoder, an index and a trainer over the tiny space, and tandems that no job had to train."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import AsyncClient, Channel, EncoderClient, IndexClient, RegistryClient, TrainerClient
+from aeenc.v1 import types_pb2
+from services.encoder.__main__ import build as build_encoder
+from services.encoder.settings import EncoderSettings
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
+from services.store.artifacts import ArtifactStore
+from services.store.redis import connect
+from services.store.registry import Registry
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.job_store import JobStore
+from services.trainer.jobs import Job, JobConfig, Progress
+from services.trainer.tandem_building import TandemBuilding
+from services.trainer.tandems import Tandem, Tandems
+from support.models.tinymodel import TINY_SPACE, write_tiny_checkpoint
+from support.waiting import until
+from support.worlds.trainer_world import FACTS, Space, serve_trainer
+
+PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
+CORPUS = "science"
+
+
+@dataclass(frozen=True)
+class Made:
+    """The two checkpoints of a tandem, and their space."""
+
+    version: str
+    premise_version: str
+    space_id: str
+
+
+def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) -> Made:
+    """Two encoders in a space of their own, as a job in mode DUAL leaves them; `metrics` are the query encoder's."""
+    space_id = f"s{seed:016x}"
+    premise = write_tiny_checkpoint(space.store, seed=100 + seed, space_id=space_id)
+    query = write_tiny_checkpoint(space.store, seed=200 + seed, base_version=space.version, space_id=space_id)
+    if metrics is None:
+        return Made(query.version, premise.version, space_id)
+    with space.store.writer("checkpoint", "checkpoints") as writer:
+        for name in query.artifact.files:
+            shutil.copyfile(query.artifact.path / name, writer.path / name)
+        (writer.path / "metrics.json").write_text(json.dumps(metrics))
+        return Made(writer.commit(query.artifact.meta, id_prefix="q").id, premise.version, space_id)
+
+
+@pytest.fixture
+def tandem_space(tmp_path: Path) -> Space:
+    """A space without torch; its base model is never looked into, since it was exported already."""
+    store, base = ArtifactStore(tmp_path / "artifacts"), tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (base / name).touch()
+    version = write_tiny_checkpoint(store, seed=0).version
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
+    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
+    return Space(store, base, request, version, TINY_SPACE)
+
+
+@pytest.fixture
+def pairs(tandem_space: Space) -> list[Made]:
+    """Three pairs of encoders in the store."""
+    return [make_pair(tandem_space, seed) for seed in (1, 2, 3)]
+
+
+@dataclass
+class World:
+    """What runs, and the way to each."""
+
+    space: Space
+    trainer: TrainerClient
+    registry: RegistryClient
+    encoder: EncoderClient
+    index: IndexClient
+    rows: Registry
+    tandems: Tandems
+    checkpoints: Checkpoints
+    building: TandemBuilding
+    base: str
+    corpus: str
+
+    def job(self, **fields: Any) -> Job:
+        """A job over the corpus that has trained already."""
+        config = JobConfig(corpus=self.corpus, run_ids=("r",), mode="DUAL", loss="TRIPLET_MARGIN")
+        now = datetime.now(UTC)
+        options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": Progress(), "version": ""}
+        return Job(uuid.uuid4().hex[:8], config, created_at=now, ended_at=None, **{**options, **fields})
+
+    async def tandem(self, made: Made, job: Job | None = None) -> Tandem:
+        """Has the generation built, as the last step of a job does."""
+        for version in dict.fromkeys((made.premise_version, made.version)):
+            await self.checkpoints.register(version)
+        return await self.building.build(job or self.job(), made.space_id, made.version, made.premise_version)
+
+    async def active(self) -> str:
+        """The generation that serves."""
+        return next(one.active.id for one in (await self.index.info()).corpora if one.corpus == self.corpus)
+
+    async def spaces(self) -> set[str]:
+        """The spaces that the encoder has loaded."""
+        return {version.space_id for version in (await self.encoder.info()).versions}
+
+    async def served(self) -> tuple[str, str]:
+        """Version and generation that answer now."""
+        found = await self.index.retrieve(self.corpus, ["the sun"], k=3)
+        return found.model_version, found.generation
+
+
+@pytest.fixture
+async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    """All three services over one store, with a corpus of their own that the pre-trained encoder serves."""
+    redis = connect(redis_url)
+    rows, tandems = Registry(redis, namespace), Tandems(redis, namespace)
+    corpus = f"c-{uuid.uuid4().hex[:8]}"
+    common = {"port": 0, "artifacts_dir": tandem_space.store.root}
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(redis.aclose)
+        options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1}
+        encoder_server = await stack.enter_async_context(
+            build_encoder(EncoderSettings(**common, **options, poll_s=0.2, instance="encoder-1"))
+        )
+        encoder_target = f"127.0.0.1:{encoder_server.port}"
+        index_server = await stack.enter_async_context(
+            build_index(IndexSettings(**common, encoder_target=encoder_target))
+        )
+        index_target = f"127.0.0.1:{index_server.port}"
+        targets = {"encoder_target": encoder_target, "index_target": index_target}
+        _, trainer = await stack.enter_async_context(
+            serve_trainer(tandem_space, redis_url, namespace, tmp_path / "t", **targets)
+        )
+        client = await stack.enter_async_context(AsyncClient(index=index_target))
+        encoder = EncoderClient(Channel(encoder_target, timeout_s=10))
+        stack.push_async_callback(encoder.channel.close)
+        await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
+        base = (await client.index.build(corpus, PREMISES)).id
+        building = TandemBuilding(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
+        yield World(
+            tandem_space,
+            trainer,
+            RegistryClient(trainer.channel),
+            encoder,
+            client.index,
+            rows,
+            tandems,
+            Checkpoints(tandem_space.store, rows),
+            building,
+            base,
+            corpus,
+        )

@@ -1,0 +1,206 @@
+"""A tiny space that was exported once, a corpus in it, the files of a job over it, and a running trainer."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import Channel, TrainerClient
+from services.corpus.generation import (
+    KIND,
+    VECTORS,
+    PremiseRecord,
+    Storage,
+    folder_of,
+    generation_meta,
+    write_active,
+    write_premises,
+)
+from services.kit.server import GrpcServer
+from services.store.artifacts import ArtifactStore
+from services.trainer.__main__ import build
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.job_files import JobFiles, Means, TrainingPlan
+from services.trainer.jobs import JobConfig
+from services.trainer.learning import training
+from services.trainer.settings import TrainerSettings
+from services.trainer.training_set import JudgedPair
+from support.models.tiny_base import write_tiny_base
+from support.models.tinymodel import WORDS
+
+
+class Killed(Exception):
+    """Stands for SIGKILL at a certain moment."""
+
+
+@contextmanager
+def killed_after(epochs: int) -> Iterator[None]:
+    """Within the block the job that is run dies as soon as so many epochs are saved."""
+    saved = training.save_standing
+
+    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
+        saved(directory, standing, learner, optimizer)
+        if standing.epochs_done == epochs:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "save_standing", die)
+        try:
+            yield
+        except Killed:
+            return
+    pytest.fail(f"the job ended before {epochs} epochs were saved")
+
+
+TOPICS = WORDS[20:44]
+FACTS = [f"the {topic} is a kind of {WORDS[60 + n]}" for n, topic in enumerate(TOPICS)]
+FACTS += [f"a {topic} can {WORDS[90 + n]} the {WORDS[30 + n]}" for n, topic in enumerate(TOPICS)]
+QUERIES = [f"{topic} and {WORDS[60 + n]} are the same" for n, topic in enumerate(TOPICS)]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The exported pre-trained checkpoint, where it lies and what it was made from."""
+
+    store: ArtifactStore
+    base: Path
+    request: dict[str, Any]
+    version: str
+    space_id: str
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Vectors of texts by the pre-trained encoder."""
+        from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+        from services.trainer.space import SpaceSpec
+
+        artifact = self.store.open("checkpoints", self.version)
+        spec = SpaceSpec.of_meta(artifact.meta)
+        batches = TextBatches(artifact.path, spec, 0)
+        return encode(load_encoder(artifact.path, spec), batches, texts, "")
+
+    def build(self, corpus: str, premises: Iterable[PremiseRecord], storage: Storage = "float32") -> str:
+        """Writes and activates a generation as the index would."""
+        records = list(premises)
+        vectors = self.encode([record.text for record in records]).astype(storage)
+        with self.store.writer(KIND, folder_of(corpus)) as writer:
+            write_premises(writer.path, records)
+            np.save(writer.path / VECTORS, vectors, allow_pickle=False)
+            meta = generation_meta(
+                corpus=corpus,
+                space_id=self.space_id,
+                premise_version=self.version,
+                dim=32,
+                premises=len(records),
+                storage=storage,
+            )
+            generation = writer.commit(meta, id_prefix="g").id
+        write_active(self.store, corpus, generation)
+        return generation
+
+
+@pytest.fixture(scope="session")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """The tiny space; shared by all tests, which keep apart by corpus."""
+    return make_space(tmp_path_factory.mktemp("space"))
+
+
+def make_space(root: Path, dropout: float = 0.1) -> Space:
+    """Exports the tiny base model into a store of its own."""
+    return export_space(root, write_tiny_base(root / "base", dropout))
+
+
+def export_space(root: Path, base: Path, pooling: str = "") -> Space:
+    """Exports a base model's directory into a store of its own."""
+    from services.trainer.learning.pretrained import export_pretrained
+
+    store = ArtifactStore(root / "artifacts")
+    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
+    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
+    version = export_pretrained(store, request)
+    return Space(store, base, request, version, store.open("checkpoints", version).meta["space_id"])
+
+
+@pytest.fixture
+def corpus(space: Space) -> str:
+    """A corpus of FACTS that stand in train trees."""
+    name = f"c-{uuid.uuid4().hex[:8]}"
+    space.build(name, [PremiseRecord(f"f{n}", text, splits=("facts", "train")) for n, text in enumerate(FACTS)])
+    return name
+
+
+PAIRS = [JudgedPair(query, f"f{n}", FACTS[n], "POSITIVE", "train") for n, query in enumerate(QUERIES)]
+PAIRS += [
+    JudgedPair(query, f"f{(n + shift) % len(FACTS)}", FACTS[(n + shift) % len(FACTS)], "NEGATIVE", "train")
+    for n, query in enumerate(QUERIES)
+    for shift in (1, 2)
+]
+VALIDATION = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:8])]
+
+MakeJob = Callable[..., JobFiles]
+CPU = Means()
+
+
+@pytest.fixture
+def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
+    """Writes the inputs of a job; keywords are fields of JobConfig."""
+
+    def make(
+        pairs: Sequence[JudgedPair] = PAIRS,
+        validation: Sequence[EvaluationQuery] = VALIDATION,
+        held_out: Sequence[str] = (),
+        means: Means = CPU,
+        **fields: Any,
+    ) -> JobFiles:
+        active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]
+        config = JobConfig(
+            corpus=corpus, run_ids=("r",), base_version=space.version, batch_size=8, learning_rate=1e-3, split="train"
+        )
+        job_id = uuid.uuid4().hex[:8]
+        plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), means)
+        files = JobFiles(tmp_path / job_id)
+        files.write_plan(plan)
+        files.write_inputs(pairs, validation, held_out)
+        return files
+
+    return make
+
+
+@asynccontextmanager
+async def serve_trainer(
+    space: Space, redis_url: str, namespace: str, state: Path, *, client_token: str | None = None, **fields: Any
+) -> AsyncIterator[tuple[GrpcServer, TrainerClient]]:
+    """A trainer over the tiny space, which it finds exported already; and its client."""
+    options = trainer_settings(space, redis_url, namespace, state)
+    async with build(TrainerSettings(**{**options, **fields})) as server:
+        client = TrainerClient(Channel(f"127.0.0.1:{server.port}", token=client_token, timeout_s=20))
+        await client.jobs()  # answered once it serves
+        yield server, client
+        await client.channel.close()
+
+
+def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) -> dict[str, Any]:
+    """Settings of a trainer that finds the tiny space exported already."""
+    state.mkdir(parents=True, exist_ok=True)
+    (state / "pretrained.json").write_text(json.dumps(space.request))
+    (state / "pretrained.result").write_text(json.dumps({"version": space.version}))
+    return {
+        "port": 0,
+        "artifacts_dir": space.store.root,
+        "state_dir": state,
+        "redis_url": redis_url,
+        "namespace": namespace,
+        "base_model": str(space.base),
+        "max_tokens": 64,
+        "threads": 1,
+        "device": "cpu",
+        "poll_s": 0.1,
+        "lease_s": 1.0,
+    }
