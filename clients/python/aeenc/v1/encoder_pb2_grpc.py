@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EncoderServiceStub(object):
-    """Turns texts into unit vectors. A batch never mixes versions, and every answer names the version it came from.
+    """Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.
     """
 
     def __init__(self, channel):
@@ -58,24 +58,27 @@ class EncoderServiceStub(object):
 
 
 class EncoderServiceServicer(object):
-    """Turns texts into unit vectors. A batch never mixes versions, and every answer names the version it came from.
+    """Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.
     """
 
     def Encode(self, request, context):
         """Embeds a batch of texts.
 
-        Fails with INVALID_ARGUMENT for no texts, an empty text, a text over a limit, or one longer than the model sees when
-        truncate is ERROR; FAILED_PRECONDITION (VERSION_NOT_LOADED) for a version or label that no encoder holds;
-        RESOURCE_EXHAUSTED with RetryInfo when the queue is full; DEADLINE_EXCEEDED when the time is over.
+        Fails with:
+        - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, or one too long for the model with
+        TRUNCATE_ERROR.
+        - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
+        - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
+        - DEADLINE_EXCEEDED: the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EncodeStream(self, request_iterator, context):
-        """Embeds an unbounded series of batches, answered in order, with a bounded number in flight.
+        """Embeds an unbounded stream of batches. Responses come in order; the number of batches in flight is bounded.
 
-        Fails as Encode does; a failure ends the stream, and what was answered before it is good.
+        Fails as Encode does. A failure ends the stream; earlier responses stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,16 +87,16 @@ class EncoderServiceServicer(object):
     def Score(self, request, context):
         """Scores premises against a query with a cross-encoder.
 
-        Fails with UNIMPLEMENTED where no cross-encoder has been published, and otherwise as Encode does.
+        Fails as Encode does, and with UNIMPLEMENTED when no cross-encoder has been published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Reports versions, labels, limits, state, and the outcome of the last swaps.
+        """Reports versions, labels, limits, state and recent swaps.
 
-        Never fails while the process lives.
+        Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,7 +134,7 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EncoderService(object):
-    """Turns texts into unit vectors. A batch never mixes versions, and every answer names the version it came from.
+    """Turns texts into unit vectors. A batch never mixes versions, and every response names the version it came from.
     """
 
     @staticmethod

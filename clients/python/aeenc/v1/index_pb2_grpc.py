@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class IndexServiceStub(object):
-    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
-    where the generation's engine is, and says so.
+    """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
+    response says whether its ranking is exact, which depends on the generation's engine.
     """
 
     def __init__(self, channel):
@@ -64,27 +64,31 @@ class IndexServiceStub(object):
 
 
 class IndexServiceServicer(object):
-    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
-    where the generation's engine is, and says so.
+    """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
+    response says whether its ranking is exact, which depends on the generation's engine.
     """
 
     def Search(self, request, context):
-        """Finds the nearest premises of given vectors.
+        """Finds the nearest premises of the given vectors.
 
-        Fails with INVALID_ARGUMENT for no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`;
-        FAILED_PRECONDITION (SPACE_MISMATCH) for vectors of another space; NOT_FOUND for an unknown corpus, generation or
-        without an active generation; RESOURCE_EXHAUSTED with RetryInfo when the queue is full.
+        Fails with:
+        - INVALID_ARGUMENT: no vectors, a wrong dimension, NaN or infinity, k of 0 or above `Limits.k`.
+        - FAILED_PRECONDITION (SPACE_MISMATCH): the vectors belong to another space.
+        - NOT_FOUND: unknown corpus or generation, or no active generation.
+        - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Retrieve(self, request, context):
-        """Finds premises for texts in one call: encodes them with the labelled query encoder of the corpus's space, searches,
-        and gives back the premises' texts.
+        """Finds premises for texts in one call: encodes the texts with the labelled query encoder of the corpus's space,
+        searches, and returns the premises with their texts.
 
-        Fails as Search and EncoderService.Encode do; UNAVAILABLE when no encoder answers; FAILED_PRECONDITION for a mode that
-        needs words in a generation that was built without; UNIMPLEMENTED for what this build does not have.
+        Fails as Search and EncoderService.Encode do, and with:
+        - UNAVAILABLE: no encoder responds.
+        - FAILED_PRECONDITION: the mode needs words, and the generation was built without them.
+        - UNIMPLEMENTED: this build does not support the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,9 +104,11 @@ class IndexServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPremises(self, request, context):
-        """Lists the premises of a generation in the order of insertion.
+        """Lists the premises of a generation in insertion order.
 
-        Fails with INVALID_ARGUMENT for a token of another generation, NOT_FOUND for an unknown corpus.
+        Fails with:
+        - INVALID_ARGUMENT: the token belongs to another generation.
+        - NOT_FOUND: unknown corpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +117,7 @@ class IndexServiceServicer(object):
     def GetInfo(self, request, context):
         """Reports the corpora, their active generations, limits and state.
 
-        Never fails while the process lives.
+        Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,8 +160,8 @@ def add_IndexServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
-    """Searches the active generation of a corpus. A query's answer is the same to the bit whatever the batching; it is exact
-    where the generation's engine is, and says so.
+    """Searches the active generation of a corpus. A query gets the same response, bit for bit, whatever the batching. The
+    response says whether its ranking is exact, which depends on the generation's engine.
     """
 
     @staticmethod
@@ -295,7 +301,7 @@ class IndexService(object):
 
 
 class IndexAdminServiceStub(object):
-    """Builds and activates generations. Needs the admin credential where one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured.
     """
 
     def __init__(self, channel):
@@ -332,31 +338,38 @@ class IndexAdminServiceStub(object):
 
 
 class IndexAdminServiceServicer(object):
-    """Builds and activates generations. Needs the admin credential where one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured.
     """
 
     def BuildGeneration(self, request_iterator, context):
-        """Builds a new generation beside the active one from streamed premises. The first message carries the header; the
-        answers report progress, and the last one names the finished generation.
+        """Builds a new generation from streamed premises, beside the active one. The first message carries the header. The
+        responses report progress; the last one names the finished generation.
 
-        With a `request_id`, what was acknowledged as durable outlives the process and the call: another call with the same
-        id, header and premises goes on behind it, and a finished build is returned again. What is not gone on with is removed
-        after some time.
+        With a `request_id`, premises acknowledged as durable survive a broken call and a restart: another call with the
+        same id, header and premises continues after them. A finished build is returned again. The server removes an
+        abandoned build after some time.
 
-        Fails with INVALID_ARGUMENT for a bad or duplicate premise, no premises or a malformed header; ALREADY_EXISTS when the
-        `request_id` stands for another build or for other premises; FAILED_PRECONDITION when `resume_from` leaves out premises
-        that are not kept, or when the encoder has changed; UNAVAILABLE when no encoder answers, the disk is full or another
-        process builds the same. A failed build leaves nothing behind that can be activated.
+        Fails with:
+        - INVALID_ARGUMENT: a bad or duplicate premise, no premises, or a malformed header.
+        - ALREADY_EXISTS: the `request_id` belongs to another build or to other premises.
+        - FAILED_PRECONDITION: `resume_from` skips premises that are not stored, or the encoder has changed.
+        - UNAVAILABLE: no encoder responds, the disk is full, or another process builds the same generation.
+
+        A failed build leaves nothing behind that could be activated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ActivateGeneration(self, request, context):
-        """Makes a finished generation the one that searches see. Also the way back to an earlier one.
+        """Makes a finished generation the one that searches use. Also restores an earlier one.
 
-        Fails with NOT_FOUND for an unknown generation, ABORTED when `expected_generation` is not the active one, DATA_LOSS
-        when a file is not what its manifest says; the active generation keeps serving in each case.
+        Fails with:
+        - NOT_FOUND: unknown generation.
+        - ABORTED: `expected_generation` is not the active one.
+        - DATA_LOSS: a file does not match its manifest.
+
+        After a failure, the active generation keeps serving.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -374,18 +387,23 @@ class IndexAdminServiceServicer(object):
     def DeleteGeneration(self, request, context):
         """Deletes a generation that is not active.
 
-        Fails with FAILED_PRECONDITION for the active one, NOT_FOUND for an unknown one.
+        Fails with:
+        - FAILED_PRECONDITION: the generation is active.
+        - NOT_FOUND: unknown generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutExplanations(self, request_iterator, context):
-        """Tells which premises explained which hypotheses, for the prior of Retrieve: the header first, then explanations.
-        Hypotheses are told apart by their texts; what is put twice is joined. Durable once answered; nothing is retrained.
+        """Stores which premises explain which hypotheses, for the prior of Retrieve. Hypotheses are identified by their
+        texts; explanations of the same text are merged. Durable once the call returns; needs no retraining.
 
-        Fails with NOT_FOUND for an unknown corpus, INVALID_ARGUMENT for an empty or over-long text. A stream that breaks off
-        leaves the explanations as they were.
+        Fails with:
+        - NOT_FOUND: unknown corpus.
+        - INVALID_ARGUMENT: an empty text, or one over the limit.
+
+        A broken stream leaves the explanations unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -428,7 +446,7 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexAdminService(object):
-    """Builds and activates generations. Needs the admin credential where one is configured.
+    """Builds and activates generations. Needs the admin credential if one is configured.
     """
 
     @staticmethod

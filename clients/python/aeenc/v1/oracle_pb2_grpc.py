@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OracleServiceStub(object):
-    """Judges candidates. A person, gold trees or a model stands behind it; the sampler calls it.
+    """Judges candidates. The sampler calls it; behind it may be a person, gold trees or a model.
     """
 
     def __init__(self, channel):
@@ -43,14 +43,14 @@ class OracleServiceStub(object):
 
 
 class OracleServiceServicer(object):
-    """Judges candidates. A person, gold trees or a model stands behind it; the sampler calls it.
+    """Judges candidates. The sampler calls it; behind it may be a person, gold trees or a model.
     """
 
     def Judge(self, request, context):
         """Judges the candidates of a batch of nodes.
 
-        The answer must hold one answer a task, with one verdict a candidate and no other. Whatever is missing, unknown,
-        given twice or late counts as unseen, never as a refusal. UNAVAILABLE and DEADLINE_EXCEEDED are retried.
+        The response must hold one answer per task and, in it, one verdict per candidate. Anything missing, unknown,
+        duplicate or late counts as unseen, never as a refusal. The sampler retries UNAVAILABLE and DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,7 +73,7 @@ def add_OracleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OracleService(object):
-    """Judges candidates. A person, gold trees or a model stands behind it; the sampler calls it.
+    """Judges candidates. The sampler calls it; behind it may be a person, gold trees or a model.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RegistryAdminServiceStub(object):
-    """Moves labels. Served by the trainer; needs the admin credential where one is configured. The only writer of labels.
+    """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
     """
 
     def __init__(self, channel):
@@ -68,21 +68,25 @@ class RegistryAdminServiceStub(object):
 
 
 class RegistryAdminServiceServicer(object):
-    """Moves labels. Served by the trainer; needs the admin credential where one is configured. The only writer of labels.
+    """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
     """
 
     def Publish(self, request, context):
-        """Points `stable` (or another label) at a checkpoint, optionally waiting until every live encoder serves it.
+        """Points `stable` or another label at a checkpoint. Optionally waits until every live encoder serves it.
 
-        A query encoder that was trained together with a premise encoder is published under `stable` as one with its
-        generation: when every live encoder serves both, for which it waits at least 5 s, the generation is activated. On a
-        failure the old encoders and the old generation keep serving.
+        A query encoder that was trained together with a premise encoder goes live under `stable` together with its
+        generation: the generation is activated when every live encoder serves both. Publish waits for that, at least 5 s.
+        After a failure, the old encoders and the old generation keep serving.
 
-        Fails with NOT_FOUND for an unknown version; FAILED_PRECONDITION (QUALITY_GATE) when its validation MAP is worse than
-        the serving one's beyond noise and `force` is not set; ABORTED when the label or the active generation moved
-        meanwhile. With a generation also with FAILED_PRECONDITION when the corpus serves other premises by now and `force` is
-        not set (OTHER_PREMISES) or an encoder does not serve it in time (ENCODERS_BEHIND); UNAVAILABLE when the index does
-        not answer; DATA_LOSS when the generation is damaged.
+        Fails with:
+        - NOT_FOUND: unknown version.
+        - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
+        `force`.
+        - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
+        - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
+        - ABORTED: the label or the active generation has moved in the meantime.
+        - UNAVAILABLE: the index does not respond.
+        - DATA_LOSS: the generation is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,28 +95,34 @@ class RegistryAdminServiceServicer(object):
     def SetLabel(self, request, context):
         """Points a label at a version.
 
-        Fails with NOT_FOUND for an unknown version; ABORTED when `expected_revision` is not the label's.
+        Fails with:
+        - NOT_FOUND: unknown version.
+        - ABORTED: `expected_revision` is not the label's revision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteLabel(self, request, context):
-        """Removes a label, such as `run-<id>` when the run has ended. A space without labels is served no longer. The labels
-        `stable` and `previous` stay in the trainer's own space and in those that a corpus serves.
+        """Removes a label, such as `run-<id>` after its run. A space without labels is no longer served. The labels `stable`
+        and `previous` cannot be removed from the trainer's own space or from a space that a corpus serves.
 
-        Fails with NOT_FOUND for an unknown label; FAILED_PRECONDITION for `stable` and `previous` where they stay.
+        Fails with:
+        - NOT_FOUND: unknown label.
+        - FAILED_PRECONDITION: `stable` or `previous` of a space that needs them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Points a label back at the version it named before; with `corpus`, activates the generation that the published one
-        has replaced, whose encoders then serve.
+        """Points a label back at its previous version. With `corpus`, activates the generation that the published one
+        replaced, together with its encoders.
 
-        Fails with FAILED_PRECONDITION when there is none; ABORTED when `expected_revision` is not the label's. With `corpus`
-        also as Publish does.
+        Fails with:
+        - FAILED_PRECONDITION: there is nothing to go back to.
+        - ABORTED: `expected_revision` is not the label's revision.
+        - With `corpus`, also as Publish does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,14 +131,14 @@ class RegistryAdminServiceServicer(object):
     def ListLabels(self, request, context):
         """Lists all labels.
 
-        Fails with UNAVAILABLE when the registry's store is away.
+        Fails with UNAVAILABLE when the registry's store cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists, for each live encoder, which revision of a label it serves, or why it does not.
+        """Lists, for each live encoder, the revision of a label that it serves, or why it does not.
 
         Fails with NOT_FOUND for an unknown label.
         """
@@ -178,7 +188,7 @@ def add_RegistryAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegistryAdminService(object):
-    """Moves labels. Served by the trainer; needs the admin credential where one is configured. The only writer of labels.
+    """Moves labels, as their only writer. The trainer serves it. Needs the admin credential if one is configured.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SamplerServiceStub(object):
-    """Retrieves candidates for each node, asks the oracle which of them explain it, and keeps the answers as pairs.
+    """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
     """
 
     def __init__(self, channel):
@@ -138,15 +138,18 @@ class SamplerServiceStub(object):
 
 
 class SamplerServiceServicer(object):
-    """Retrieves candidates for each node, asks the oracle which of them explain it, and keeps the answers as pairs.
+    """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
     """
 
     def StartRun(self, request_iterator, context):
-        """Starts a run over a list of hypotheses and returns at once. The first message carries the configuration; any message
-        may carry hypotheses. With an idempotency key that was used before, the run of that time is returned.
+        """Starts a run over a list of hypotheses and returns immediately. The first message carries the configuration; any
+        message may carry hypotheses. A repeated idempotency key returns the run that it started.
 
-        Fails with INVALID_ARGUMENT for no hypotheses, an unknown oracle or a wrong setting; NOT_FOUND for an unknown corpus;
-        ALREADY_EXISTS when the key was used with another configuration; UNAVAILABLE when the run cannot be stored.
+        Fails with:
+        - INVALID_ARGUMENT: no hypotheses, an unknown oracle, or an invalid setting.
+        - NOT_FOUND: unknown corpus.
+        - ALREADY_EXISTS: the key was used with another configuration.
+        - UNAVAILABLE: the run cannot be stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,7 +174,7 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Replays the events of a run from a sequence number on and follows them until the run ends.
+        """Replays the events of a run from a sequence number, then follows them until the run ends.
 
         Fails with NOT_FOUND for an unknown run.
         """
@@ -180,43 +183,50 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Stops a run. What it has recorded stays.
+        """Stops a run. Its records stay.
 
-        Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has ended.
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - FAILED_PRECONDITION: the run has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Continues a run that was cancelled, failed or lost its sampler. Nothing that was answered is asked again.
+        """Continues a run that was cancelled, failed or lost its sampler. The oracle is not asked again for what it has
+        answered.
 
-        Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION for one that has succeeded.
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - FAILED_PRECONDITION: the run has succeeded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPairs(self, request, context):
-        """Lists the pairs of a run in the order they were recorded.
+        """Lists the pairs of a run in the order of recording.
 
-        Fails with NOT_FOUND for an unknown run, INVALID_ARGUMENT for a malformed token.
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - INVALID_ARGUMENT: malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportPairs(self, request, context):
-        """Adds pairs that were judged elsewhere, as a run of their own.
+        """Adds pairs that were judged elsewhere, as a separate run.
 
-        Fails with INVALID_ARGUMENT for a pair without query, premise or sign.
+        Fails with INVALID_ARGUMENT for a pair without a query, premise or sign.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportTrees(self, request, context):
-        """Streams the trees that a run has built, in EntailmentBank's form.
+        """Streams the trees that a run has built, in EntailmentBank's format.
 
         Fails with NOT_FOUND for an unknown run.
         """
@@ -225,76 +235,87 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseTask(self, request, context):
-        """Leases the next tasks to a person.
+        """Leases the next tasks to a person. An empty queue gives an empty response, not an error.
 
-        Fails with NOT_FOUND for an unknown run or queue. No tasks is no failure: the answer is empty.
+        Fails with NOT_FOUND for an unknown run or queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Extends a lease, so that it ends a lease time from now, but never later than an hour after it was given.
+        """Extends a lease by one lease time from now, but not beyond one hour after it was granted.
 
-        Fails with FAILED_PRECONDITION (LEASE_EXPIRED) for a lease that is over, NOT_FOUND for an unknown one.
+        Fails with:
+        - FAILED_PRECONDITION (LEASE_EXPIRED): the lease has ended.
+        - NOT_FOUND: unknown lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseTask(self, request, context):
-        """Gives a task back unanswered. It goes to the end of the queue.
+        """Returns a task unanswered. It goes to the end of the queue. Releasing a lease that has ended is not an error.
 
-        Fails with NOT_FOUND for an unknown lease. One that is over already is no failure.
+        Fails with NOT_FOUND for an unknown lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitVerdicts(self, request, context):
-        """Answers a task. Candidates up to `seen_upto` left unticked are refused, those beyond are unseen. An answer that comes
-        after its lease has ended is accepted once, unless the task has all its answers by then.
+        """Answers a task. Unticked candidates up to `seen_upto` are refused; those beyond are unseen. An answer after the end
+        of its lease is accepted once, unless the task has all its answers by then.
 
-        Fails with INVALID_ARGUMENT for an unknown premise, one judged twice, or an answer that says nothing; NOT_FOUND for an
-        unknown lease; FAILED_PRECONDITION when the task was answered under another lease (TASK_ANSWERED), the lease was
-        answered before (LEASE_ANSWERED) or given back (LEASE_RELEASED).
+        Fails with:
+        - INVALID_ARGUMENT: an unknown premise, one judged twice, or an empty answer.
+        - NOT_FOUND: unknown lease.
+        - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
+        - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
+        - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndoVerdicts(self, request, context):
-        """Takes a person's last answers back; their tasks are first in the queue again.
+        """Takes back a person's last answers. Their tasks go to the front of the queue.
 
-        Fails with NOT_FOUND for an unknown run or a person without answers in it, FAILED_PRECONDITION (ANSWER_USED) when the
-        last answer has become pairs of the run, or was adjudicated, and can only be amended.
+        Fails with:
+        - NOT_FOUND: unknown run, or the person has no answers in it.
+        - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run or was adjudicated; amend it
+        instead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AmendVerdicts(self, request, context):
-        """Replaces single verdicts; the log keeps the old ones. Where the answer has become pairs of the run, pairs are added
-        that replace them (`Provenance.amended`); the tree stays as it was grown.
+        """Replaces single verdicts; the log keeps the old ones. If the answer has become pairs of the run, adds pairs that
+        replace them (`Provenance.amended`). The tree stays as it is.
 
-        Fails with NOT_FOUND for an unknown answer, INVALID_ARGUMENT for an unknown premise, FAILED_PRECONDITION for an answer
-        that was amended or taken back before.
+        Fails with:
+        - NOT_FOUND: unknown answer.
+        - INVALID_ARGUMENT: unknown premise.
+        - FAILED_PRECONDITION: the answer was already amended or taken back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Adjudicate(self, request, context):
-        """Decides a conflict between annotators.
+        """Resolves a conflict between annotators.
 
-        Fails with NOT_FOUND for an unknown conflict, INVALID_ARGUMENT when a candidate in conflict is left out.
+        Fails with:
+        - NOT_FOUND: unknown conflict.
+        - INVALID_ARGUMENT: a candidate in conflict is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgreement(self, request, context):
-        """Reports how far annotators agree.
+        """Reports the agreement between annotators.
 
         Fails with NOT_FOUND for an unknown run.
         """
@@ -303,19 +324,24 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the tasks of a run with the answers that hold, in the order in which they were queued.
+        """Lists the tasks of a run with their valid answers, in queue order.
 
-        Fails with NOT_FOUND for an unknown run, INVALID_ARGUMENT for a malformed token.
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - INVALID_ARGUMENT: malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTasks(self, request, context):
-        """Follows the events of a task queue. A run's are kept as long as the run; of all queues together the last 100,000.
+        """Follows the events of a task queue. A run's events are kept as long as the run; across all queues, the last
+        100,000.
 
-        Fails with NOT_FOUND for an unknown run, FAILED_PRECONDITION (EVENTS_GONE) when the wanted event is no longer kept; the
-        message names the first that is.
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - FAILED_PRECONDITION (EVENTS_GONE): the requested event is no longer kept; the message names the first one that
+        is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,7 +350,7 @@ class SamplerServiceServicer(object):
     def GetInfo(self, request, context):
         """Reports the configured oracles, limits and state.
 
-        Never fails while the process lives.
+        Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -442,7 +468,7 @@ def add_SamplerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SamplerService(object):
-    """Retrieves candidates for each node, asks the oracle which of them explain it, and keeps the answers as pairs.
+    """Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
     """
 
     @staticmethod

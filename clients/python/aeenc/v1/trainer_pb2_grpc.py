@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TrainerServiceStub(object):
-    """Runs training jobs and evaluations. A finished job leaves a checkpoint; publishing it is the registry's business.
+    """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
     """
 
     def __init__(self, channel):
@@ -88,16 +88,18 @@ class TrainerServiceStub(object):
 
 
 class TrainerServiceServicer(object):
-    """Runs training jobs and evaluations. A finished job leaves a checkpoint; publishing it is the registry's business.
+    """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
     """
 
     def StartJob(self, request, context):
-        """Starts a training job and returns at once.
+        """Starts a training job and returns immediately.
 
-        Fails with INVALID_ARGUMENT for a wrong setting, a validation premise that is not in the corpus or a split that a data
-        set does not have; NOT_FOUND for an unknown corpus, run, data set or version;
-        FAILED_PRECONDITION (NO_POSITIVES) when there are only runs and they hold no positive pair; ALREADY_EXISTS when the idempotency key was used with another
-        configuration; UNAVAILABLE when the job cannot be stored.
+        Fails with:
+        - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
+        - NOT_FOUND: unknown corpus, run, data set or version.
+        - FAILED_PRECONDITION (NO_POSITIVES): the job has only runs, and they contain no positive pair.
+        - ALREADY_EXISTS: the idempotency key was used with another configuration.
+        - UNAVAILABLE: the job cannot be stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,8 +124,8 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Replays the events of a job from a sequence number on and follows them until the job ends. Of a job with more, about
-        the last 10,000 are kept: the replay begins at the first of these, and `seq` tells which that is.
+        """Replays the events of a job from a sequence number, then follows them until the job ends. About the last 10,000
+        events are kept: the replay of a longer job begins at the first of these, and `seq` gives its number.
 
         Fails with NOT_FOUND for an unknown job.
         """
@@ -134,8 +136,9 @@ class TrainerServiceServicer(object):
     def CancelJob(self, request, context):
         """Stops a job.
 
-        Fails with NOT_FOUND for an unknown job, FAILED_PRECONDITION for one that has ended, but not of a retry by its
-        request id.
+        Fails with:
+        - NOT_FOUND: unknown job.
+        - FAILED_PRECONDITION: the job has ended, and the request id does not mark the call as a retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,19 +147,23 @@ class TrainerServiceServicer(object):
     def ResumeJob(self, request, context):
         """Continues a job that was cancelled, failed or lost its trainer, from its last finished epoch.
 
-        Fails with NOT_FOUND for an unknown job, FAILED_PRECONDITION for one that has succeeded.
+        Fails with:
+        - NOT_FOUND: unknown job.
+        - FAILED_PRECONDITION: the job has succeeded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Evaluate(self, request_iterator, context):
-        """Evaluates a query encoder, or a way to retrieve, on streamed gold queries. The first message carries the
+        """Evaluates a query encoder, or a retrieval method, on streamed gold queries. The first message carries the
         configuration; any message may carry queries, training queries and trees.
 
-        Fails with INVALID_ARGUMENT for no queries or a gold premise that is not in the corpus; NOT_FOUND for an unknown
-        corpus; UNAVAILABLE when no encoder or, where it is needed, no index answers; RESOURCE_EXHAUSTED with RetryInfo when
-        too many evaluations wait; and as Retrieve does.
+        Fails as Retrieve does, and with:
+        - INVALID_ARGUMENT: no queries, or a gold premise outside the corpus.
+        - NOT_FOUND: unknown corpus.
+        - UNAVAILABLE: the encoder, or the index if one is needed, does not respond.
+        - RESOURCE_EXHAUSTED, with RetryInfo: too many evaluations are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,7 +190,7 @@ class TrainerServiceServicer(object):
     def GetInfo(self, request, context):
         """Reports limits and state.
 
-        Never fails while the process lives.
+        Does not fail while the process runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -251,7 +258,7 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerService(object):
-    """Runs training jobs and evaluations. A finished job leaves a checkpoint; publishing it is the registry's business.
+    """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
     """
 
     @staticmethod
