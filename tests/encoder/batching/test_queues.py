@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-from services.encoder.queueing import BULK_TURN, WINDOW_BATCHES, Item, Queues
-from services.encoder.runners import Tokens
+from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
+from services.encoder.runtime.runners import Tokens
 
 
 class Runner:

@@ -175,8 +175,8 @@ def external_data(path, meta) -> None:
 WELL_HASHED = [
     (other_probes, "gives other vectors here than at export"),
     (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
-    (other_tokenizer, "is no tokenizer"),
-    (no_onnx, "is no ONNX model"),
+    (other_tokenizer, "is not a tokenizer"),
+    (no_onnx, "is not an ONNX model"),
     (foreign_operator, "domain 'evil.ops'"),
     (external_data, "keeps tensors in other files"),
 ]

@@ -7,7 +7,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.runners import SingleRunner
+from services.encoder.runtime.runners import SingleRunner
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
@@ -65,7 +65,7 @@ def no_model(path) -> None:
     [
         ({**PASSED, "passed": False, "reason": "MAP falls by 0.01"}, None, "did not pass the trainer's gate"),
         (PASSED, wrong_probes, "other vectors here than at export"),
-        (PASSED, no_model, "is no ONNX model"),
+        (PASSED, no_model, "is not an ONNX model"),
     ],
     ids=["gate", "other-cpu", "damaged"],
 )

@@ -13,8 +13,8 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_sentence_models import write_sentence_model
@@ -135,7 +135,7 @@ def test_an_encoder_on_onnxruntime_never_loads_torch(artifact_store: ArtifactSto
 import sys
 from pathlib import Path
 from services.encoder.__main__ import build
-from services.encoder.loading import LoadOptions, load_model
+from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.settings import EncoderSettings
 from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
@@ -150,7 +150,7 @@ assert not heavy, heavy
 
 
 def test_torch_that_is_not_installed_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.encoder.torch_session import torch_device_of
+    from services.encoder.runtime.torch_session import torch_device_of
 
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(errors.FailedPrecondition, match="install the extra encoder-torch"):
