@@ -1,12 +1,12 @@
 """Batching: texts of many calls go through a few worker threads and come back as the rows of their calls.
 
-    encode() ──► Queues (lane, runner) ──► worker thread: runner.run ──► ComputedBatch ─┐
-       ▲                                       │ error: halve the batch, then FailedBatch │
+    encode() ──► Queues (lane, runner) ──► worker thread: runner.run ──► ComputedBatch   ─┐
+       ▲                                       │ error: halve the batch ──► FailedBatch   │
        └── Call.done ◄── event loop: rows, cost model, metrics ◄── call_soon_threadsafe ◄─┘
 
 A call's state changes on the event loop only; a worker thread only computes. The texts of a cancelled call are dropped
 before they are computed. A batch that fails is halved until the bad text is alone, so its neighbours are answered. A
-thread that dies, or that the runtime never returns, fails only the texts it held and is replaced.
+thread that dies, or never comes back from the runtime, fails only the texts it held and is replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,7 @@ log = get(__name__)
 WATCH_S = 1.0
 
 
-@dataclass(frozen=True)
-class ComputedBatch:
+class ComputedBatch(NamedTuple):
     """Vectors (n, width) in the order of the batch, and when they were computed (time.monotonic())."""
 
     batch: Batch
@@ -46,16 +46,14 @@ class ComputedBatch:
     padded: bool
 
 
-@dataclass(frozen=True)
-class FailedBatch:
+class FailedBatch(NamedTuple):
     """Texts that cannot be computed, and why."""
 
     batch: Batch
     error: Exception
 
 
-@dataclass(frozen=True)
-class DroppedItems:
+class DroppedItems(NamedTuple):
     """Texts dropped before they were computed, and whether each had run out of time."""
 
     items: Sequence[tuple[Item, bool]]

@@ -68,10 +68,10 @@ class CandidateLoader:
                 artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="full")
                 return load_model(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
             except errors.AeencError as error:
-                raise _bare(error) from None
+                raise _strip(error) from None
             except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
                 reason = f"{type(error).__name__}: {str(error)[:200]}"
-                _bare(error)
+                _strip(error)
                 raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
             finally:
                 _return_memory()
@@ -204,7 +204,7 @@ class Spaces:
         return model
 
 
-def _bare(error: E) -> E:
+def _strip(error: E) -> E:
     """Strips an error of its causes and frames, which keep a session of a failed load in memory."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

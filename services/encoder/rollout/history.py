@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from aeenc.errors import DataLoss
 from services.encoder.metrics import EncoderMetrics
@@ -67,8 +68,7 @@ class SwapHistory:
         return next((swap.reason for swap in self._swaps if not swap.ok and (swap.space_id, swap.label) in keys), "")
 
 
-@dataclass(frozen=True)
-class SavedLabel:
+class SavedLabel(NamedTuple):
     """A label as it was served, with the digest that its checkpoint's manifest must have."""
 
     space_id: str
@@ -79,8 +79,7 @@ class SavedLabel:
     manifest_sha256: str
 
 
-@dataclass(frozen=True)
-class SavedSpace:
+class SavedSpace(NamedTuple):
     """A space as it was served: its premise encoder, with the digest that the checkpoint's manifest must have."""
 
     space_id: str
@@ -88,8 +87,7 @@ class SavedSpace:
     premise_manifest_sha256: str
 
 
-@dataclass(frozen=True)
-class SavedState:
+class SavedState(NamedTuple):
     """Everything needed to serve again: the spaces, the default one first, and the labels."""
 
     spaces: tuple[SavedSpace, ...]
@@ -137,8 +135,8 @@ class StateFile:
 def _write(path: Path, state: SavedState) -> None:
     record = {
         "format_version": FORMAT_VERSION,
-        "spaces": [vars(space) for space in state.spaces],
-        "labels": [vars(label) for label in state.labels],
+        "spaces": [space._asdict() for space in state.spaces],
+        "labels": [label._asdict() for label in state.labels],
     }
     atomic_write(path, json.dumps(record, indent=1).encode())
 
