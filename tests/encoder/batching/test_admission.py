@@ -1,4 +1,4 @@
-"""Who may queue: tokens, lanes, deadlines, and streams that wait."""
+"""Admission by tokens, lanes and deadlines, and streams that wait."""
 
 from __future__ import annotations
 

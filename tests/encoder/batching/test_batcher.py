@@ -1,4 +1,4 @@
-"""The threads: failing texts, dying workers, workers that never come back."""
+"""Worker threads: failing texts, dying workers, workers that never come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue alone: windows, budgets, lanes, turns, and what is dropped."""
+"""The queue alone: windows, budgets, lanes, turns and dropped texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading beside a serving version: when nobody else computes, or, where somebody always does, with a share."""
+"""Loading beside a serving version: on an idle processor, or with a share of its own on a busy one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels as the encoder follows them: the canary's share, the newest of two moves, the way back, a bad `stable`."""
+"""Following labels: the canary's share, the newest of two moves, rollback, a bad `stable`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swapping versions: no failed call, no mixed batch, and nothing bad ever replaces what serves."""
+"""Swapping versions: no call fails, no batch mixes versions, and no bad version ever replaces the serving one."""
 
 from __future__ import annotations
 

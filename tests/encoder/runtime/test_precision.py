@@ -1,4 +1,4 @@
-"""Which precision a call gets, and that a precision which is not right here is not served."""
+"""The precision that a call gets; a precision that fails its checks here is not served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders in torch instead of onnxruntime: the same vectors from the same service, and torch only if asked for."""
+"""Encoders in torch instead of onnxruntime: the same vectors, and torch is loaded only on request."""
 
 from __future__ import annotations
 
