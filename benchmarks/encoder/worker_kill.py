@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from aeenc.errors import Unavailable
-from services.encoder.batching import Batcher
-from services.encoder.cost import CostModel
+from services.encoder.batching.admission import CostModel
+from services.encoder.batching.batcher import Batcher
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.runners import Tokens
+from services.encoder.runtime.runners import Tokens
 from services.kit import logs
 
 DEADLY = 13  # a text of so many tokens kills the thread that computes it

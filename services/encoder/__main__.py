@@ -6,21 +6,20 @@ import os
 from dataclasses import replace
 
 from aeenc.v1 import encoder_pb2_grpc
-from services.encoder.admission import Admission
-from services.encoder.batching import Batcher
-from services.encoder.candidates import Candidates
-from services.encoder.cost import CostModel
-from services.encoder.encoding import Encoding
-from services.encoder.follower import Follower, Following
-from services.encoder.loading import LoadOptions
+from services.encoder.batching.admission import Admission, CostModel
+from services.encoder.batching.batcher import Batcher
+from services.encoder.batching.encoder import Encoder
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.model import FLOAT16, FLOAT32
-from services.encoder.onnx_session import providers_of
+from services.encoder.rollout.candidates import CandidateLoader
+from services.encoder.rollout.follower import Follower, FollowerOptions
+from services.encoder.rollout.history import SwapHistory
+from services.encoder.rollout.loading import LoadOptions
+from services.encoder.rollout.versions import Versions
+from services.encoder.runtime.model import FLOAT16, FLOAT32
+from services.encoder.runtime.onnx_session import providers_of
+from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
-from services.encoder.swaps import Swaps
-from services.encoder.torch_session import torch_device_of
-from services.encoder.versions import Versions
 from services.kit.checks import Limits
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
@@ -32,19 +31,19 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
 def build(settings: EncoderSettings) -> GrpcServer:
     """Wires the encoder."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # for short texts the library's own pool costs more than it gives
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # for short texts the library's own pool costs more than it saves
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
-    versions, swaps, cost = Versions(), Swaps(metrics), CostModel(settings.workers)
+    versions, history, cost = Versions(), SwapHistory(metrics), CostModel(settings.workers)
     options = _options(settings)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
     follower = Follower(
-        Following(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
+        FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
         registry,
-        Candidates(registry, ArtifactStore(settings.artifacts_dir), options),
+        CandidateLoader(registry, ArtifactStore(settings.artifacts_dir), options),
         versions,
-        swaps,
+        history,
         server.readiness,
         metrics,
     )
@@ -62,13 +61,13 @@ def build(settings: EncoderSettings) -> GrpcServer:
         cost=cost,
         metrics=metrics,
     )
-    encoding = Encoding(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
-    servicer = EncoderServicer(server, encoding, versions, swaps, limits, _name_of(options))
+    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
+    servicer = EncoderServicer(server, encoder, versions, history, limits, _name_of(options))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
     async def close() -> None:
         await follower.stop()
-        await encoding.close()
+        await encoder.close()
         await redis.aclose()
 
     server.on_start(follower.start)

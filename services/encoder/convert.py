@@ -1,4 +1,4 @@
-"""Between `aeenc.v1` messages and the encoder's own values."""
+"""Converts between `aeenc.v1` messages and the encoder's own values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from aeenc import vectors
 from aeenc.v1 import encoder_pb2, types_pb2
-from services.encoder.encoding import EncodeCall, Result, ScoreCall
-from services.encoder.queueing import Lane
-from services.encoder.swaps import Swap
-from services.encoder.versions import Selection, Versions
+from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
+from services.encoder.batching.queues import Lane
+from services.encoder.rollout.history import Swap
+from services.encoder.rollout.versions import Selection, Versions
 from services.kit.wire import known, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
@@ -30,7 +30,7 @@ _MODEL_TYPES = {
 def to_call(
     request: encoder_pb2.EncodeRequest, deadline_s: float | None, request_id: str, *, lane: Lane = "interactive"
 ) -> EncodeCall:
-    """An Encode request as a call; `lane` is that of a request which names none. A bulk default makes it patient."""
+    """Converts an Encode request. `lane` is the default lane; a bulk default makes the call patient."""
     return EncodeCall(
         texts=request.texts,
         role=known(_ROLES, request.role, "role", ""),
@@ -44,7 +44,7 @@ def to_call(
 
 
 def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, request_id: str) -> ScoreCall:
-    """A Score request as a call."""
+    """Converts a Score request."""
     return ScoreCall(
         query=request.query,
         premises=request.premises,
@@ -54,8 +54,8 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
     )
 
 
-def to_response(result: Result) -> encoder_pb2.EncodeResponse:
-    """A result as an Encode response."""
+def to_response(result: CallResult) -> encoder_pb2.EncodeResponse:
+    """Converts a result to an Encode response."""
     return encoder_pb2.EncodeResponse(
         embeddings=vectors.to_proto(result.rows),
         model_version=result.model_version,
@@ -66,8 +66,8 @@ def to_response(result: Result) -> encoder_pb2.EncodeResponse:
     )
 
 
-def to_score_response(result: Result) -> encoder_pb2.ScoreResponse:
-    """A result as a Score response."""
+def to_score_response(result: CallResult) -> encoder_pb2.ScoreResponse:
+    """Converts a result to a Score response."""
     return encoder_pb2.ScoreResponse(
         scores=result.rows[:, 0].tolist(),
         model_version=result.model_version,
@@ -77,7 +77,7 @@ def to_score_response(result: Result) -> encoder_pb2.ScoreResponse:
 
 
 def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
-    """The loaded versions."""
+    """Lists the loaded versions."""
     return [
         encoder_pb2.LoadedVersion(
             version=version,
@@ -94,7 +94,7 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
 
 
 def to_labels(versions: Versions) -> list[encoder_pb2.AppliedLabel]:
-    """The labels as they are served here."""
+    """Lists the labels as this process serves them."""
     return [
         encoder_pb2.AppliedLabel(
             space_id=space_id, label=name, version=here.version, revision=here.revision, share=here.share
@@ -104,7 +104,7 @@ def to_labels(versions: Versions) -> list[encoder_pb2.AppliedLabel]:
 
 
 def to_swaps(swaps: Iterable[Swap]) -> list[encoder_pb2.SwapOutcome]:
-    """The last swaps, newest first."""
+    """Lists the last swaps, newest first."""
     return [
         encoder_pb2.SwapOutcome(
             space_id=swap.space_id,
@@ -124,7 +124,7 @@ def _selection(model: types_pb2.ModelSelector, space_id: str, routing_key: str) 
     return Selection(label=model.label, version=model.version, space_id=space_id, routing_key=routing_key)
 
 
-def _timings(result: Result) -> types_pb2.Timings:
+def _timings(result: CallResult) -> types_pb2.Timings:
     return types_pb2.Timings(
         total=to_duration(result.total_s),
         queue=to_duration(result.queue_s),

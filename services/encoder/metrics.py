@@ -10,7 +10,7 @@ _RATIO = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 class EncoderMetrics:
-    """What the encoder counts."""
+    """The counters, gauges and histograms of the encoder."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.queued_tokens = Gauge(
@@ -54,7 +54,7 @@ class EncoderMetrics:
         self._served: dict[tuple[str, str], str] = {}
 
     def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
-        """Records one computed batch; `computed` tokens are those of its texts and the padding."""
+        """Records one computed batch; `computed` counts the tokens of its texts and the padding."""
         self._batch_items.observe(items)
         self._batch_tokens.observe(tokens)
         self._padding.observe(1 - tokens / computed)
@@ -65,14 +65,14 @@ class EncoderMetrics:
         self._restarts.labels(reason).inc()
 
     def serves(self, space_id: str, label: str, version: str, revision: int) -> None:
-        """Records which version a label serves; the one before is no longer shown."""
+        """Shows the version that a label serves, and no longer the one before."""
         if self._served.get((space_id, label)) != version:
             self.unserved(space_id, label)
         self._served[space_id, label] = version
         self._serving.labels(space_id, label, version).set(revision)
 
     def unserved(self, space_id: str, label: str) -> None:
-        """Records that a label serves nothing here any more."""
+        """Records that a label no longer serves here."""
         version = self._served.pop((space_id, label), None)
         if version is not None:
             self._serving.remove(space_id, label, version)

@@ -1,21 +1,24 @@
-"""EncoderService: converts and delegates."""
+"""EncoderService: converts and delegates. A stream is answered in order while a few of its batches are computed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder import convert
-from services.encoder.encoding import Encoding
-from services.encoder.ordered import ordered
-from services.encoder.swaps import Swaps
-from services.encoder.versions import Versions
+from services.encoder.batching.encoder import Encoder
+from services.encoder.rollout.history import SwapHistory
+from services.encoder.rollout.versions import Versions
 from services.kit.checks import Limits
 from services.kit.context import deadline_s, request_id
 from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 STREAM_WINDOW = 4  # batches of one stream in flight
 
@@ -24,13 +27,19 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """The RPC face of the encoder."""
 
     def __init__(
-        self, server: GrpcServer, encoding: Encoding, versions: Versions, swaps: Swaps, limits: Limits, runtime: str
+        self,
+        server: GrpcServer,
+        encoder: Encoder,
+        versions: Versions,
+        history: SwapHistory,
+        limits: Limits,
+        runtime: str,
     ) -> None:
-        self._server, self._encoding, self._versions = server, encoding, versions
-        self._swaps, self._limits, self._runtime = swaps, limits, runtime
+        self._server, self._encoder, self._versions = server, encoder, versions
+        self._history, self._limits, self._runtime = history, limits, runtime
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        result = await self._encoding.encode(convert.to_call(request, deadline_s(context), request_id(context)))
+        result = await self._encoder.encode(convert.to_call(request, deadline_s(context), request_id(context)))
         return convert.to_response(result)
 
     async def EncodeStream(
@@ -40,14 +49,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
         async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
             call = convert.to_call(request.batch, deadline_s(context), key, lane="bulk")
-            result = await self._encoding.encode(call)
+            result = await self._encoder.encode(call)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 
         async for response in ordered(request_iterator, answer, window=STREAM_WINDOW):
             yield response
 
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
-        result = await self._encoding.score(convert.to_score_call(request, deadline_s(context), request_id(context)))
+        result = await self._encoder.score(convert.to_score_call(request, deadline_s(context), request_id(context)))
         return convert.to_score_response(result)
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
@@ -59,6 +68,41 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             dim=premise.dim if premise else 0,
             versions=convert.to_versions(self._versions),
             labels=convert.to_labels(self._versions),
-            swaps=convert.to_swaps(self._swaps),
+            swaps=convert.to_swaps(self._history),
             runtime=self._runtime,
         )
+
+
+async def ordered(items: AsyncIterator[A], work: Callable[[A], Awaitable[B]], *, window: int) -> AsyncIterator[B]:
+    """Yields `await work(item)` for each item, in order, with at most `window` items read and not yet yielded.
+
+    It raises the first failure in its turn and cancels the items in flight behind it.
+    """
+    slots = asyncio.Semaphore(window)
+    results: asyncio.Queue[asyncio.Task[B] | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async for item in items:
+                await slots.acquire()
+                results.put_nowait(asyncio.ensure_future(_run(work, item)))
+        finally:
+            results.put_nowait(None)
+
+    reader = asyncio.ensure_future(read())
+    try:
+        while (task := await results.get()) is not None:
+            result = await task
+            slots.release()
+            yield result
+        await reader
+    finally:
+        reader.cancel()
+        while not results.empty():
+            pending = results.get_nowait()
+            if pending is not None:
+                pending.cancel()
+
+
+async def _run(work: Callable[[A], Awaitable[B]], item: A) -> B:
+    return await work(item)

@@ -13,7 +13,7 @@ from services.kit.settings import ServiceSettings
 
 
 class EncoderSettings(ServiceSettings):
-    """What the encoder can be told beyond what every service can."""
+    """The encoder's own settings beside those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_ENCODER_")
     service: ClassVar[str] = "encoder"

@@ -13,10 +13,13 @@ from aeenc import Channel, EncoderClient
 from services.encoder.__main__ import build
 from services.encoder.settings import EncoderSettings
 from services.kit.server import GrpcServer
-from services.store.artifacts import ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore
+from support.models.tinymodel import TinyCheckpoint
 from support.waiting import until
 
 Serve = Callable[..., Any]
+Change = Callable[[Path, dict[str, Any]], None]  # of a checkpoint's files and its manifest's facts
+Copy = Callable[[Artifact, Change], TinyCheckpoint]
 
 
 @pytest.fixture
@@ -42,3 +45,19 @@ def serve(artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_pat
             await client.channel.close()
 
     return start
+
+
+@pytest.fixture
+def copied(artifact_store: ArtifactStore) -> Copy:
+    """Copies a checkpoint and changes it before its manifest is made, so every hash fits."""
+
+    def copy(source: Artifact, change: Change) -> TinyCheckpoint:
+        meta = dict(source.meta)
+        with artifact_store.writer("checkpoint", "checkpoints") as writer:
+            for name in source.files:
+                (writer.path / name).write_bytes(source.file(name).read_bytes())
+            change(writer.path, meta)
+            artifact = writer.commit(meta, id_prefix=source.id[0])
+        return TinyCheckpoint(artifact, artifact.id, meta["space_id"])
+
+    return copy

@@ -11,7 +11,7 @@ import pytest
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
-from services.encoder.runners import PaddedRunner, Tokens
+from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint

@@ -1,4 +1,4 @@
-"""Whatever is sent, the encoder answers unit vectors or one of its refusals, and goes on."""
+"""For any request the encoder answers unit vectors or a refusal, and goes on serving."""
 
 from __future__ import annotations
 

@@ -83,15 +83,13 @@ async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, c
             await client.score("sun", [])
 
 
-async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, cross, artifact_store, registry) -> None:
+def other_scores(path, meta) -> None:
+    np.save(path / "probes.npy", np.load(path / "probes.npy") + 1)
+
+
+async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, copied, cross, artifact_store, registry) -> None:
     other = write_tiny_cross_encoder(artifact_store, seed=6)
-    meta = dict(other.artifact.meta)
-    with artifact_store.writer("checkpoint", "checkpoints") as writer:
-        for name in other.artifact.files:
-            (writer.path / name).write_bytes((other.artifact.path / name).read_bytes())
-        np.save(writer.path / "probes.npy", np.load(writer.path / "probes.npy") + 1)
-        artifact = writer.commit(meta, id_prefix="x")
-    bad = TinyCheckpoint(artifact, artifact.id, CROSS)
+    bad = copied(other.artifact, other_scores)
     async with serve(poll_s=30) as (server, client):
         await register(registry, bad)
         row = await registry.set_label(CROSS, "stable", bad.version)

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU
 from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.job_files import JobFiles, Means

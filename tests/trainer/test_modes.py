@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from aeenc.errors import InvalidArgument
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU
 from services.trainer.job_files import JobFiles, Means
 from services.trainer.learning.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.job import prepare_torch, run_job, train

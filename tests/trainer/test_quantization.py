@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from services.corpus.generation import open_generation
-from services.encoder.onnx_scan import check_onnx
+from services.encoder.runtime.onnx_session import check_onnx
 from services.store.artifacts import Artifact
 from services.trainer.evaluation import EvaluationQuery, evaluate
 from services.trainer.job_files import JobFiles

@@ -77,7 +77,7 @@ MODELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_the_table_is_exported_served_by_both_runtimes_and_trained(tmp_path: Path, name: str) -> None:
-    from services.encoder.torch_session import open_torch_session
+    from services.encoder.runtime.torch_session import open_torch_session
 
     published = MODELS[name]
     directory = published.write(tmp_path / "base")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.space import SpaceSpec
 

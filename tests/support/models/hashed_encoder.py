@@ -16,7 +16,7 @@ import pytest
 
 from aeenc import errors, status, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
-from services.encoder.ordered import ordered
+from services.encoder.servicer import ordered
 from services.store.artifacts import ArtifactStore
 
 DIM = 32

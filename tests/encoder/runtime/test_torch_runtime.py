@@ -1,4 +1,4 @@
-"""Encoders in torch instead of onnxruntime: the same vectors from the same service, and torch only if asked for."""
+"""Encoders in torch instead of onnxruntime: the same vectors, and torch is loaded only on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
-from services.encoder.loading import LoadOptions, load_model
-from services.encoder.onnx_session import CPU
+from services.encoder.rollout.loading import LoadOptions, load_model
+from services.encoder.runtime.onnx_session import CPU
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_sentence_models import write_sentence_model
@@ -33,13 +33,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **options}))
 
 
-def copied(store: ArtifactStore, artifact: Artifact, changes: dict[str, bytes] | None = None) -> TinyCheckpoint:
-    """The checkpoint in another store, with other files."""
-    with store.writer("checkpoint", "checkpoints") as writer:
-        for name in artifact.files:
-            (writer.path / name).write_bytes((changes or {}).get(name, artifact.file(name).read_bytes()))
-        made = writer.commit(artifact.meta, id_prefix="q")
-    return TinyCheckpoint(made, made.id, made.meta["space_id"])
+@pytest.fixture
+def checkpoint(copied, exported: Artifact) -> TinyCheckpoint:
+    """The exported checkpoint in this test's store."""
+    return copied(exported, replace({}))
+
+
+def replace(files: dict[str, bytes]) -> Any:
+    """A change that replaces files."""
+    return lambda path, meta: [(path / name).write_bytes(content) for name, content in files.items()]
 
 
 async def info_of(client: Any) -> Any:
@@ -47,10 +49,7 @@ async def info_of(client: Any) -> Any:
     return await client.channel.unary(stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
 
 
-async def test_torch_gives_the_vectors_of_onnxruntime(
-    serve, artifact_store: ArtifactStore, registry: Registry, exported: Artifact
-) -> None:
-    checkpoint = copied(artifact_store, exported)
+async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
     await register(registry, checkpoint, label="stable")
     async with serve() as (_, client):
         expected = (await client.encode(PROBES)).vectors
@@ -65,10 +64,8 @@ async def test_torch_gives_the_vectors_of_onnxruntime(
         assert np.einsum("nd,nd->n", rows, together.vectors).min() >= 0.999999
 
 
-async def test_torch_has_no_int8_and_says_so(
-    serve, artifact_store: ArtifactStore, registry: Registry, exported: Artifact
-) -> None:
-    await register(registry, copied(artifact_store, exported), label="stable")
+async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
+    await register(registry, checkpoint, label="stable")
     async with serve(runtime="torch", precision="int8") as (_, client):
         assert len((await client.encode(["sun"])).vectors) == 1
         with pytest.raises(errors.FailedPrecondition, match="the torch runtime has no int8"):
@@ -80,20 +77,18 @@ def load_in_torch(checkpoint: TinyCheckpoint, precision: str = "float32") -> Any
     return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id, dim=32)
 
 
-def test_half_precision_without_a_gpu_falls_back(artifact_store: ArtifactStore, exported: Artifact) -> None:
-    model = load_in_torch(copied(artifact_store, exported), "float16")
+def test_half_precision_without_a_gpu_falls_back(checkpoint: TinyCheckpoint) -> None:
+    model = load_in_torch(checkpoint, "float16")
     assert list(model.runners) == ["float32"]
     assert "this encoder has none" in model.precision_reason
 
 
-def test_other_weights_than_those_of_the_probes_are_refused(
-    artifact_store: ArtifactStore, exported: Artifact, tmp_path: Path
-) -> None:
+def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact, tmp_path: Path) -> None:
     other = write_sentence_model(tmp_path / "other", "bert")
     from safetensors.numpy import load_file, save
 
     weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in load_file(other / "model.safetensors").items()}
-    checkpoint = copied(artifact_store, exported, {"model.safetensors": save(weights, {"format": "pt"})})
+    checkpoint = copied(exported, replace({"model.safetensors": save(weights, {"format": "pt"})}))
     with pytest.raises(errors.FailedPrecondition, match="gives other vectors here than at export"):
         load_in_torch(checkpoint)
 
@@ -118,10 +113,10 @@ def test_other_weights_than_those_of_the_probes_are_refused(
     ],
 )
 def test_files_that_are_no_model_are_refused(
-    artifact_store: ArtifactStore, exported: Artifact, name: str, content: bytes, error: type, message: str
+    copied, exported: Artifact, name: str, content: bytes, error: type, message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        load_in_torch(copied(artifact_store, exported, {name: content}))
+        load_in_torch(copied(exported, replace({name: content})))
 
 
 def test_a_checkpoint_without_safetensors_needs_onnxruntime(artifact_store: ArtifactStore) -> None:
@@ -135,7 +130,7 @@ def test_an_encoder_on_onnxruntime_never_loads_torch(artifact_store: ArtifactSto
 import sys
 from pathlib import Path
 from services.encoder.__main__ import build
-from services.encoder.loading import LoadOptions, load_model
+from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.settings import EncoderSettings
 from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
@@ -150,7 +145,7 @@ assert not heavy, heavy
 
 
 def test_torch_that_is_not_installed_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.encoder.torch_session import torch_device_of
+    from services.encoder.runtime.torch_session import torch_device_of
 
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(errors.FailedPrecondition, match="install the extra encoder-torch"):

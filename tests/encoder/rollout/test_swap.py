@@ -1,9 +1,10 @@
-"""Swapping versions: no failed call, no mixed batch, and nothing bad ever replaces what serves."""
+"""Swapping versions: no call fails, no batch mixes versions, and no bad version ever replaces the serving one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -98,15 +99,37 @@ DAMAGES: list[tuple[Callable[..., None], str]] = [
 ]
 
 
+@pytest.fixture
+async def refused(serve, tiny_checkpoint, registry: Registry):
+    """Checks that a candidate for `stable` is refused for a reason while the checkpoint before it serves on."""
+    await register(registry, tiny_checkpoint, label="stable")
+
+    async def check(candidate: TinyCheckpoint, reason: str) -> None:
+        await register(registry, candidate)
+        async with serve(poll_s=30) as (server, client):
+            row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
+            (rollout,) = await registry.await_rollout(row, 20)
+            assert not rollout.ok
+            assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+            assert server.readiness.state == "SERVING"
+            (swap,) = [s for s in (await client.info()).swaps if s.version == candidate.version and s.label == "stable"]
+            assert not swap.ok
+            assert re.search(reason, swap.reason), swap.reason
+            failed = server.metrics.get_sample_value(
+                "aeenc_encoder_swaps_total", {"space": TINY_SPACE, "label": "stable", "outcome": "failed"}
+            )
+            assert failed == 1
+
+    return check
+
+
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
 async def test_a_damaged_checkpoint_never_replaces_the_serving_one(
-    serve, artifact_store, tiny_checkpoint, registry, damage, reason
+    refused, artifact_store, tiny_checkpoint, damage, reason
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
     damage(artifact_store, candidate)
-    await register(registry, candidate)
-    await refused(serve, registry, candidate, tiny_checkpoint, reason)
+    await refused(candidate, reason)
 
 
 CANDIDATES = [
@@ -117,23 +140,9 @@ CANDIDATES = [
 
 @pytest.mark.parametrize(("fields", "reason"), CANDIDATES, ids=["nan-weights", "wrong-space"])
 async def test_a_bad_candidate_never_replaces_the_serving_one(
-    serve, artifact_store, tiny_checkpoint, registry, fields, reason
+    refused, artifact_store, tiny_checkpoint, fields, reason
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, **fields)
-    await register(registry, candidate)
-    await refused(serve, registry, candidate, tiny_checkpoint, reason)
-
-
-def committed(store: ArtifactStore, source: TinyCheckpoint, change: Callable[..., None]) -> TinyCheckpoint:
-    """A copy of a checkpoint, changed before its manifest was made: every hash fits."""
-    meta = dict(source.artifact.meta)
-    with store.writer("checkpoint", "checkpoints") as writer:
-        for name in source.artifact.files:
-            (writer.path / name).write_bytes((source.artifact.path / name).read_bytes())
-        change(writer.path, meta)
-        artifact = writer.commit(meta, id_prefix="q")
-    return TinyCheckpoint(artifact, artifact.id, source.space_id)
+    await refused(write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, **fields), reason)
 
 
 def other_probes(path, meta) -> None:
@@ -175,8 +184,8 @@ def external_data(path, meta) -> None:
 WELL_HASHED = [
     (other_probes, "gives other vectors here than at export"),
     (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
-    (other_tokenizer, "is no tokenizer"),
-    (no_onnx, "is no ONNX model"),
+    (other_tokenizer, "is not a tokenizer"),
+    (no_onnx, "is not an ONNX model"),
     (foreign_operator, "domain 'evil.ops'"),
     (external_data, "keeps tensors in other files"),
 ]
@@ -184,29 +193,10 @@ WELL_HASHED = [
 
 @pytest.mark.parametrize(("change", "reason"), WELL_HASHED, ids=lambda value: getattr(value, "__name__", ""))
 async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one(
-    serve, artifact_store, tiny_checkpoint, registry, change, reason
+    refused, copied, artifact_store, tiny_checkpoint, change, reason
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
-    candidate = committed(artifact_store, tuned, change)
-    await register(registry, candidate)
-    await refused(serve, registry, candidate, tiny_checkpoint, reason)
-
-
-async def refused(serve, registry: Registry, candidate: TinyCheckpoint, serving: TinyCheckpoint, reason: str) -> None:
-    async with serve(poll_s=30) as (server, client):
-        row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
-        (rollout,) = await registry.await_rollout(row, 20)
-        assert not rollout.ok
-        assert (await client.encode(["sun"])).model_version == serving.version
-        assert server.readiness.state == "SERVING"
-        (swap,) = [s for s in (await client.info()).swaps if s.version == candidate.version and s.label == "stable"]
-        assert not swap.ok
-        assert __import__("re").search(reason, swap.reason), swap.reason
-        failed = server.metrics.get_sample_value(
-            "aeenc_encoder_swaps_total", {"space": TINY_SPACE, "label": "stable", "outcome": "failed"}
-        )
-        assert failed == 1
+    await refused(copied(tuned.artifact, change), reason)
 
 
 async def test_a_good_version_after_a_bad_one_is_taken(serve, artifact_store, tiny_checkpoint, registry) -> None:

@@ -1,8 +1,8 @@
-"""Who may queue: so many tokens a lane, one rule for unary calls, batches and streams, all of a call or nothing.
+"""Admission control: a semaphore in tokens for each lane, and the cost model that forecasts waiting times.
 
-A call is refused with RESOURCE_EXHAUSTED and a delay when its lane is full, and early when the fitted cost says that
-its deadline cannot be met. A stream's batch first waits a while for room, since its sender stops reading meanwhile.
-A call larger than a lane is admitted when the lane is empty.
+A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full,
+or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a while for room first;
+its sender stops reading meanwhile. An empty lane admits a call of any size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aeenc.errors import DeadlineExceeded, Overloaded
-from services.encoder.cost import CostModel
+from services.encoder.batching.queues import LANES, Lane
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.queueing import LANES, Lane
 
-BULK_SHARE = 0.25  # of the tokens; enough to keep workers busy
+BULK_SHARE = 0.25  # of the tokens; enough to keep the workers busy
 MIN_RETRY_S = 0.05
+DECAY = 0.98  # the factor by which a batch's weight shrinks with each later batch
+ENOUGH = 16  # batches before the fit is believed
+MIN_SPREAD = 1e-6
+OUTLIER = 8.0  # times the forecast
+FRESH_S = 2.0
 
 
 class Admission:
-    """The semaphore in tokens. Used from the event loop only."""
+    """A semaphore in tokens for each lane. Used from the event loop only."""
 
     def __init__(self, queued_tokens: int, cost: CostModel, metrics: EncoderMetrics) -> None:
         self._cost, self._metrics = cost, metrics
@@ -39,13 +43,14 @@ class Admission:
     async def admitted(
         self, lane: Lane, tokens: int, deadline: float | None, patience_s: float = 0.0
     ) -> AsyncIterator[None]:
-        """Holds the tokens of a call for the block. With patience it waits for room in the order of coming.
+        """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
-        Raises Overloaded, or DeadlineExceeded for a hopeless deadline.
+        Raises Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
-        if self._has_room(lane, tokens) and not (patience_s and self._waiting[lane]):
+        must_line_up = bool(patience_s and self._waiting[lane])
+        if self._has_room(lane, tokens) and not must_line_up:
             self._held[lane] += tokens
-        elif not (patience_s and await self._let_in(lane, tokens, patience_s)):
+        elif not (patience_s and await self._wait_in_line(lane, tokens, patience_s)):
             self._metrics.refused.labels("queue_full").inc()
             raise self._full(lane, tokens)
         try:
@@ -55,8 +60,8 @@ class Admission:
             self._held[lane] -= tokens
             self._wake(lane)
 
-    async def _let_in(self, lane: Lane, tokens: int, patience_s: float) -> bool:
-        """Waits in line; whether the tokens are held now."""
+    async def _wait_in_line(self, lane: Lane, tokens: int, patience_s: float) -> bool:
+        """Waits for room. Returns whether the tokens are held now."""
         waiter = (tokens, asyncio.get_running_loop().create_future())
         self._waiting[lane].append(waiter)
         try:
@@ -66,7 +71,7 @@ class Admission:
             pass
         except asyncio.CancelledError:
             if waiter[1].done() and not waiter[1].cancelled():
-                self._held[lane] -= tokens  # let in, and gone before it knew
+                self._held[lane] -= tokens  # admitted, but cancelled before it could run
             raise
         finally:
             if waiter in self._waiting[lane]:
@@ -79,7 +84,7 @@ class Admission:
         return held == 0 or held + tokens <= self._limits[lane]
 
     def _wake(self, lane: Lane) -> None:
-        """Lets in those that wait, the oldest first, as far as there is room; their tokens are held from here on."""
+        """Admits waiters, the oldest first, while there is room. Their tokens are held from here on."""
         waiting = self._waiting[lane]
         while waiting and (waiting[0][1].done() or self._has_room(lane, waiting[0][0])):
             tokens, woken = waiting.popleft()
@@ -120,3 +125,54 @@ class Admission:
 
     def _ahead(self, lane: Lane) -> int:
         return sum(self._held.values()) if lane == "bulk" else self._held[lane]
+
+
+class CostModel:
+    """Fits seconds = a · tokens + b to the last batches by decaying least squares. Used from one thread.
+
+    Older batches weigh less, so the fit follows the machine. Admission judges deadlines only while `is_known` is true.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._seen = 0
+        self._last = 0.0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learns from one computed batch; `tokens` counts padding. Caps the time of an outlier."""
+        if self.is_known:
+            slope, fixed = self.line
+            seconds = min(seconds, OUTLIER * (slope * tokens + fixed))
+        self._seen += 1
+        self._last = time.monotonic()
+        self._weight = self._weight * DECAY + 1
+        self._x = self._x * DECAY + tokens
+        self._y = self._y * DECAY + seconds
+        self._xx = self._xx * DECAY + tokens * tokens
+        self._xy = self._xy * DECAY + tokens * seconds
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough batches were seen, the last one recently. Refusing every call teaches nothing."""
+        return self._seen >= ENOUGH and time.monotonic() - self._last < FRESH_S
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Seconds for each token and fixed seconds for each batch, both at least 0."""
+        if not self._weight:
+            return 0.0, 0.0
+        spread = self._xx - self._x * self._x / self._weight
+        slope = (self._xy - self._x * self._y / self._weight) / spread if spread > MIN_SPREAD else 0.0
+        mean = self._y / self._x if self._x else 0.0
+        slope = min(max(slope, 0.0), mean)  # at most the mean: then the fixed part is 0
+        return slope, max((self._y - slope * self._x) / self._weight, 0.0)
+
+    def queue_s(self, tokens: int) -> float:
+        """Seconds until the workers have computed that many tokens of other calls."""
+        return tokens * self._y / self._x / self._workers if self._x else 0.0
+
+    def compute_s(self, tokens: int) -> float:
+        """Seconds for that many tokens on an idle encoder, spread over the workers; at least one batch."""
+        slope, fixed = self.line
+        return slope * tokens / self._workers + fixed

@@ -1,6 +1,6 @@
-"""What computes a batch: onnxruntime over token ids, padded together or one by one, and over pairs of texts.
+"""Runners compute one batch: texts padded together, texts one by one, or pairs of texts.
 
-A runner is one file of one checkpoint on one device. It may be called from several threads at once.
+A runner holds one file of one checkpoint on one device. Every runner is thread-safe.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ Ids = NDArray[np.int64]
 
 
 class Tokens(NamedTuple):
-    """The token ids of a text with its special tokens; of a pair also which text each token belongs to."""
+    """The token ids of a text with its special tokens; for a pair also the text that each token belongs to."""
 
     ids: Sequence[int]
     segments: Sequence[int] = ()
 
 
 class Session(Protocol):
-    """The part of an inference session that is used: onnxruntime's, or the torch runtime's own."""
+    """The interface of an inference session that runners use: onnxruntime's or TorchSession."""
 
     def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
-        """The named outputs for named inputs."""
+        """Computes the named outputs from named inputs."""
 
 
 class Runner(Protocol):
-    """Computes a batch. `pads`: texts of a batch are padded to the longest, so its cost is rows times length."""
+    """Computes a batch. `pads`: texts are padded to the longest, so the cost is rows times length."""
 
     pads: bool
     width: int
 
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        """One row a text, (n, width). Raises FloatingPointError for values that no caller may see."""
+        """Returns one row for each text, (n, width). Raises FloatingPointError for a row that is not finite or unit."""
 
 
 class PaddedRunner:
-    """Unit vectors (n, dim) of texts padded to the longest: where a result does not depend on the batch."""
+    """Unit vectors (n, dim) of texts padded to the longest, for models whose result does not depend on the batch."""
 
     pads = True
 
@@ -49,7 +49,7 @@ class PaddedRunner:
         self._session, self._pad_id, self.width = session, pad_id, dim
 
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Unit vectors, one a text."""
+        """Returns unit vectors, one for each text."""
         ids, mask = _padded([tokens.ids for tokens in batch], self._pad_id)
         return _unit(self._session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask})[0])
 
@@ -57,8 +57,8 @@ class PaddedRunner:
 class SingleRunner:
     """Unit vectors (n, dim), each text in a run of its own, without padding.
 
-    Dynamic quantisation takes the scale of its activations from all that is in a run, so a text's int8 vector would
-    depend on its neighbours.
+    Dynamic quantization takes the scale of its activations from the whole run, so in a batch a text's int8 vector
+    would depend on its neighbours.
     """
 
     pads = False
@@ -67,7 +67,7 @@ class SingleRunner:
         self._session, self.width = session, dim
 
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Unit vectors, one a text."""
+        """Returns unit vectors, one for each text."""
         return _unit(np.concatenate([self._one(tokens) for tokens in batch]))
 
     def _one(self, tokens: Tokens) -> NDArray[np.float32]:
@@ -79,7 +79,7 @@ class SingleRunner:
 
 
 class PairRunner:
-    """Scores (n, 1) of pairs of texts, as a cross-encoder gives them: logits, larger explains better."""
+    """Scores (n, 1) of pairs of texts by a cross-encoder: logits; a larger one explains better."""
 
     pads = True
     width = 1
@@ -88,7 +88,7 @@ class PairRunner:
         self._session, self._pad_id, self._segmented = session, pad_id, segmented
 
     def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
-        """One score a pair."""
+        """Returns one score for each pair."""
         ids, mask = _padded([tokens.ids for tokens in batch], self._pad_id)
         feeds = {"input_ids": ids, "attention_mask": mask}
         if self._segmented:
@@ -100,7 +100,7 @@ class PairRunner:
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Ids, Ids]:
-    """Rows of any length as one matrix (n, longest) and its mask."""
+    """Pads rows to one matrix (n, longest) and returns it with its mask."""
     if len(rows) == 1:
         alone = np.array(rows, dtype=np.int64)
         return alone, np.ones_like(alone)
@@ -112,8 +112,8 @@ def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Ids, Ids]:
 
 
 def _unit(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    found = np.asarray(vectors, dtype=np.float32)
-    norms = np.einsum("nd,nd->n", found, found)
+    rows = np.asarray(vectors, dtype=np.float32)
+    norms = np.einsum("nd,nd->n", rows, rows)
     if not np.all(np.abs(norms - 1) < NORM_TOLERANCE):  # NaN and infinity fail this too
         raise FloatingPointError("the model gave a vector that is not finite or has no unit norm")
-    return found
+    return rows

@@ -1,4 +1,4 @@
-"""Labels as the encoder follows them: the canary's share, the newest of two moves, the way back, a bad `stable`."""
+"""Following labels: the canary's share, the newest of two moves, rollback, a bad `stable`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aeenc import errors
-from services.encoder import candidates
+from services.encoder.rollout import candidates
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
@@ -219,7 +219,7 @@ async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
     import gc
     import weakref
 
-    from services.encoder.model import Model
+    from services.encoder.runtime.model import Model
 
     async with serve(poll_s=30, workers=1) as (_, client):
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
@@ -249,6 +249,6 @@ async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeyp
             raise error
 
     monkeypatch.setattr(Registry, "heartbeat", beat)
-    monkeypatch.setattr("services.encoder.follower.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("services.encoder.rollout.follower.HEARTBEAT_S", 0.02)
     async with serve():
         await until(lambda: len(beats) > 3)

@@ -1,37 +1,61 @@
-"""What waits for a worker: one queue a lane and runner, cut into batches by token budget. Not a thread, not a clock.
+"""Queues of the texts that wait for a worker, one for each lane and runner, cut into batches by a token budget.
 
-Texts are sorted by length within a bounded window, so that padding is small and nothing starves: every batch of a
-window is handed out before the next window is cut. Runners take turns, so versions never mix in a batch. While both
-lanes have work, bulk gets one batch in `BULK_TURN`. What is dead or out of time when its batch is handed out is
-dropped there.
+Texts are sorted by length within a bounded window, which keeps padding small. The queue hands out every batch of a
+window before it cuts the next one, so no text starves. Runners take turns, so a batch never mixes versions. While both
+lanes have work, bulk gets one batch in `BULK_TURN`. Texts that are cancelled or out of time are dropped here. This
+module starts no thread and reads no clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
-from services.encoder.runners import Runner, Tokens
+import numpy as np
+
+from services.encoder.runtime.runners import Runner, Tokens
 
 Lane = Literal["interactive", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
 WINDOW_BATCHES = 8
 BULK_TURN = 8
-WELL_FILLED = 0.35  # of the token budget: from there on a batch is closed rather than padded
+WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
+
+
+class Call:
+    """One call's texts in the queue. `left` rows are missing; `dead` tells the queue to drop the texts that wait."""
+
+    __slots__ = ("dead", "done", "ended", "left", "rows", "started")
+
+    def __init__(self, count: int, width: int, done: asyncio.Future[None]) -> None:
+        self.rows = np.empty((count, width), dtype=np.float32)
+        self.left = count
+        self.done = done
+        self.dead = False
+        self.started = math.inf  # of its first batch
+        self.ended = 0.0  # of its last batch
+
+    def fail(self, error: Exception) -> None:
+        """Ends the call with an error, unless it has ended."""
+        self.dead = True
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One text on its way: its tokens and the row of the call's answer that it fills."""
+    """One text in the queue: its tokens and the row of the call's answer that it fills."""
 
     tokens: Tokens
     row: int
     length: int
-    call: Any
+    call: Call
     deadline: float  # time.monotonic(); infinite for none
 
 
@@ -40,7 +64,7 @@ _LENGTH = attrgetter("length")
 
 
 class Queues:
-    """The waiting texts. Not safe for threads: the caller holds a lock."""
+    """The waiting texts. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, *, batch_items: int, batch_tokens: int, workers: int) -> None:
         self._batch_items, self._batch_tokens, self._workers = batch_items, batch_tokens, workers
@@ -56,7 +80,7 @@ class Queues:
         queue.waiting.extend(items)
 
     def take(self, now: float) -> tuple[Runner, Batch] | None:
-        """The next batch and the runner that computes it; None when nothing waits."""
+        """Takes the next batch and the runner that computes it; None when nothing waits."""
         while (lane := self._next_lane()) is not None:
             queues = self._lanes[lane]
             runner, queue = next(iter(queues.items()))
@@ -70,7 +94,7 @@ class Queues:
         return None
 
     def dropped(self) -> list[tuple[Item, bool]]:
-        """What was dropped since the last time: texts, and whether they expired (otherwise their caller has gone)."""
+        """Returns the texts dropped since the last call, and whether each expired (otherwise its caller is gone)."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -97,7 +121,7 @@ class Queues:
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
 
     def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
-        """Sorts a window by length and cuts it where a batch is full, or well filled and the next text is longer."""
+        """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
         window.sort(key=_LENGTH)
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
         most = min(self._batch_items, share)
@@ -106,12 +130,10 @@ class Queues:
         tokens = 0
         for item in window:
             cost = item.length * (len(batch) + 1) if runner.pads else tokens + item.length
-            longer = runner.pads and bool(batch) and item.length > batch[-1].length
-            if batch and (
-                len(batch) >= most
-                or cost > self._batch_tokens
-                or (longer and tokens >= self._batch_tokens * WELL_FILLED)
-            ):
+            is_full = len(batch) >= most or cost > self._batch_tokens
+            adds_padding = runner.pads and bool(batch) and item.length > batch[-1].length
+            is_well_filled = tokens >= self._batch_tokens * WELL_FILLED
+            if batch and (is_full or (adds_padding and is_well_filled)):
                 batches.append(batch)
                 batch, tokens = [], 0
             batch.append(item)
@@ -129,7 +151,7 @@ class Queues:
 
 
 class _Queue:
-    """The texts for one runner in one lane: those that wait, and the batches of the window that has been cut."""
+    """The texts for one runner in one lane: those that wait, and the batches of the window already cut."""
 
     __slots__ = ("batches", "waiting")
 

@@ -1,12 +1,12 @@
-"""The queue alone: windows, budgets, lanes, turns, and what is dropped."""
+"""The queue alone: windows, budgets, lanes, turns and dropped texts."""
 
 from __future__ import annotations
 
 import math
 from types import SimpleNamespace
 
-from services.encoder.queueing import BULK_TURN, WINDOW_BATCHES, Item, Queues
-from services.encoder.runners import Tokens
+from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
+from services.encoder.runtime.runners import Tokens
 
 
 class Runner:

@@ -1,28 +1,43 @@
-"""From verified files to a model that may serve: look inside, open, warm, and compare with what it gave at export.
+"""Loading: the checks between the verified files of a checkpoint and a model that may serve.
 
-Loading happens beside whatever serves; nothing here touches the serving version. It blocks for a second or so and
-belongs into a thread of low priority.
+    kind, space, dimension ──► file names, sizes ──► ONNX scan ──► session ──► warm every length ──► golden check
+
+The golden check compares the outputs here with those that the same file gave for its probes at export. Nothing here
+touches the serving version. Loading blocks for about a second; run it in a thread of low priority.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, DataLoss, FailedPrecondition
-from services.encoder import golden
-from services.encoder.model import CROSS_ENCODERS, FLOAT16, FLOAT32, INT8, Description, Model
-from services.encoder.onnx_scan import check_onnx
-from services.encoder.onnx_session import CUDA, inputs_of, open_session
-from services.encoder.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
-from services.encoder.tokenization import Tokenization, Tokenizers
-from services.encoder.torch_session import open_torch_session
+from services.encoder.runtime.model import (
+    CROSS_ENCODERS,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Description,
+    Model,
+    Tokenization,
+    TokenizerCache,
+)
+from services.encoder.runtime.onnx_session import CUDA, check_onnx, inputs_of, open_session
+from services.encoder.runtime.runners import PaddedRunner, PairRunner, Runner, Session, SingleRunner, Tokens
+from services.encoder.runtime.torch_session import open_torch_session
 from services.store.artifacts import Artifact
 
+MIN_COSINE = 0.999
+SCORE_TOLERANCE = 1e-2  # of a cross-encoder's logit, which is a few units wide
 SMALL_FILE_BYTES = 64 * 1024 * 1024
-WARM_LENGTHS = (4, 16, 64, 256, 1024, 4096)  # tokens, as far as they are below the model's limit
+WARM_LENGTHS = (4, 16, 64, 256, 1024, 4096)  # tokens, if below the model's limit
 FILES = {
     "model.onnx",
     "model.int8.onnx",
@@ -41,9 +56,9 @@ _MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.o
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How this encoder loads: largest model file in bytes, the precision queries get, and where models run.
+    """The largest model file in bytes, the precision of queries, and the device.
 
-    With a `torch_device`, encoders run in torch there; cross-encoders, whose weights are in their ONNX file, never do.
+    With a `torch_device`, encoders run in torch there. Cross-encoders never do: their weights are in their ONNX file.
     """
 
     max_file_bytes: int
@@ -58,24 +73,29 @@ class LoadOptions:
 
 
 def load_model(
-    artifact: Artifact, options: LoadOptions, *, space_id: str, dim: int | None, tokenizers: Tokenizers | None = None
+    artifact: Artifact,
+    options: LoadOptions,
+    *,
+    space_id: str,
+    dim: int | None,
+    tokenizers: TokenizerCache | None = None,
 ) -> Model:
-    """Loads, warms and checks a checkpoint whose hashes have been verified. `tokenizers` spares reading one again.
+    """Loads, warms and checks a checkpoint whose hashes are verified. `tokenizers` avoids reading one twice.
 
-    Raises DataLoss or FailedPrecondition with what is wrong and the file or value it is wrong with.
+    Raises DataLoss or FailedPrecondition naming the wrong file or value.
     """
     description = Description.of(artifact)
     check_place(description, space_id, dim)
     _check_files(artifact, options.max_file_bytes)
-    tokenization = Tokenization((tokenizers or Tokenizers()).of(artifact), description.max_tokens)
+    tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
     if description.model_type == "cross-encoder":
         pairs = _pair_runner(artifact, description, options)
-        golden.check_scores(artifact, description, tokenization, pairs)
+        _check_scores(artifact, description, tokenization, pairs)
         return Model(description, tokenization, {FLOAT32: pairs})
     session = _session(artifact, "model.onnx", options)
     runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
     _warm(runner, description)
-    golden.check_vectors(artifact, description, tokenization, runner, "probes.npy")
+    _check_vectors(artifact, description, tokenization, runner, "probes.npy")
     runners: dict[str, Runner] = {FLOAT32: runner}
     reason = ""
     if options.precision in _MODELS:
@@ -90,7 +110,7 @@ def load_model(
 def _low_precision(
     artifact: Artifact, description: Description, tokenization: Tokenization, options: LoadOptions
 ) -> Runner:
-    """The runner of the precision that this encoder is set to. Raises what makes it fall back to single precision."""
+    """Opens the runner of the precision set for this encoder. Raises the reason to fall back to single precision."""
     model, probes = _MODELS[options.precision]
     if options.torch_device and options.precision == INT8:
         raise FailedPrecondition("the torch runtime has no int8; use onnxruntime for it")
@@ -107,12 +127,12 @@ def _low_precision(
     else:
         runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
     _warm(runner, description)
-    golden.check_vectors(artifact, description, tokenization, runner, probes)
+    _check_vectors(artifact, description, tokenization, runner, probes)
     return runner
 
 
 def _session(artifact: Artifact, model: str, options: LoadOptions) -> Session:
-    """The session over one model file of an encoder, or over its safetensors in torch."""
+    """Opens one model file of an encoder, or its safetensors in torch."""
     if options.torch_device:
         return open_torch_session(artifact, options.torch_device, half=model == _MODELS[FLOAT16][0])
     session: Session = open_session(_scanned(artifact, model), options.providers, _EMBEDDING)
@@ -127,7 +147,7 @@ def _pair_runner(artifact: Artifact, description: Description, options: LoadOpti
 
 
 def check_place(description: Description, space_id: str, dim: int | None) -> None:
-    """Raises FailedPrecondition for a checkpoint of another kind, space or dimension than its label's."""
+    """Raises FailedPrecondition unless kind, space and dimension are those of the label's space."""
     version = description.version
     if (description.model_type == "cross-encoder") != (space_id == CROSS_ENCODERS):
         raise FailedPrecondition(f"checkpoint {version} is a {description.model_type}; space {space_id} has none")
@@ -150,18 +170,18 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
 
 
 def _scanned(artifact: Artifact, name: str) -> Path:
-    """The path of a model file that nothing speaks against. Raises DataLoss."""
+    """Returns the path of a model file that passes the ONNX scan. Raises DataLoss."""
     path = artifact.file(name)
     if not artifact.files[name].size_bytes:
         raise DataLoss(f"{path} is empty; export it again")
     with path.open("rb") as file:
-        # Closed by whoever holds the last view of it, which may be the traceback of what was found.
+        # Closes with its last view, which may be in the traceback of an error.
         check_onnx(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(path))
     return path
 
 
 def _warm(runner: Runner, description: Description) -> None:
-    """Runs texts of all magnitudes and the longest: no caller pays for first allocations. Checks the width, too."""
+    """Runs texts of each magnitude up to the longest, so no caller pays for first allocations. Checks the width."""
     shorter = [length for length in WARM_LENGTHS if length < description.max_tokens]
     for length in (*shorter, description.max_tokens):
         tokens = Tokens([description.pad_id + 1] * length, [0] * length)
@@ -173,3 +193,59 @@ def _warm(runner: Runner, description: Description) -> None:
             raise DataLoss(
                 f"checkpoint {description.version} gives {rows.shape[-1]} dimensions, its manifest says {runner.width}"
             )
+
+
+def _check_vectors(
+    artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner, expected_file: str
+) -> None:
+    """Compares the probes' vectors by cosine. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
+    texts = [str(text) for text in _read_probes(artifact.file("probes.json"), "texts")]
+    expected = _expected(artifact, expected_file, (len(texts), description.dim))
+    vectors = _in_twos(runner, tokenization.texts(texts, truncate=True).tokens)
+    worst = float(np.einsum("nd,nd->n", vectors, expected).min())
+    if not worst >= MIN_COSINE:
+        raise FailedPrecondition(
+            f"checkpoint {description.version} gives other vectors here than at export: cosine {worst:.4f} to its "
+            f"probes ({expected_file}), {MIN_COSINE} is needed"
+        )
+
+
+def _check_scores(artifact: Artifact, description: Description, tokenization: Tokenization, runner: Runner) -> None:
+    """Compares the probes' scores. Raises FailedPrecondition when one differs, DataLoss for bad probes."""
+    pairs = [(str(query), str(premise)) for query, premise in _read_probes(artifact.file("probes.json"), "pairs")]
+    expected = _expected(artifact, "probes.npy", (len(pairs),))
+    scores = np.concatenate([runner.run(tokenization.pairs(q, [p], truncate=True).tokens) for q, p in pairs])[:, 0]
+    worst = float(np.abs(scores - expected).max())
+    if not worst <= SCORE_TOLERANCE:
+        raise FailedPrecondition(
+            f"cross-encoder {description.version} gives other scores here than at export: off by {worst:.4f}, "
+            f"{SCORE_TOLERANCE} is allowed"
+        )
+
+
+def _in_twos(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.float32]:
+    """Computes the probes' vectors (n, dim) in pairs of similar length, which tests padding at little cost."""
+    order = sorted(range(len(probes)), key=lambda n: len(probes[n].ids))
+    twos = [runner.run([probes[n] for n in order[start : start + 2]]) for start in range(0, len(order), 2)]
+    return np.concatenate(twos)[np.argsort(order)]
+
+
+def _read_probes(path: Path, key: str) -> list[Any]:
+    try:
+        probes = list(json.loads(path.read_bytes())[key])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataLoss(f"{path} cannot be read ({error!r}); publish the checkpoint again") from error
+    if not probes:
+        raise DataLoss(f"{path} holds no probe; publish the checkpoint again")
+    return probes
+
+
+def _expected(artifact: Artifact, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    path = artifact.file(name)
+    try:
+        expected = np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
+    except (ValueError, TypeError, OSError) as error:
+        raise DataLoss(f"{path} cannot be read ({error}); publish the checkpoint again") from error
+    if expected.shape != shape:
+        raise DataLoss(f"{path} has shape {expected.shape}, not {shape}; publish the checkpoint again")
+    return expected

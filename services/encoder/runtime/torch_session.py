@@ -1,6 +1,6 @@
-"""Inference sessions of torch over a checkpoint's safetensors: the alternative to onnxruntime, on a CPU or CUDA.
+"""Inference sessions of torch over a checkpoint's safetensors, the alternative to onnxruntime; on a CPU or with CUDA.
 
-torch is imported when it is asked for, never by an encoder that runs onnxruntime.
+It imports torch on first use, so an encoder that runs onnxruntime never does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aeenc.errors import FailedPrecondition
-from services.encoder.runners import Ids
+from services.encoder.runtime.runners import Ids
 from services.store.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -21,19 +21,19 @@ INSTALL = "install the extra encoder-torch"
 
 
 def torch_device_of(device: str) -> str:
-    """`cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises FailedPrecondition without torch or the CUDA asked for."""
+    """Resolves `auto`, `cpu` or `cuda`. Raises FailedPrecondition without torch, or for `cuda` without CUDA."""
     try:
         import torch
     except ImportError as error:
-        raise FailedPrecondition(f"AEENC_ENCODER_RUNTIME=torch, but torch is not here; {INSTALL}") from error
-    torch.set_num_threads(1)  # parallelism comes from several workers, each with a batch of its own
+        raise FailedPrecondition(f"AEENC_ENCODER_RUNTIME=torch, but torch is not installed; {INSTALL}") from error
+    torch.set_num_threads(1)  # several workers run in parallel, each with its own batch
     if device == "cuda" and not torch.cuda.is_available():
         raise FailedPrecondition("AEENC_ENCODER_DEVICE=cuda, but this torch has no CUDA; install a build with CUDA")
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -> TorchSession:
-    """A session over a checkpoint's safetensors. Raises FailedPrecondition or DataLoss for files that are no model."""
+    """Opens a checkpoint's safetensors. Raises FailedPrecondition or DataLoss for files that are not a model."""
     from services.transformer import PooledTransformer, load_transformer
 
     if WEIGHTS not in artifact.files or "config.json" not in artifact.files:
@@ -44,16 +44,16 @@ def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -
 
 
 class TorchSession:
-    """Computes `sentence_embedding` (n, dim) float32. May be called from several threads at once: it holds no state.
+    """Computes `sentence_embedding` (n, dim) float32. Thread-safe: it keeps no state.
 
-    `half`: matrix products in half precision, pooling and normalisation in single.
+    `half`: matrix products in half precision, pooling and normalization in single.
     """
 
     def __init__(self, model: PooledTransformer, device: str, *, half: bool) -> None:
         self._model, self._device, self._half = model, device, half
 
     def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
-        """The vectors of `input_ids` and `attention_mask`, (n, length) int64 each."""
+        """Computes the vectors from `input_ids` and `attention_mask`, (n, length) int64 each."""
         import torch
 
         if outputs not in (None, ["sentence_embedding"]):

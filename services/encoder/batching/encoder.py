@@ -1,4 +1,10 @@
-"""What Encode and Score do: resolve one version, tokenise, be admitted, compute in batches, account for the time."""
+"""The calls Encode and Score, from checked arguments to rows and timings.
+
+    texts ──► resolve one version ──► Admission (estimated tokens) ──► tokenizer ──► Batcher ──► rows, timings
+                   Versions              refuses: RetryInfo          loop or thread   worker threads
+
+A call takes one version at its start and keeps it to the end, whatever is swapped meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import InvalidArgument
-from services.encoder.admission import Admission
-from services.encoder.batching import Batcher
-from services.encoder.model import FLOAT32, Model
-from services.encoder.queueing import Lane
-from services.encoder.tokenization import Tokenized
-from services.encoder.versions import Selection, Versions
+from services.encoder.batching.admission import Admission
+from services.encoder.batching.batcher import Batcher
+from services.encoder.batching.queues import Lane
+from services.encoder.rollout.versions import Selection, Versions
+from services.encoder.runtime.model import FLOAT32, Model, TokenBatch
 from services.kit.checks import Limits, check_texts
 
-INLINE_CHARACTERS = 1024  # tokenised on the event loop: under half a millisecond; a thread and back costs a fifth
-
-CHARACTERS_A_TOKEN = 4  # of English text, to estimate what is not tokenised yet
+INLINE_CHARACTERS = 1024  # tokenized on the event loop in under 0.5 ms; a thread and back costs 0.2 ms
+CHARACTERS_A_TOKEN = 4  # of English text, to estimate tokens before tokenization
 SPECIAL_TOKENS = 2
 STREAM_PATIENCE_S = 5.0
 MAX_KEY_BYTES = 256
@@ -30,9 +34,9 @@ MAX_KEY_BYTES = 256
 
 @dataclass(frozen=True)
 class EncodeCall:
-    """One call: texts and how to encode them. `deadline_s` counts from now; None means no limit.
+    """Texts and how to encode them. `deadline_s` counts from now; None means no limit.
 
-    `patient`: a stream's batch, which waits a while for room instead of being refused at once.
+    `patient`: a batch of a stream, which waits a while for room instead of being refused at once.
     """
 
     texts: Sequence[str]
@@ -47,7 +51,7 @@ class EncodeCall:
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """One call: a query and the premises to score against it."""
+    """A query and the premises to score against it."""
 
     query: str
     premises: Sequence[str]
@@ -57,8 +61,8 @@ class ScoreCall:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Rows (n, width) of one version, and where the time went, in seconds."""
+class CallResult:
+    """Rows (n, width) of one version, and the time of each step in seconds."""
 
     rows: NDArray[np.float32]
     model_version: str
@@ -72,28 +76,28 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """A checked call: what to compute with which model, and about how many tokens it has."""
+class _PreparedCall:
+    """A checked call: its model, how to tokenize it, and an estimate of its tokens."""
 
     model: Model
     precision: str
-    tokenize: Callable[[], Tokenized]
+    tokenize: Callable[[], TokenBatch]
     estimate: int
     characters: int
     lane: Lane = "interactive"
     patience_s: float = 0.0
 
 
-class Encoding:
-    """Encodes and scores with the versions that are loaded."""
+class Encoder:
+    """Encodes and scores with the loaded versions."""
 
     def __init__(self, versions: Versions, batcher: Batcher, admission: Admission, limits: Limits) -> None:
         self._versions, self._batcher = versions, batcher
         self._admission, self._limits = admission, limits
         self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
-    async def encode(self, call: EncodeCall) -> Result:
-        """Encodes a batch. One version is taken at the start and used to the end, whatever is swapped meanwhile."""
+    async def encode(self, call: EncodeCall) -> CallResult:
+        """Encodes texts as queries or premises."""
         started = time.monotonic()
         check_texts(call.texts, self._limits)
         if call.role not in {"query", "premise"}:
@@ -103,7 +107,7 @@ class Encoding:
         model = self._versions.resolve(call.role, call.selection)
         prefix = model.description.prefixes[call.role]
         texts = [prefix + text for text in call.texts] if prefix else call.texts
-        work = _Work(
+        prepared = _PreparedCall(
             model,
             model.choose(call.precision, call.role),
             lambda: model.tokenization.texts(texts, truncate=call.truncate),
@@ -112,58 +116,58 @@ class Encoding:
             call.lane,
             STREAM_PATIENCE_S if call.patient else 0.0,
         )
-        return await self._run(work, started, call.deadline_s)
+        return await self._run(prepared, started, call.deadline_s)
 
-    async def score(self, call: ScoreCall) -> Result:
+    async def score(self, call: ScoreCall) -> CallResult:
         """Scores premises against a query with one cross-encoder."""
         started = time.monotonic()
         check_texts([call.query], self._limits, "query")
         check_texts(call.premises, self._limits, "premises")
         model = self._versions.resolve_cross_encoder(call.selection)
-        work = _Work(
+        prepared = _PreparedCall(
             model,
             FLOAT32,
             lambda: model.tokenization.pairs(call.query, call.premises, truncate=call.truncate),
             _estimate(call.premises, model) + len(call.premises) * _estimate([call.query], model),
             sum(map(len, call.premises)) + len(call.premises) * len(call.query),
         )
-        return await self._run(work, started, call.deadline_s)
+        return await self._run(prepared, started, call.deadline_s)
 
     async def close(self) -> None:
-        """Stops the threads."""
+        """Stops the worker and tokenizer threads."""
         await self._batcher.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: _Work, started: float, deadline_s: float | None) -> Result:
-        """Admits, tokenises and computes. A call is admitted by an estimate, before any work is done for it."""
+    async def _run(self, prepared: _PreparedCall, started: float, deadline_s: float | None) -> CallResult:
+        """Admits by the estimate, before any other work; then tokenizes and computes."""
         deadline = None if deadline_s is None else started + deadline_s
-        with self._versions.held(work.model):
+        with self._versions.held(prepared.model):
             asked = time.monotonic()
-            async with self._admission.admitted(work.lane, work.estimate, deadline, work.patience_s):
+            async with self._admission.admitted(prepared.lane, prepared.estimate, deadline, prepared.patience_s):
                 tokenizing = time.monotonic()
-                tokenized = await self._tokenize(work)
+                tokenized = await self._tokenize(prepared)
                 tokenized_at = time.monotonic()
-                runner = work.model.runners[work.precision]
-                gathered = await self._batcher.encode(runner, tokenized.tokens, work.lane, deadline)
-        return Result(
-            rows=gathered.rows,
-            model_version=work.model.version,
-            space_id=work.model.space_id,
-            precision=work.precision,
+                runner = prepared.model.runners[prepared.precision]
+                computed = await self._batcher.encode(runner, tokenized.tokens, prepared.lane, deadline)
+        return CallResult(
+            rows=computed.rows,
+            model_version=prepared.model.version,
+            space_id=prepared.model.space_id,
+            precision=prepared.precision,
             truncated=tokenized.truncated,
             total_s=time.monotonic() - started,
             tokenize_s=tokenized_at - tokenizing,
-            queue_s=tokenizing - asked + gathered.queue_s,
-            compute_s=gathered.compute_s,
+            queue_s=tokenizing - asked + computed.queue_s,
+            compute_s=computed.compute_s,
         )
 
-    async def _tokenize(self, work: _Work) -> Tokenized:
-        if work.characters <= INLINE_CHARACTERS:
-            return work.tokenize()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work.tokenize)
+    async def _tokenize(self, prepared: _PreparedCall) -> TokenBatch:
+        if prepared.characters <= INLINE_CHARACTERS:
+            return prepared.tokenize()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, prepared.tokenize)
 
 
 def _estimate(texts: Sequence[str], model: Model) -> int:
-    """About how many tokens texts have, of which the model sees so many of each at most."""
+    """Estimates the tokens of texts; the model sees at most `max_tokens` of each."""
     most = model.description.max_tokens
     return sum(min(len(text) // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for text in texts)

@@ -1,4 +1,4 @@
-"""The threads: failing texts, dying workers, workers that never come back."""
+"""Worker threads: failing texts, dying workers, workers that never come back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from aeenc.errors import AeencError, Unavailable
-from services.encoder.batching import Batcher
-from services.encoder.cost import CostModel
+from services.encoder.batching.admission import CostModel
+from services.encoder.batching.batcher import Batcher
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.priority import WORKER
-from services.encoder.runners import Tokens
+from services.encoder.runtime.runners import Tokens
+from services.encoder.runtime.thread_priority import WORKER
 
 POISON, DEADLY, ENDLESS = 13, 17, 19
 

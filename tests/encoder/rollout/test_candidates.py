@@ -1,4 +1,4 @@
-"""Loading beside a serving version: when nobody else computes, or, where somebody always does, with a share."""
+"""Loading beside a serving version: on an idle processor, or with a share of its own on a busy one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import weakref
 import pytest
 
 from aeenc import errors
-from services.encoder import candidates
-from services.encoder.candidates import Candidates
-from services.encoder.loading import LoadOptions
-from services.encoder.priority import CANDIDATE
+from services.encoder.rollout import candidates
+from services.encoder.rollout.candidates import CandidateLoader
+from services.encoder.rollout.loading import LoadOptions
+from services.encoder.runtime.thread_priority import CANDIDATE
 
 
 @pytest.fixture
 def made(registry, artifact_store):
-    candidate = Candidates(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
+    candidate = CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
     yield candidate
     candidate.close()
 

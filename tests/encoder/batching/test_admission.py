@@ -1,4 +1,4 @@
-"""Who may queue: tokens, lanes, deadlines, and streams that wait."""
+"""Admission by tokens, lanes and deadlines, and streams that wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from aeenc.errors import DeadlineExceeded, Overloaded
-from services.encoder.admission import Admission
-from services.encoder.cost import ENOUGH, CostModel
+from services.encoder.batching.admission import ENOUGH, Admission, CostModel
 from services.encoder.metrics import EncoderMetrics
 
 
@@ -158,6 +157,6 @@ async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
     with pytest.raises(DeadlineExceeded):
         await gate.admitted("interactive", 100, time.monotonic() + 1).__aenter__()
     now = time.monotonic()
-    monkeypatch.setattr("services.encoder.cost.time.monotonic", lambda: now + 5)
+    monkeypatch.setattr("services.encoder.batching.admission.time.monotonic", lambda: now + 5)
     async with gate.admitted("interactive", 100, now + 6):
         pass  # who refuses everything learns nothing: after a while somebody is let in

@@ -1,4 +1,4 @@
-"""Which precision a call gets, and that a precision which is not right here is not served."""
+"""The precision that a call gets; a precision that fails its checks here is not served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from services.encoder.runners import SingleRunner
+from services.encoder.runtime.runners import SingleRunner
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
@@ -51,36 +51,33 @@ async def test_an_encoder_that_is_not_set_to_int8_does_not_load_it(serve, space,
             await client.encode(["sun"], precision="int8")
 
 
-def wrong_probes(path) -> None:
+def nothing(path, meta) -> None:
+    pass
+
+
+def wrong_probes(path, meta) -> None:
     vectors = np.load(path / "probes.int8.npy")
     np.save(path / "probes.int8.npy", np.roll(vectors, 1, axis=0))
 
 
-def no_model(path) -> None:
+def no_model(path, meta) -> None:
     (path / "model.int8.onnx").write_bytes(b"this is no model at all")
 
 
 @pytest.mark.parametrize(
     ("figures", "change", "reason"),
     [
-        ({**PASSED, "passed": False, "reason": "MAP falls by 0.01"}, None, "did not pass the trainer's gate"),
+        ({**PASSED, "passed": False, "reason": "MAP falls by 0.01"}, nothing, "did not pass the trainer's gate"),
         (PASSED, wrong_probes, "other vectors here than at export"),
-        (PASSED, no_model, "is no ONNX model"),
+        (PASSED, no_model, "is not an ONNX model"),
     ],
     ids=["gate", "other-cpu", "damaged"],
 )
 async def test_an_int8_file_that_is_not_right_here_falls_back_to_float32_and_says_why(
-    serve, space, registry, artifact_store, figures, change, reason
+    serve, copied, space, registry, artifact_store, figures, change, reason
 ) -> None:
     tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=figures)
-    if change is not None:
-        meta = dict(tuned.artifact.meta)
-        with artifact_store.writer("checkpoint", "checkpoints") as writer:
-            for name in tuned.artifact.files:
-                (writer.path / name).write_bytes((tuned.artifact.path / name).read_bytes())
-            change(writer.path)
-            artifact = writer.commit(meta, id_prefix="q")
-        tuned = TinyCheckpoint(artifact, artifact.id, tuned.space_id)
+    tuned = copied(tuned.artifact, change)
     await register(registry, tuned, label="stable")
     async with serve(precision="int8") as (server, client):
         answer = await client.encode(["sun"])

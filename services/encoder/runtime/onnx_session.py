@@ -1,14 +1,20 @@
-"""Looks into an ONNX file before a runtime does: no tensor outside the file or larger than it, no foreign operator.
+"""ONNX files: checked before a runtime reads them, then opened as sessions of onnxruntime on a CPU or with CUDA.
 
-A scan of the protobuf's field tags, without the `onnx` package, which a serving image does not carry. It does not
-validate the graph; the runtime does.
+The check scans the protobuf's field tags. It refuses tensors outside the file or larger than it, and foreign operators.
+It needs no `onnx` package, which a serving image lacks, and leaves the validation of the graph to the runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from aeenc.errors import DataLoss
+import onnxruntime as ort
+
+from aeenc.errors import DataLoss, FailedPrecondition
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_SLOWER_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU the fused kernel is slower than the two that it replaces
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 ALLOWED_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
@@ -27,15 +33,61 @@ _DOMAIN_FIELD = {"opset": 1, "node": 7}
 _DIMS, _EXTERNAL_DATA, _DATA_LOCATION = 1, 13, 14
 _TENSOR_DATA = {4, 5, 6, 7, 9, 10, 11}
 _LARGEST_NUMBER_BYTES = 8
-VALUES_A_BYTE = 2  # of the densest type, four bits
+VALUES_A_BYTE = 2  # of the densest type, which has four bits
+
+
+def providers_of(device: str) -> list[str]:
+    """Returns onnxruntime's execution providers for `auto`, `cpu` or `cuda`, the preferred one first.
+
+    Raises FailedPrecondition for `cuda` when this build of onnxruntime has none.
+    """
+    if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
+        return [CPU]
+    if CUDA not in ort.get_available_providers():
+        raise FailedPrecondition(
+            "AEENC_ENCODER_DEVICE=cuda, but this onnxruntime has no CUDA; install the extra encoder-gpu"
+        )
+    ort.preload_dlls()  # the CUDA libraries that were installed as wheels
+    return [CUDA, CPU]
+
+
+def open_session(
+    path: Path, providers: Sequence[str], output: str, optional_inputs: Iterable[str] = ()
+) -> ort.InferenceSession:
+    """Opens a model file with the inputs `input_ids` and `attention_mask` and the named output. Raises DataLoss.
+
+    It opens the path, not bytes: so the runtime neither blocks the interpreter nor keeps a second copy. A session
+    creates no threads, so a thread of low priority may open it.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # several workers run in parallel, each with its own batch
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena = False  # lengths vary; an arena would grow to the sum of all shapes and stay
+    options.log_severity_level = 3
+    slower = _SLOWER_FUSIONS if list(providers) == [CPU] else []
+    try:
+        session = ort.InferenceSession(path, options, providers=list(providers), disabled_optimizers=slower)
+    except Exception as error:  # the runtime raises its own unexported classes
+        raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error
+    inputs = inputs_of(session)
+    outputs = [o.name for o in session.get_outputs()]
+    if inputs - set(optional_inputs) != {"input_ids", "attention_mask"} or output not in outputs:
+        raise DataLoss(f"{path} has inputs {sorted(inputs)} and outputs {outputs}; export it again")
+    return session
+
+
+def inputs_of(session: ort.InferenceSession) -> set[str]:
+    """Returns the names of a session's inputs."""
+    return {one.name for one in session.get_inputs()}
 
 
 def check_onnx(data: memoryview, name: str) -> None:
-    """Raises DataLoss, naming the file, for external data, missing data, foreign operators or what is no protobuf."""
+    """Raises DataLoss naming the file for external data, missing data, foreign operators or a malformed protobuf."""
     try:
         _check(data, "model", name, 0)
     except (IndexError, ValueError) as error:
-        raise DataLoss(f"{name} is no ONNX model ({error}); export it again") from error
+        raise DataLoss(f"{name} is not an ONNX model ({error}); export it again") from error
 
 
 def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
@@ -58,7 +110,7 @@ def _check(data: memoryview, kind: str, name: str, depth: int) -> None:
 
 
 def _check_size(tensor: memoryview, name: str) -> None:
-    """Refuses a tensor that declares more values than it holds: a runtime would reserve memory for them."""
+    """Refuses a tensor that declares more values than it holds; a runtime would reserve memory for them."""
     values, held_bytes = 1, 0
     for field, _, value in _fields(tensor):
         if field == _DIMS:
@@ -71,7 +123,7 @@ def _check_size(tensor: memoryview, name: str) -> None:
 
 
 def _numbers(value: int | memoryview) -> Iterator[int]:
-    """One number, or all numbers of a packed field."""
+    """Yields one number, or all numbers of a packed field."""
     if isinstance(value, int):
         yield value
         return

@@ -1,0 +1,1 @@
+"""Takes calls through admission, tokenization and batches to the worker threads."""

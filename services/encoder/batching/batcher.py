@@ -1,0 +1,307 @@
+"""Batching: texts of many calls go through a few worker threads and come back as the rows of their calls.
+
+    encode() ──► Queues (lane, runner) ──► worker thread: runner.run ──► ComputedBatch   ─┐
+       ▲                                       │ error: halve the batch ──► FailedBatch   │
+       └── Call.done ◄── event loop: rows, cost model, metrics ◄── call_soon_threadsafe ◄─┘
+
+A call's state changes on the event loop only; a worker thread only computes. The texts of a cancelled call are dropped
+before they are computed. A batch that fails is halved until the bad text is alone, so its neighbours are answered. A
+thread that dies, or never comes back from the runtime, fails only the texts it held and is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.errors import AeencError, DeadlineExceeded, Unavailable
+from services.encoder.batching.admission import CostModel
+from services.encoder.batching.queues import LANES, Batch, Call, Item, Lane, Queues
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.runtime.runners import Runner, Tokens
+from services.encoder.runtime.thread_priority import WORKER, lower_priority
+from services.kit.logs import get
+from services.kit.tasks import cancel_all
+
+log = get(__name__)
+
+WATCH_S = 1.0
+
+
+class ComputedBatch(NamedTuple):
+    """Vectors (n, width) in the order of the batch, and when they were computed (time.monotonic())."""
+
+    batch: Batch
+    vectors: NDArray[np.float32]
+    started: float
+    ended: float
+    padded: bool
+
+
+class FailedBatch(NamedTuple):
+    """Texts that cannot be computed, and why."""
+
+    batch: Batch
+    error: Exception
+
+
+class DroppedItems(NamedTuple):
+    """Texts dropped before they were computed, and whether each had run out of time."""
+
+    items: Sequence[tuple[Item, bool]]
+
+
+Outcome = ComputedBatch | FailedBatch | DroppedItems
+
+
+class _Worker:
+    """One thread and the batch that it holds."""
+
+    def __init__(self, run: Callable[[_Worker], None], name: str) -> None:
+        self.held: Batch | None = None
+        self.since = 0.0
+        self.given_up = False
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+
+    def let_go(self) -> Batch:
+        """Takes the batch away from the worker; empty when it has none."""
+        held, self.held = self.held, None
+        return held or []
+
+
+class Workers:
+    """A fixed number of threads that take batches from `queues`. Call `put` and `close` from any thread.
+
+    `report` gets each outcome in the worker's thread.
+    """
+
+    def __init__(
+        self, queues: Queues, count: int, report: Callable[[Outcome], None], on_restart: Callable[[str], None]
+    ) -> None:
+        self._queues, self._report, self._on_restart = queues, report, on_restart
+        self._changed = threading.Condition(threading.Lock())
+        self._closed = False
+        self._workers = [_Worker(self._live, f"encode-{n}") for n in range(count)]
+        for worker in self._workers:
+            worker.thread.start()
+
+    def put(self, lane: Lane, runner: Runner, items: Batch) -> None:
+        """Queues the texts of one call."""
+        with self._changed:
+            self._queues.put(lane, runner, items)
+            self._changed.notify(len(items))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stops the threads after the batches they hold."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.thread.join(timeout_s)
+
+    def replace_stuck(self, after_s: float) -> None:
+        """Gives up threads that have held a batch for `after_s`: fails the batch and starts new threads."""
+        now = time.monotonic()
+        for worker in list(self._workers):
+            with self._changed:
+                if worker.held is None or now - worker.since <= after_s:
+                    continue
+                worker.given_up = True
+                held = worker.let_go()
+            self._report(FailedBatch(held, Unavailable(f"the model did not come back within {after_s:g} s; retry")))
+            self._restart(worker, "stuck")
+
+    def _live(self, worker: _Worker) -> None:
+        lower_priority(WORKER)
+        try:
+            self._work(worker)
+        except BaseException as error:
+            log.exception("a worker died", worker=worker.thread.name)
+            if not worker.given_up:
+                message = f"the worker that computed this call died ({type(error).__name__}); retry"
+                self._report(FailedBatch(worker.let_go(), Unavailable(message, reason="WORKER_DIED")))
+                self._restart(worker, "died")
+
+    def _work(self, worker: _Worker) -> None:
+        while (taken := self._take(worker)) is not None:
+            self._run(worker, *taken)
+            worker.held = taken = None  # an idle worker must not keep a dropped version in memory
+
+    def _take(self, worker: _Worker) -> tuple[Runner, Batch] | None:
+        """Takes the next batch, which the worker holds from now on; None when the worker must end."""
+        while True:
+            with self._changed:
+                while True:
+                    if self._closed or worker.given_up:
+                        return None
+                    worker.since = time.monotonic()
+                    taken = self._queues.take(worker.since)
+                    dropped = self._queues.dropped()
+                    if taken is not None:
+                        worker.held = taken[1]
+                    if taken is not None or dropped:
+                        break
+                    self._changed.wait()
+            if dropped:
+                self._report(DroppedItems(dropped))
+            if taken is not None:
+                return taken
+
+    def _run(self, worker: _Worker, runner: Runner, batch: Batch) -> None:
+        started = time.monotonic()
+        try:
+            vectors = runner.run([item.tokens for item in batch])
+            if vectors.shape != (len(batch), runner.width):
+                raise ValueError(f"the model gave {vectors.shape} for {len(batch)} texts")  # noqa: TRY301 -- one way to fail
+        except Exception as error:  # noqa: BLE001 -- an error of the runtime must fail its text, never the worker
+            if worker.given_up:
+                return
+            if len(batch) == 1:
+                self._report(FailedBatch(batch, _public(error)))
+                return
+            middle = len(batch) // 2
+            for half in (batch[:middle], batch[middle:]):
+                self._run(worker, runner, half)
+            return
+        if not worker.given_up:
+            self._report(ComputedBatch(batch, vectors, started, time.monotonic(), runner.pads))
+
+    def _restart(self, worker: _Worker, why: str) -> None:
+        self._on_restart(why)
+        with self._changed:
+            if self._closed:
+                return
+            fresh = _Worker(self._live, worker.thread.name)
+            self._workers[self._workers.index(worker)] = fresh
+            fresh.thread.start()  # under the lock: `close` never joins a thread that has not started
+
+
+def _public(error: Exception) -> Exception:
+    """Turns an error of the runtime into one that a caller may see."""
+    if isinstance(error, AeencError):
+        return error
+    public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason="MODEL_FAILED")
+    public.__cause__ = error  # for the log
+    return public
+
+
+@dataclass(frozen=True)
+class CallRows:
+    """A call's rows (n, width) in its own order. `queue_s` and `compute_s` add up to the time since it was queued.
+
+    `queue_s` ends when its first batch begins; `compute_s` lasts from then until its last batch ends.
+    """
+
+    rows: NDArray[np.float32]
+    queue_s: float
+    compute_s: float
+
+
+class Batcher:
+    """Queue and workers. Construct and call it on the event loop that serves."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        batch_items: int,
+        batch_tokens: int,
+        stuck_s: float,
+        cost: CostModel,
+        metrics: EncoderMetrics,
+    ) -> None:
+        self._cost, self._metrics, self._stuck_s = cost, metrics, stuck_s
+        self._queue_seconds = {lane: metrics.queue_seconds.labels(lane) for lane in LANES}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: asyncio.Task[None] | None = None
+        queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers)
+        self._workers = Workers(queues, workers, self._report, metrics.restarted)
+
+    async def encode(
+        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None
+    ) -> CallRows:
+        """Computes the rows of texts (n) by `deadline` (time.monotonic()).
+
+        Raises DeadlineExceeded when time runs out, Unavailable when the worker died, and errors of the model.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._watch = loop.create_task(self._watch_workers())
+        call = Call(len(texts), runner.width, loop.create_future())
+        until = math.inf if deadline is None else deadline
+        queued = time.monotonic()
+        items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
+        self._workers.put(lane, runner, items)
+        try:
+            await call.done
+        finally:
+            call.dead = True  # the queue drops the texts that still wait
+        queue_s = max(call.started - queued, 0.0)
+        self._queue_seconds[lane].observe(queue_s)
+        return CallRows(call.rows, queue_s, call.ended - call.started)
+
+    async def close(self) -> None:
+        """Stops the workers after the batches they hold."""
+        if self._watch is not None:
+            await cancel_all([self._watch])
+        await asyncio.to_thread(self._workers.close)
+
+    def _report(self, outcome: Outcome) -> None:
+        """Passes an outcome from a worker's thread to the event loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._apply, outcome)
+
+    def _apply(self, outcome: Outcome) -> None:
+        if isinstance(outcome, ComputedBatch):
+            self._fill_rows(outcome)
+        elif isinstance(outcome, FailedBatch):
+            for item in outcome.batch:
+                item.call.fail(outcome.error)
+        else:
+            self._drop(outcome)
+
+    def _fill_rows(self, done: ComputedBatch) -> None:
+        """Puts the rows of a batch into the answers of its calls."""
+        places: dict[Call, tuple[list[int], list[int]]] = {}
+        for position, item in enumerate(done.batch):
+            rows, positions = places.setdefault(item.call, ([], []))
+            rows.append(item.row)
+            positions.append(position)
+        for call, (rows, positions) in places.items():
+            call.rows[rows] = done.vectors[positions]
+            call.left -= len(rows)
+            call.started = min(call.started, done.started)
+            call.ended = max(call.ended, done.ended)
+            if call.left == 0 and not call.done.done():
+                call.done.set_result(None)
+        assert self._loop is not None
+        self._loop.call_soon(self._observe, done)  # the waiting callers go first
+
+    def _observe(self, done: ComputedBatch) -> None:
+        """Records a batch in the cost model and the metrics."""
+        tokens = sum(item.length for item in done.batch)
+        computed = max(item.length for item in done.batch) * len(done.batch) if done.padded else tokens
+        seconds = done.ended - done.started
+        self._cost.observe(computed, seconds)
+        self._metrics.batch(items=len(done.batch), tokens=tokens, computed=computed, seconds=seconds)
+
+    def _drop(self, dropped: DroppedItems) -> None:
+        for item, expired in dropped.items:
+            self._metrics.dropped.labels("expired" if expired else "cancelled").inc()
+            if expired:
+                item.call.fail(DeadlineExceeded("the call's time was over before its texts were computed"))
+
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._workers.replace_stuck(self._stuck_s)

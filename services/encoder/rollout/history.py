@@ -1,0 +1,156 @@
+"""Records of what was served: the last attempts for GetInfo, and the served state on disk for a start without Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from aeenc.errors import DataLoss
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.rollout.versions import LabelKey, Versions
+from services.kit.logs import get
+from services.store.artifacts import atomic_write
+from services.store.registry import LabelRow
+
+log = get(__name__)
+
+KEPT_SWAPS = 20
+FORMAT_VERSION = 3
+FILE = "labels.json"
+_READABLE = {1, 2, 3}  # 1 had labels of one space only, 2 one space of queries and premises
+_SPACE_FIELDS = ("space_id", "premise_version", "premise_manifest_sha256")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The outcome of one attempt to serve a version under a label; `reason` says why it failed."""
+
+    space_id: str
+    label: str
+    version: str
+    revision: int
+    ok: bool
+    reason: str
+    finished_at: datetime
+    duration_s: float
+
+
+class SwapHistory:
+    """The last attempts, newest first."""
+
+    def __init__(self, metrics: EncoderMetrics) -> None:
+        self._metrics = metrics
+        self._swaps: deque[Swap] = deque(maxlen=KEPT_SWAPS)
+
+    def __iter__(self) -> Iterator[Swap]:
+        return iter(self._swaps)
+
+    def record(self, row: LabelRow, duration_s: float, reason: str = "") -> None:
+        """Records an attempt in GetInfo, metrics and log; without a reason it succeeded."""
+        ok = not reason
+        swap = Swap(row.space_id, row.name, row.version, row.revision, ok, reason, datetime.now(UTC), duration_s)
+        self._swaps.appendleft(swap)
+        self._metrics.swaps.labels(row.space_id, row.name, "ok" if ok else "failed").inc()
+        if ok:
+            seconds = round(duration_s, 3)
+            log.info("label serves", label=row.name, version=row.version, revision=row.revision, seconds=seconds)
+        else:
+            log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
+
+    def last_failure(self, *keys: LabelKey) -> str:
+        """Returns the reason of the last failed attempt for one of these labels; empty when none failed."""
+        return next((swap.reason for swap in self._swaps if not swap.ok and (swap.space_id, swap.label) in keys), "")
+
+
+class SavedLabel(NamedTuple):
+    """A label as it was served, with the digest that its checkpoint's manifest must have."""
+
+    space_id: str
+    name: str
+    version: str
+    revision: int
+    share: float
+    manifest_sha256: str
+
+
+class SavedSpace(NamedTuple):
+    """A space as it was served: its premise encoder, with the digest that the checkpoint's manifest must have."""
+
+    space_id: str
+    premise_version: str
+    premise_manifest_sha256: str
+
+
+class SavedState(NamedTuple):
+    """Everything needed to serve again: the spaces, the default one first, and the labels."""
+
+    spaces: tuple[SavedSpace, ...]
+    labels: tuple[SavedLabel, ...]
+
+    @classmethod
+    def of(cls, versions: Versions) -> SavedState:
+        """Describes what is served."""
+        digests = {version: model.description.manifest_sha256 for version, model in versions.models.items()}
+        labels = tuple(
+            SavedLabel(space_id, name, here.version, here.revision, here.share, digests[here.version])
+            for (space_id, name), here in sorted(versions.labels.items())
+        )
+        default_first = sorted(versions.premise_versions.items(), key=lambda one: (one[0] != versions.space_id, one[0]))
+        spaces = tuple(SavedSpace(space_id, version, digests[version]) for space_id, version in default_first)
+        return cls(spaces, labels)
+
+
+class StateFile:
+    """Keeps the served state in `labels.json`, off the event loop. A failure costs only a restart without Redis."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._saved: SavedState | None = None
+
+    async def save(self, versions: Versions) -> None:
+        """Saves the served state if it has changed."""
+        if not versions.complete or (state := SavedState.of(versions)) == self._saved:
+            return
+        try:
+            await asyncio.to_thread(_write, self._path, state)
+            self._saved = state
+        except OSError as error:
+            log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+
+    async def load(self) -> SavedState | None:
+        """Reads the saved state; None when there is none that can be used."""
+        try:
+            return await asyncio.to_thread(_read, self._path)
+        except DataLoss as error:
+            log.warning("the saved labels cannot be used", reason=error.message)
+            return None
+
+
+def _write(path: Path, state: SavedState) -> None:
+    record = {
+        "format_version": FORMAT_VERSION,
+        "spaces": [space._asdict() for space in state.spaces],
+        "labels": [label._asdict() for label in state.labels],
+    }
+    atomic_write(path, json.dumps(record, indent=1).encode())
+
+
+def _read(path: Path) -> SavedState | None:
+    try:
+        record = json.loads(path.read_bytes())
+        if record["format_version"] not in _READABLE:
+            raise DataLoss(f"{path} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}")
+        listed = record["spaces"] if "spaces" in record else [{name: record[name] for name in _SPACE_FIELDS}]
+        spaces = tuple(SavedSpace(**space) for space in listed)
+        defaults = {"space_id": spaces[0].space_id, "share": 0.0}  # for labels of older formats
+        return SavedState(spaces, tuple(SavedLabel(**{**defaults, **label}) for label in record["labels"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error

@@ -1,0 +1,1 @@
+"""Runs checkpoints: tokenizers, inference sessions, runners and the models that hold them."""

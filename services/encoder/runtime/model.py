@@ -1,0 +1,186 @@
+"""One loaded checkpoint: its description, its tokenizer, and a runner for each precision it has here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from aeenc.errors import DataLoss, FailedPrecondition, FieldViolation, InvalidArgument
+from services.encoder.runtime.runners import Runner, Tokens
+from services.store.artifacts import Artifact
+
+ModelType = Literal["sentence-encoder", "cross-encoder"]
+CROSS_ENCODERS = "cross-encoder"  # stands for a space in the registry's labels; cross-encoders have none
+FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
+_META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
+_TOKENIZER_FILE = "tokenizer.json"
+_CACHED_TOKENIZERS = 4
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts in a checkpoint's manifest."""
+
+    version: str
+    manifest_sha256: str
+    model_type: ModelType
+    space_id: str
+    dim: int
+    max_tokens: int
+    pad_id: int
+    prefixes: Mapping[str, str]
+    int8_passed: bool
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Description:
+        """Reads a manifest. Raises DataLoss unless it is a checkpoint's."""
+        meta: Mapping[str, Any] = artifact.meta
+        missing = [name for name in _META if name not in meta]
+        if artifact.kind != "checkpoint" or missing:
+            lacks = ", ".join(missing) or "kind"
+            raise DataLoss(f"{artifact.path} is not a checkpoint (missing {lacks}); publish it again")
+        try:
+            return cls(
+                version=artifact.id,
+                manifest_sha256=artifact.manifest_sha256,
+                model_type="cross-encoder" if meta.get("model_type") == "cross-encoder" else "sentence-encoder",
+                space_id=str(meta["space_id"]),
+                dim=int(meta["dim"]),
+                max_tokens=int(meta["max_tokens"]),
+                pad_id=int(meta["pad_id"]),
+                prefixes={"query": str(meta["query_prefix"]), "premise": str(meta["premise_prefix"])},
+                int8_passed=bool(meta.get("int8", {}).get("passed", False)),
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The tokens of each text, and the number of texts that were cut."""
+
+    tokens: list[Tokens]
+    truncated: int
+
+
+class TokenizerCache:
+    """The tokenizers read last, by the hash of their file. Thread-safe.
+
+    All checkpoints of a space share one tokenizer. Reading it holds the interpreter's lock for 20 ms or more, a delay
+    that callers would notice at each swap.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[str, Tokenizer] = {}
+
+    def of(self, artifact: Artifact) -> Tokenizer:
+        """Returns the tokenizer of a verified checkpoint. Raises DataLoss for a malformed file."""
+        digest = artifact.files[_TOKENIZER_FILE].sha256
+        tokenizer = self._read.pop(digest, None) or _read(artifact.file(_TOKENIZER_FILE))
+        self._read[digest] = tokenizer  # now the newest entry
+        for old in list(self._read)[:-_CACHED_TOKENIZERS]:
+            self._read.pop(old, None)
+        return tokenizer
+
+
+def _read(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for any malformed file
+        raise DataLoss(f"{path} is not a tokenizer ({error}); restore it") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+class Tokenization:
+    """Turns texts, or pairs of texts, into token ids; cuts them only on request. Thread-safe: never changes."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._tokenizer, self.max_tokens = tokenizer, max_tokens
+
+    def texts(self, texts: Sequence[str], *, truncate: bool) -> TokenBatch:
+        """Tokenizes with special tokens. Raises InvalidArgument naming each text over the limit unless `truncate`."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        return self._cut([Tokens(encoding.ids) for encoding in encodings], "texts", truncate)
+
+    def pairs(self, query: str, premises: Sequence[str], *, truncate: bool) -> TokenBatch:
+        """Tokenizes the query with each premise; `truncate` cuts the premise.
+
+        Raises InvalidArgument naming each premise over the limit unless `truncate`, and for a query that fills it.
+        """
+        alone = len(self._tokenizer.encode(query).ids)
+        if alone >= self.max_tokens:
+            raise InvalidArgument.field("query", f"{alone} tokens leave no room of the model's {self.max_tokens}")
+        encodings: Any = self._tokenizer.encode_batch_fast([(query, premise) for premise in premises])
+        return self._cut([Tokens(encoding.ids, encoding.type_ids) for encoding in encodings], "premises", truncate)
+
+    def _cut(self, tokens: list[Tokens], field: str, truncate: bool) -> TokenBatch:
+        too_long = [position for position, one in enumerate(tokens) if len(one.ids) > self.max_tokens]
+        if too_long and not truncate:
+            raise self._too_long(tokens, too_long, field)
+        for position in too_long:
+            tokens[position] = Tokens(*(self._shortened(part) for part in tokens[position]))
+        return TokenBatch(tokens, len(too_long))
+
+    def _shortened(self, part: Sequence[int]) -> Sequence[int]:
+        return [*part[: self.max_tokens - 1], part[-1]] if part else part  # the closing special token stays
+
+    def _too_long(self, tokens: list[Tokens], too_long: list[int], field: str) -> InvalidArgument:
+        violations = [
+            FieldViolation(f"{field}[{n}]", f"{len(tokens[n].ids)} tokens are over the model's {self.max_tokens}")
+            for n in too_long
+        ]
+        first = violations[0]
+        more = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
+        message = f"{first.field}: {first.description}{more}; shorten it or ask for truncate END"
+        return InvalidArgument(message, violations=violations, reason="TEXT_TOO_LONG")
+
+
+class Model:
+    """A checkpoint ready to serve. `runners` are by precision, the default one first.
+
+    `precision_reason` says why the precision set for this encoder is not among them.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        tokenization: Tokenization,
+        runners: Mapping[str, Runner],
+        precision_reason: str = "",
+    ) -> None:
+        self.description = description
+        self.version = description.version
+        self.space_id = description.space_id
+        self.dim = description.dim
+        self.model_type = description.model_type
+        self.tokenization = tokenization
+        self.runners = dict(runners)
+        self.precision_reason = precision_reason
+
+    def choose(self, precision: str, role: str) -> str:
+        """Returns the precision for a call that asks for `precision` ("": the default).
+
+        Premises are always float32. Raises FailedPrecondition for a precision that is not loaded.
+        """
+        if role == "premise":
+            if precision not in {"", FLOAT32}:
+                raise InvalidArgument.field(
+                    "precision", f"is {precision}, but premises are always float32; leave it unset"
+                )
+            return FLOAT32
+        if not precision:
+            return next(iter(self.runners))
+        if precision not in self.runners:
+            why = f" ({self.precision_reason})" if self.precision_reason else ""
+            raise FailedPrecondition(
+                f"version {self.version} is not computed in {precision} here{why}; leave `precision` unset or ask for "
+                f"{' or '.join(self.runners)}",
+                reason="PRECISION_NOT_LOADED",
+            )
+        return precision
