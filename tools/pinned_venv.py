@@ -113,7 +113,7 @@ class PinnedVenv:
 
     def _give_up_uv(self, error: UvError) -> None:
         self._uv, self._tries_uv = None, False
-        say(f"no uv ({error}); pip does it, which takes minutes")
+        say(f"uv cannot install this ({error}); going on with pip, which takes minutes")
 
     def _works(self) -> bool:
         if not self.python.exists():

@@ -115,5 +115,11 @@ def _run(command: list[str], environment: Mapping[str, str], *, shown: bool) -> 
         raise UvError(f"{command[0]} does not run: {error}") from error
     told = "" if shown else result.stderr
     if result.returncode:
-        raise UvError("above" if shown else " ".join(told.split())[-300:])
+        raise UvError("above" if shown else _in_one_line(told))
     return told
+
+
+def _in_one_line(told: str) -> str:
+    """The last error of pip, or the beginning of what uv says."""
+    said_by_pip = [line for line in told.splitlines() if line.startswith("ERROR: ")]
+    return " ".join((said_by_pip[-1] if said_by_pip else told).split())[:300]
