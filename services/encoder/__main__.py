@@ -21,7 +21,7 @@ from services.encoder.settings import EncoderSettings
 from services.encoder.swaps import Swaps
 from services.encoder.torch_session import torch_device_of
 from services.encoder.versions import Versions
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect

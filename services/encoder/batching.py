@@ -21,7 +21,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.queueing import LANES, Batch, Item, Lane, Queues
 from services.encoder.runners import Runner, Tokens
 from services.encoder.workers import Computed, Workers
-from services.kit.tasks import cancel_all
+from services.kit.concurrency import cancel_all
 
 WATCH_S = 1.0
 

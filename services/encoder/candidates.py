@@ -19,7 +19,7 @@ from services.encoder.loading import LoadOptions, load_model
 from services.encoder.model import Model
 from services.encoder.priority import CANDIDATE, lower_priority, only_when_idle
 from services.encoder.tokenization import Tokenizers
-from services.kit.tasks import seen
+from services.kit.concurrency import observe_failure
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 
@@ -103,7 +103,7 @@ class Candidates:
     def _idle_again(self, quiet: asyncio.Future[Model]) -> None:
         """Keeps nothing of the result: a model that came too late must not stay in memory."""
         self._idle_is_busy = False
-        seen(quiet)
+        observe_failure(quiet)
 
     async def _soon(self, load: Callable[[], Model]) -> Model:
         return await asyncio.get_running_loop().run_in_executor(self._low, load)

@@ -10,7 +10,7 @@ from services.encoder.encoding import EncodeCall, Result, ScoreCall
 from services.encoder.queueing import Lane
 from services.encoder.swaps import Swap
 from services.encoder.versions import Selection, Versions
-from services.kit.wire import known, to_duration, to_timestamp
+from services.kit.convert import decode_enum, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
@@ -33,11 +33,11 @@ def to_call(
     """An Encode request as a call; `lane` is that of a request which names none. A bulk default makes it patient."""
     return EncodeCall(
         texts=request.texts,
-        role=known(_ROLES, request.role, "role", ""),
+        role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
-        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
-        precision=known(_PRECISIONS, request.precision, "precision", ""),
-        lane=known(_LANES, request.lane, "lane", lane),
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
+        lane=decode_enum(_LANES, request.lane, "lane", lane),
         deadline_s=deadline_s,
         patient=lane == "bulk",
     )
@@ -49,7 +49,7 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
         query=request.query,
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         deadline_s=deadline_s,
     )
 

@@ -18,7 +18,7 @@ from services.encoder.model import FLOAT32, Model
 from services.encoder.queueing import Lane
 from services.encoder.tokenization import Tokenized
 from services.encoder.versions import Selection, Versions
-from services.kit.checks import Limits, check_texts
+from services.kit.limits import Limits, check_texts
 
 INLINE_CHARACTERS = 1024  # tokenised on the event loop: under half a millisecond; a thread and back costs a fifth
 

@@ -23,9 +23,9 @@ from services.encoder.model import CROSS_ENCODERS, Model
 from services.encoder.spaces import PREMISES, Spaces
 from services.encoder.swaps import Swaps
 from services.encoder.versions import STABLE, LabelHere, Versions
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tasks import cancel_all
 from services.store.registry import LabelRow, Registry, RolloutRow
 
 log = get(__name__)

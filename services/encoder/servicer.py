@@ -12,10 +12,9 @@ from services.encoder.encoding import Encoding
 from services.encoder.ordered import ordered
 from services.encoder.swaps import Swaps
 from services.encoder.versions import Versions
-from services.kit.checks import Limits
-from services.kit.context import deadline_s, request_id
-from services.kit.server import GrpcServer
-from services.kit.service_info import to_service_info
+from services.kit.convert import deadline_s, request_id
+from services.kit.limits import Limits
+from services.kit.server import GrpcServer, to_service_info
 
 STREAM_WINDOW = 4  # batches of one stream in flight
 
