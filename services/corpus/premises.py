@@ -77,9 +77,9 @@ class Tables:
         split_sets: dict[tuple[str, ...], int] = {}
         for ordinal, (premise, size_bytes) in enumerate(lines):
             starts.append(starts[-1] + size_bytes)
-            texts.append(_hash_of(premise.text))
+            texts.append(_hash(premise.text))
             for one in (premise.id, *premise.aliases):
-                ids.append(_hash_of(one))
+                ids.append(_hash(one))
                 id_ordinals.append(ordinal)
             splits.append(split_sets.setdefault(premise.splits, len(split_sets)))
         return cls(
@@ -133,7 +133,7 @@ class Ordinals(Mapping[str, int]):
         self._premises, self._names = premises, names
 
     def __getitem__(self, name: str) -> int:
-        wanted = np.uint64(_hash_of(name))
+        wanted = np.uint64(_hash(name))
         position = int(np.searchsorted(self._hashes, wanted))
         while position < len(self._hashes) and self._hashes[position] == wanted:
             ordinal = int(self._ordinals[position])
@@ -233,7 +233,7 @@ def _mask(tables: Tables, splits: frozenset[str]) -> NDArray[np.bool_]:
     return mask
 
 
-def _hash_of(name: str) -> int:
+def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 

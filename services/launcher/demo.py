@@ -275,9 +275,7 @@ def _show_example(
         (place + 1, *(_mark(found[chosen], place, gold[chosen]) for found in (before, after))) for place in range(TOP)
     ]
     out.result({}, f"\n{chosen}", table(["", "before", "after (✓ explains it, says the gold tree)"], rows))
-    out.result(
-        {}, "\nIts gold tree; ✓: among the top five of its parent now", _draw_gold(client, trees[chosen]), ""
-    )
+    out.result({}, "\nIts gold tree; ✓: among the top five of its parent now", _draw_gold(client, trees[chosen]), "")
 
 
 def _mark(texts: list[str], place: int, gold: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""A corpus generation on disk: what the index writes, the trainer reads; what does not fit together is refused."""
+"""A corpus generation on disk: the trainer reads what the index writes; parts that do not fit are refused."""
 
 from __future__ import annotations
 

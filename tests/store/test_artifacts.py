@@ -1,4 +1,4 @@
-"""Immutable directories: what was committed is found whole, what was not is never seen, what was changed is named."""
+"""Immutable directories: a committed one is found whole, an uncommitted one never, a changed one is named."""
 
 from __future__ import annotations
 
