@@ -7,23 +7,10 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    AskError,
-    ClusterError,
-    ExecAbortError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from aeenc import errors
 from services.kit.logs import get
@@ -35,14 +22,14 @@ MAX_BLOCK_S = 3.0  # a blocking command must end before the socket gives up
 # Answers of a server that cannot serve now, also from within a script. Any other error is a bug of ours.
 _OUTAGE = re.compile(r"(^|[\s-])(BUSY|CLUSTERDOWN|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED) ")
 _OUTAGES = (  # the client cuts the word off these
-    AskError,
-    ClusterError,
-    ExecAbortError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TryAgainError,
+    exceptions.AskError,
+    exceptions.ClusterError,
+    exceptions.ExecAbortError,
+    exceptions.NoPermissionError,
+    exceptions.NoScriptError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
 )
 
 # KEYS: lease.  ARGV: owner, milliseconds.  A missing lease is free: Redis may have lost it in an outage.
@@ -64,7 +51,7 @@ def connect(url: str) -> Redis:
         url,
         decode_responses=True,
         retry=retry,
-        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+        retry_on_error=[exceptions.ConnectionError, exceptions.TimeoutError],
         socket_connect_timeout=2.0,
         socket_timeout=SOCKET_TIMEOUT_S,
         health_check_interval=15,
@@ -84,13 +71,13 @@ async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
     """
     try:
         yield
-    except RedisError as error:
-        if isinstance(error, ResponseError) and not _is_outage(error):
+    except exceptions.RedisError as error:
+        if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
         raise errors.Unavailable(f"cannot {doing}: Redis says {error}; is it running and its disk not full?") from error
 
 
-def _is_outage(error: ResponseError) -> bool:
+def _is_outage(error: exceptions.ResponseError) -> bool:
     said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command, with our texts, before it
     return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None
 
@@ -99,7 +86,7 @@ async def warn_unless_durable(redis: Redis) -> None:
     """Logs a warning when the server may lose acknowledged writes in a crash."""
     try:
         config = await redis.config_get("append*")
-    except RedisError:  # managed services forbid CONFIG; their contract says what they keep
+    except exceptions.RedisError:  # managed services forbid CONFIG; their contract says what they keep
         return
     if config.get("appendonly") != "yes" or config.get("appendfsync") != "always":
         log.warning("redis may lose acknowledged writes", remedy="appendonly yes, appendfsync always", found=config)

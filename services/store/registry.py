@@ -84,14 +84,12 @@ class CheckpointRow:
 
     def to_json(self) -> str:
         """Writes the row as Redis keeps it."""
-        return json.dumps({**asdict(self), "created_at": self.created_at.isoformat(), "format_version": FORMAT_VERSION})
+        return _to_json(self)
 
     @classmethod
     def of_json(cls, data: str) -> CheckpointRow:
         """Reads what `to_json` wrote."""
-        record = json.loads(data)
-        del record["format_version"]
-        return cls(**{**record, "created_at": datetime.fromisoformat(record["created_at"])})
+        return cls(**_of_json(data, "created_at"))
 
 
 @dataclass(frozen=True)
@@ -132,14 +130,12 @@ class RolloutRow:
 
     def to_json(self) -> str:
         """Writes the row as Redis keeps it."""
-        return json.dumps({**asdict(self), "at": self.at.isoformat(), "format_version": FORMAT_VERSION})
+        return _to_json(self)
 
     @classmethod
     def of_json(cls, data: str) -> RolloutRow:
         """Reads what `to_json` wrote."""
-        record = json.loads(data)
-        del record["format_version"]
-        return cls(**{**record, "at": datetime.fromisoformat(record["at"])})
+        return cls(**_of_json(data, "at"))
 
 
 class Registry:
@@ -339,6 +335,16 @@ class Registry:
 
     def _ack_key(self, space_id: str, name: str) -> str:
         return self._key("ack", space_id, name)
+
+
+def _to_json(row: CheckpointRow | RolloutRow) -> str:
+    return json.dumps({**asdict(row), "format_version": FORMAT_VERSION}, default=datetime.isoformat)
+
+
+def _of_json(data: str, time_field: str) -> dict[str, Any]:
+    record = json.loads(data)
+    del record["format_version"]
+    return {**record, time_field: datetime.fromisoformat(record[time_field])}
 
 
 def _text(value: Any) -> str | None:
