@@ -5,6 +5,9 @@ VENV ?= .venv
 # The build of torch. CPU:  TORCH='torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu'
 #                     CUDA: TORCH='torch==2.13.0+cu130 --extra-index-url https://download.pytorch.org/whl/cu130'
 TORCH ?= torch==2.13.0
+# UV=0 installs with pip alone, without uv.
+UV ?= 1
+export UV
 DATA ?=
 NAME ?=
 TARGET ?=
@@ -25,7 +28,7 @@ help: ## show this list
 	@echo "AE-Enc services. Targets:"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv from the lock (TORCH='…' chooses the build of torch); free when nothing changed
+setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0 pip alone); free when nothing changed
 	@$(PYTHON) -m tools.setup --venv "$(VENV)" --torch "$(TORCH)"
 
 demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's layout

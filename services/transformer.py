@@ -1,8 +1,8 @@
-"""A transformer of any usual architecture with pooling and normalisation, in torch: the trainer's and the encoder's.
+"""A transformer with pooling and normalisation, in torch, for the trainer and the encoder. Importing it imports torch.
 
-A linear layer between pooling and normalisation, where a model has one (sentence-T5), is a part of the transformer: it
-is trained with it and lies among its tensors.
-Weights come from safetensors alone, and code only from the installed transformers. Whoever imports this imports torch.
+Where a model has a linear layer between pooling and normalisation (sentence-T5), that layer is part of the transformer:
+it is trained with it and kept among its tensors. Weights come only from safetensors, code only from the installed
+transformers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from aeenc.errors import DataLoss, FailedPrecondition
 
-# Their attention takes a finished additive mask (batch, 1, length, length) as it is, which makes the smaller graph. All
-# others get the mask of the tokens and make their own: layers with a window (ModernBERT) or none (DeBERTa) need that.
+# These take a finished additive mask (batch, 1, length, length), which makes a smaller graph. All others get the mask
+# of the tokens and make their own: ModernBERT (layers with a window) and DeBERTa need that.
 FINISHED_MASK = frozenset({"bert", "distilbert", "mpnet", "roberta", "xlm-roberta"})
-UNUSED = ("pooler.", "position_ids")  # the head of next-sentence prediction, and numbers that count from 0
-TEXT_ENCODERS = frozenset({"mt5", "t5"})  # their usual model has a decoder, too
+UNUSED = ("pooler.", "position_ids")  # the head of next-sentence prediction; consecutive numbers
+TEXT_ENCODERS = frozenset({"mt5", "t5"})  # AutoModel would load their decoder, too
 DENSE = "sentence_dense"  # the linear layer's name among the transformer's own
-DPR_NAMES = {r"^(question_encoder|ctx_encoder)\.bert_model\.": ""}  # what the BERT inside of one is called there
+DPR_NAMES = {r"^(question_encoder|ctx_encoder)\.bert_model\.": ""}  # names of the BERT inside
 
 
 class PooledTransformer(nn.Module):
@@ -37,11 +37,11 @@ class PooledTransformer(nn.Module):
         self._finished_mask = getattr(transformer.config, "model_type", "") in FINISHED_MASK
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit vectors (batch, dim) of `input_ids` (batch, length), int64; `attention_mask` is 1 at tokens."""
+        """Returns unit vectors (batch, dim) of `input_ids` (batch, length), int64; `attention_mask` is 1 at tokens."""
         return self.pool(self.hidden(input_ids, attention_mask), attention_mask)
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The last layer's vectors of all tokens, (batch, length, dim)."""
+        """Returns the last layer's vectors of all tokens, (batch, length, dim)."""
         mask = attention_mask
         if self._finished_mask:
             blocked = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
@@ -51,7 +51,7 @@ class PooledTransformer(nn.Module):
         return hidden
 
     def pool(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """One unit vector a text, (batch, dim), of its tokens' vectors."""
+        """Pools the vectors of tokens to one unit vector for each text, (batch, dim)."""
         kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
         if self.pooling == "cls":
             pooled = hidden[:, 0]
@@ -71,11 +71,11 @@ def load_transformer(
     attention: str | None = None,
     dense: Path | None = None,
 ) -> nn.Module:
-    """The transformer of a directory with config.json and model.safetensors; `weights` replace those of the directory.
+    """Loads the transformer of a directory with config.json and model.safetensors; `weights` replace the latter.
 
-    `attention`: the implementation that transformers is to use, by default its choice. `dense`: the file of the linear
-    layer after the pooling, where it is not in model.safetensors. Raises FailedPrecondition for an architecture that
-    transformers does not bring, DataLoss for weights that do not fit config.json.
+    `attention`: the implementation in transformers, by default its choice. `dense`: the file of the linear layer after
+    the pooling, where model.safetensors does not hold it. Raises FailedPrecondition for an architecture that the
+    installed transformers lack, DataLoss for weights that do not fit config.json.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
@@ -90,7 +90,7 @@ def load_transformer(
         architecture: Any = AutoModelForTextEncoding if config.model_type in TEXT_ENCODERS else AutoModel
         if weights is not None:
             model: nn.Module = architecture.from_config(config, trust_remote_code=False, dtype=torch.float32, **chosen)
-            _complete(
+            _add_dense(
                 model, {name.removeprefix(f"{DENSE}."): tensor for name, tensor in weights.items() if DENSE in name}
             )
             missing, unexpected = model.load_state_dict(dict(weights), strict=False)
@@ -109,21 +109,21 @@ def load_transformer(
             **chosen,
         )
     except (ValueError, OSError, KeyError, ImportError) as error:
-        raise FailedPrecondition(f"{directory} is no model of transformers: {_short(error)}") from error
+        raise FailedPrecondition(f"{directory} is not a model of transformers: {_short(error)}") from error
     except SafetensorError as error:
         raise DataLoss(f"{directory / 'model.safetensors'} cannot be read ({_short(error)}); restore it") from error
-    # What the file has too much belongs to the head of another task.
+    # Additional tensors in the file belong to the head of another task.
     _check_names(directory, told["missing_keys"], [name for name, *_ in told["mismatched_keys"]])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in told["missing_keys"]:
-                parameter.zero_()  # transformers draws them; nothing here reads them
-    _complete(model, _tensors(dense, "linear.") if dense else _tensors(directory / "model.safetensors", f"{DENSE}."))
+                parameter.zero_()  # transformers fills them at random; nothing here reads them
+    _add_dense(model, _tensors(dense, "linear.") if dense else _tensors(directory / "model.safetensors", f"{DENSE}."))
     return model.eval()
 
 
-def _complete(model: nn.Module, dense: Mapping[str, Tensor]) -> None:
-    """Adds the linear layer of `weight` (to, from) and perhaps `bias`, where there is one; leaves one name a tensor."""
+def _add_dense(model: nn.Module, dense: Mapping[str, Tensor]) -> None:
+    """Adds the linear layer of `weight` (to, from) and `bias`, if any; leaves one name for each tensor."""
     if getattr(model.config, "model_type", "") in TEXT_ENCODERS:
         del model.shared  # the encoder has the same embeddings
     if "weight" in dense:
@@ -134,26 +134,26 @@ def _complete(model: nn.Module, dense: Mapping[str, Tensor]) -> None:
 
 
 def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a file whose names begin with a prefix, without it. Raises DataLoss for what is no such file."""
+    """Reads the tensors of a file whose names begin with `prefix`, and strips it. Raises DataLoss for another file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is not a mapping
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise DataLoss(f"{path} cannot be read ({_short(error)}); restore it") from error
 
 
 def _encoder_config(config: Any) -> Any:
-    """The configuration of what gives the vectors of tokens: of the BERT inside, for DPR, whose own output has none."""
+    """Returns the configuration of the part that computes token vectors: for DPR, the BERT inside it."""
     from transformers import BertConfig
 
     return BertConfig.from_dict({**config.to_dict(), "model_type": "bert"}) if config.model_type == "dpr" else config
 
 
 def _check_names(directory: Path, absent: Iterable[str], misshapen: Iterable[str] = ()) -> None:
-    """Raises DataLoss for tensors that are not there, except those that nothing reads, or have another shape."""
+    """Raises DataLoss for tensors of another shape, and for absent ones unless nothing reads them."""
     wrong = sorted([*misshapen, *(name for name in absent if not any(part in name for part in UNUSED))])
     if wrong:
         raise DataLoss(f"{directory / 'model.safetensors'} does not fit its config.json: {', '.join(wrong[:5])}")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import ArtifactStore
-from services.store.local_redis import start_private_redis
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.milvus_server import MilvusServer, need_milvus

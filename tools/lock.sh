@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 if [ ! -x .venv-lock/bin/uv ]; then
     "${PYTHON:-python3}" -m venv .venv-lock
-    .venv-lock/bin/python -m pip install --quiet "uv>=0.9"
+    .venv-lock/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/uv.lock
 fi
 
 # The public index and no machine's own settings: a lock made anywhere is the same.
@@ -19,3 +19,4 @@ compile --excludes requirements/exclude.txt \
     --output-file requirements/cpu.lock "$@" \
     pyproject.toml clients/python/pyproject.toml requirements/install.in
 compile --output-file requirements/protoc.lock "$@" requirements/protoc.in
+compile --output-file requirements/uv.lock "$@" requirements/uv.in

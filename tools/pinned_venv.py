@@ -1,4 +1,4 @@
-"""Virtual environments that hold exactly what a lock file names.
+"""Virtual environments that hold exactly what a lock file names, installed by uv or else by pip.
 
 Standard library only: this runs before anything is installed. It installs, and never resolves: making locks is
 `make lock`.
@@ -7,6 +7,7 @@ Standard library only: this runs before anything is installed. It installs, and 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
+
+from tools.uv import Uv, UvError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +33,8 @@ class PinnedVenv:
         self.path = path
         self.python = path / "bin" / "python"
         self._stamp = path / ".installed"
+        self._uv: Uv | None = None
+        self._tries_uv = os.environ.get("UV") != "0"
 
     def is_current(self, key: str) -> bool:
         """Whether the environment works and was last installed for this key."""
@@ -56,22 +61,59 @@ class PinnedVenv:
         """Install a hashed lock, exactly and without resolving."""
         started = time.monotonic()
         say(f"installing {relative(lock)}")
-        self.pip("install", "--no-deps", "--require-hashes", "-r", str(lock))
+        self.install("--no-deps", "--require-hashes", "-r", str(lock))
         say(f"installing {relative(lock)}: {time.monotonic() - started:.0f} s")
 
-    def pip(self, *arguments: str) -> None:
-        """Run this environment's pip.
+    def install(self, *arguments: str) -> None:
+        """Install as `pip install` with these arguments does.
 
         Raises:
-            SetupError: pip failed; it has said why on the terminal.
+            SetupError: neither uv nor pip can; pip has said why on the terminal.
         """
+        if uv := self._get_uv():
+            try:
+                return uv.install(*arguments)
+            except UvError as error:
+                self._give_up_uv(error)
         quiet = [] if sys.stdout.isatty() else ["-qq"]
-        command = [str(self.python), "-m", "pip", *arguments, "--disable-pip-version-check", *quiet]
+        command = [str(self.python), "-m", "pip", "install", *arguments, "--disable-pip-version-check", *quiet]
         if subprocess.run(command, cwd=str(ROOT), stdin=subprocess.DEVNULL, check=False).returncode:
             raise SetupError(
-                f"pip failed (above): pip {' '.join(arguments)}\nWithout a network, point pip at a mirror or a folder "
-                "of wheels (PIP_INDEX_URL, PIP_FIND_LINKS) and run the same command again; what is done stays done."
+                f"pip failed (above): pip install {' '.join(arguments)}\nWithout a network, point pip at a mirror or a "
+                "folder of wheels (PIP_INDEX_URL, PIP_FIND_LINKS) and run the same command again; what is done stays "
+                "done."
             )
+        return None
+
+    def would_install(self, *arguments: str) -> list[str]:
+        """The names of the distributions that `install` would add.
+
+        Raises:
+            SetupError: nothing fits the arguments; pip has said what.
+        """
+        if uv := self._get_uv():
+            try:
+                return uv.would_install(*arguments)
+            except UvError as error:
+                self._give_up_uv(error)
+        command = [str(self.python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *arguments]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
+        if result.returncode:
+            raise SetupError(f"pip finds no {' '.join(arguments)} for this machine (above)")
+        return [entry["metadata"]["name"].lower() for entry in json.loads(result.stdout)["install"]]
+
+    def _get_uv(self) -> Uv | None:
+        """The uv to install with; None where pip does it."""
+        if self._uv is None and self._tries_uv:
+            try:
+                self._uv = Uv.of(self.python)
+            except UvError as error:
+                self._give_up_uv(error)
+        return self._uv
+
+    def _give_up_uv(self, error: UvError) -> None:
+        self._uv, self._tries_uv = None, False
+        say(f"uv cannot install this ({error}); going on with pip, which takes minutes")
 
     def _works(self) -> bool:
         if not self.python.exists():

@@ -7,11 +7,9 @@ A second run with nothing changed costs a few milliseconds. It is no package scr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -65,30 +63,24 @@ def install(venv: PinnedVenv, torch: str) -> None:
     say("installing aeenc and aeenc-services, editable")
     # No isolation: setuptools is in the lock, so building fetches nothing.
     editable = [argument for project in PROJECTS for argument in ("-e", str(project.parent))]
-    venv.pip("install", "--no-deps", "--no-build-isolation", *editable)
+    venv.install("--no-deps", "--no-build-isolation", *editable)
     venv.mark_current(key)
     say(f"{relative(venv.path)} is ready")
 
 
 def install_torch(venv: PinnedVenv, torch: str) -> None:
     """Install torch by its own pinned line, after saying what that would fetch."""
-    wanted = to_be_installed(venv, torch)
+    try:
+        wanted = venv.would_install(*shlex.split(torch))
+    except SetupError as error:
+        raise SetupError(f"{error}. Choose another build: make setup TORCH='…'") from error
     if not wanted:
         return
     cuda = [name for name in wanted if name.startswith(CUDA_PREFIXES)]
     if cuda and not has_gpu():
         warn_of_cuda(cuda, torch)
     say(f"installing {torch}")
-    venv.pip("install", *shlex.split(torch))
-
-
-def to_be_installed(venv: PinnedVenv, torch: str) -> list[str]:
-    """The distributions that pip would add to the environment for these arguments."""
-    command = [str(venv.python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *shlex.split(torch)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
-    if result.returncode:
-        raise SetupError(f"pip finds no {torch} for this machine (above). Choose another build: make setup TORCH='…'")
-    return [entry["metadata"]["name"].lower() for entry in json.loads(result.stdout)["install"]]
+    venv.install(*shlex.split(torch))
 
 
 def has_gpu() -> bool:

@@ -19,9 +19,9 @@ import psutil
 from aeenc import Channel, EncoderClient
 from benchmarks.harness.checkpoints import register
 from benchmarks.harness.rows import ROOT
-from services.launcher.ports import free_port
+from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import free_port
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.local_redis import start_private_redis
 from services.store.redis import connect
 from services.store.registry import LabelRow, Registry, RolloutRow
 

@@ -19,7 +19,7 @@ import psutil
 from aeenc import Channel, IndexClient
 from benchmarks.encoder.encoder_fleet import end, serving
 from benchmarks.harness.rows import ROOT
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 
 
 @dataclass

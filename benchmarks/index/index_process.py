@@ -16,7 +16,7 @@ from types import TracebackType
 from aeenc import Channel, IndexClient, errors
 from aeenc.v1 import types_pb2
 from benchmarks.harness.rows import ROOT
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 
 START_S = 30.0
 

@@ -29,7 +29,7 @@ from services.corpus.generation import KIND, PremiseRecord, folder_of, generatio
 from services.index.corpus import ServedGeneration
 from services.index.folding import Folding
 from services.index.search import FlatIndex
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.store.artifacts import ArtifactStore
 
 ROWS = 60_000

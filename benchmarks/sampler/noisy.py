@@ -20,9 +20,9 @@ from aeenc.trees import Dataset
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from benchmarks.harness.rows import Rows
 from services.kit import logs
+from services.launcher.private_redis import start_private_redis
 from services.sampler.__main__ import build
 from services.sampler.settings import SamplerSettings
-from services.store.local_redis import start_private_redis
 
 RATES = {"hang": 0.10, "abstain": 0.10, "garbage": 0.05}
 TIMEOUT_S = 2.0

@@ -30,7 +30,7 @@ from benchmarks.sampler.people import people
 from benchmarks.sampler.sampler_fleet import CORPUS, Retrieving, running_retrieval, sampler_process
 from benchmarks.sampler.victims import ChildVictim, RedisVictim, Victim, kill_at_random
 from benchmarks.sampler.witness_oracle import asked_at
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 
 K = 20
 SPLIT = "train"

@@ -19,9 +19,9 @@ from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.processes import Child, listens
 from benchmarks.harness.rows import ROOT
 from benchmarks.index.index_fleet import IndexProcess, running_index
-from services.launcher.ports import free_port
+from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
-from services.store.local_redis import start_private_redis
 
 CORPUS = "entailmentbank"
 KEPT = ROOT / ".aeenc" / "bench" / "sampler"  # generations, by encoder and number of premises

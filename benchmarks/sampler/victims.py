@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.harness.processes import Child
-from services.launcher.ports import becomes_free
-from services.store.local_redis import PrivateRedis, start_private_redis
+from services.launcher.private_redis import PrivateRedis, start_private_redis
+from services.launcher.processes import becomes_free
 
 PAUSE_S = (0.3, 1.5)
 

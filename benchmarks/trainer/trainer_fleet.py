@@ -34,9 +34,9 @@ from services.corpus.generation import (
     write_active,
     write_premises,
 )
-from services.launcher.ports import free_port
+from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import free_port
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.local_redis import start_private_redis
 from services.trainer.base_model import DEFAULT_NAME, find_base_model
 
 STORE = ROOT / ".aeenc" / "bench" / "trainer" / "artifacts"

@@ -1,1 +1,1 @@
-"""A corpus generation on disk: its premises and vectors. The index writes them, the trainer reads them."""
+"""The generations of a corpus on disk, which the index writes and the trainer reads."""

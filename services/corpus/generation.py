@@ -1,7 +1,7 @@
 """One corpus generation on disk: premises and their vectors. The index writes it, the trainer reads it.
 
 Files: `premises.jsonl` with its tables (premises.py) and `vectors.npy` (one row a premise, float32 or, as the manifest
-says, float16). What else a search engine needs is the index's matter.
+says, float16). Everything else that a search engine needs belongs to the index.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """An open generation: premises in the order of insertion (the ordinal) and memory-mapped vectors (n, dim)."""
+    """An open generation: premises by ordinal, the order of insertion, and memory-mapped vectors (n, dim)."""
 
     artifact: Artifact
     premises: Premises
@@ -79,20 +79,20 @@ class Generation:
 
 
 def is_corpus_name(name: str) -> bool:
-    """Whether a corpus may bear this name: 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front."""
+    """Whether a corpus may bear this name: 1 to 64 of A-Z a-z 0-9 - _ . and no leading dot."""
     return _CORPUS.fullmatch(name) is not None
 
 
 def check_corpus_name(name: str, field: str = "corpus") -> None:
-    """Raises InvalidArgument for a name that cannot be a corpus's."""
+    """Raises InvalidArgument for an invalid corpus name."""
     if not is_corpus_name(name):
         raise errors.InvalidArgument.field(
-            field, f"{name[:80]!r} is no corpus name; use 1 to 64 of A-Z a-z 0-9 - _ . and no dot in front"
+            field, f"{name[:80]!r} is not a corpus name; use 1 to 64 of A-Z a-z 0-9 - _ . and no leading dot"
         )
 
 
 def folder_of(corpus: str) -> str:
-    """The artifact folder of a corpus's generations. Raises InvalidArgument for a name that cannot be a corpus's."""
+    """Returns the artifact folder of a corpus's generations. Raises InvalidArgument for an invalid name."""
     check_corpus_name(corpus)
     return f"generations/{corpus}"
 
@@ -108,7 +108,7 @@ def generation_meta(
     engine: str = "flat",
     **details: Any,
 ) -> dict[str, Any]:
-    """The manifest's meta of a generation; `details` are what its engine wants to find again."""
+    """Returns the `meta` of a generation's manifest; `details` belong to its engine."""
     return {
         "corpus": corpus,
         "space_id": space_id,
@@ -124,7 +124,7 @@ def generation_meta(
 def open_generation(
     store: ArtifactStore, corpus: str, generation_id: str, *, verify: Literal["full", "size"] = "size"
 ) -> Generation:
-    """Opens a generation. Raises NotFound, or DataLoss naming the file that is not as its manifest says."""
+    """Opens a generation. Raises NotFound, or DataLoss with the name of the file that differs from the manifest."""
     artifact = store.open(folder_of(corpus), generation_id, verify=verify)
     meta = artifact.meta
     try:
@@ -142,7 +142,7 @@ def open_generation(
 
 
 def read_active(store: ArtifactStore, corpus: str) -> str | None:
-    """The generation that searches see; None before the first activation."""
+    """Returns the id of the generation that searches see; None before the first activation."""
     path = store.root / folder_of(corpus) / ACTIVE
     try:
         return str(json.loads(path.read_bytes())["generation"])
@@ -153,6 +153,6 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
 
 
 def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
-    """Moves the pointer, durably and as a whole."""
+    """Moves the pointer to the active generation, durably and as a whole."""
     record = {"format_version": FORMAT_VERSION, "generation": generation_id}
     atomic_write(store.root / folder_of(corpus) / ACTIVE, json.dumps(record).encode())

@@ -1,8 +1,10 @@
 """The premises of a generation on disk, found by ordinal, id or text without reading all of them.
 
-`premises.jsonl` holds one premise a line in the order of insertion, which is its ordinal. Beside it stand arrays that
-are memory-mapped: where each line begins, hashes of ids and texts in rising order with their ordinals, and which splits
-each premise has. A hash only proposes; the premise itself decides.
+    id or text -> hash -> sorted table, memory-mapped -> ordinal -> start of the line -> line of premises.jsonl
+
+`premises.jsonl` holds one premise a line in the order of insertion, which is its ordinal. The memory-mapped tables
+beside it hold the start of each line, the sorted hashes of ids and texts with their ordinals, and each premise's
+splits. A hash only proposes a premise; its id or text decides.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ KEPT_MASKS = 8
 
 @dataclass(frozen=True)
 class PremiseRecord:
-    """One premise: its id, its text, the other ids of the same text, and the splits in which the text stands."""
+    """A premise: its id, its text, other ids of the same text, and the splits that contain the text."""
 
     id: str
     text: str
@@ -44,22 +46,22 @@ class PremiseRecord:
 
     @classmethod
     def of_line(cls, line: bytes) -> PremiseRecord:
-        """The premise of one line. Raises ValueError, KeyError or TypeError for anything else."""
+        """Reads a line of `premises.jsonl`. Raises ValueError, KeyError or TypeError for anything else."""
         record = json.loads(line.decode())
         return cls(record["id"], record["text"], tuple(record["aliases"]), tuple(record["splits"]))
 
     def to_line(self) -> str:
-        """The premise as one line of `premises.jsonl`."""
+        """Writes the premise as a line of `premises.jsonl`."""
         record = {"id": self.id, "text": self.text, "aliases": self.aliases, "splits": self.splits}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What stands beside the lines of n premises.
+    """The tables beside the lines of n premises.
 
     `starts` (n + 1,) int64: the byte where each line begins, and the end. `ids` (2, ids and aliases) and `texts` (2, n)
-    uint64: hashes in rising order over their ordinals. `splits` (n,) uint32: which of `split_sets` a premise has.
+    uint64: sorted hashes over their ordinals. `splits` (n,) uint32: which of `split_sets` a premise has.
     """
 
     starts: NDArray[np.int64]
@@ -70,7 +72,7 @@ class Tables:
 
     @classmethod
     def of(cls, lines: Iterable[tuple[PremiseRecord, int]]) -> Tables:
-        """The tables of premises with the bytes of their lines."""
+        """Makes the tables of premises, each with the size of its line in bytes."""
         starts, ids, id_ordinals, texts, splits = array("q", [0]), array("Q"), array("Q"), array("Q"), array("I")
         split_sets: dict[tuple[str, ...], int] = {}
         for ordinal, (premise, size_bytes) in enumerate(lines):
@@ -82,8 +84,8 @@ class Tables:
             splits.append(split_sets.setdefault(premise.splits, len(split_sets)))
         return cls(
             np.array(starts, dtype=np.int64),
-            _in_order(np.array(ids, dtype=np.uint64), np.array(id_ordinals, dtype=np.uint64)),
-            _in_order(np.array(texts, dtype=np.uint64), np.arange(len(texts), dtype=np.uint64)),
+            _sort(np.array(ids, dtype=np.uint64), np.array(id_ordinals, dtype=np.uint64)),
+            _sort(np.array(texts, dtype=np.uint64), np.arange(len(texts), dtype=np.uint64)),
             np.array(splits, dtype=np.uint32),
             [list(names) for names in split_sets],
         )
@@ -104,7 +106,7 @@ class Tables:
         (path / SPLIT_SETS).write_text(json.dumps(self.split_sets, ensure_ascii=False), encoding="utf-8")
 
     def fit(self, size_bytes: int) -> bool:
-        """Whether they belong together and to lines of `size_bytes` in all. Reads each table once."""
+        """Whether the tables fit each other and lines of `size_bytes` in all. Reads each table once."""
         if self.starts.ndim != 1 or self.splits.ndim != 1 or not len(self.starts):
             return False
         rows = len(self.starts) - 1
@@ -117,12 +119,12 @@ class Tables:
             and self.splits.shape == (rows,)
             and (not rows or int(self.splits.max()) < len(self.split_sets))
             and self.texts.shape == (2, rows)
-            and all(_is_in_order(table, rows) for table in (self.ids, self.texts))
+            and all(_is_sorted(table, rows) for table in (self.ids, self.texts))
         )
 
 
 class Ordinals(Mapping[str, int]):
-    """Ordinals by a name that premises have (`names`): found by hash, decided by the premise."""
+    """Ordinals by name: found by hash, confirmed by the `names` of the premise."""
 
     def __init__(
         self, table: NDArray[np.uint64], premises: Premises, names: Callable[[PremiseRecord], Iterable[str]]
@@ -149,9 +151,9 @@ class Ordinals(Mapping[str, int]):
 
 
 class Premises(Sequence[PremiseRecord]):
-    """All premises of a generation by ordinal. Immutable, shared by threads; a premise is decoded when it is asked for.
+    """All premises of a generation by ordinal, each decoded on access. Immutable, shared by threads.
 
-    Raises DataLoss naming the file for a line that is no premise.
+    Raises DataLoss with the name of the file for a line that is not a premise.
     """
 
     def __init__(self, lines: bytes | mmap.mmap, tables: Tables, path: Path = Path(PREMISES)) -> None:
@@ -174,13 +176,13 @@ class Premises(Sequence[PremiseRecord]):
 
     @classmethod
     def of(cls, records: Iterable[PremiseRecord]) -> Premises:
-        """Premises in memory."""
+        """Makes premises in memory."""
         lines = [(record, record.to_line().encode()) for record in records]
         return cls(b"".join(line for _, line in lines), Tables.of((record, len(line)) for record, line in lines))
 
     @classmethod
     def open(cls, artifact: Artifact) -> Premises:
-        """Opens the premises of an artifact; of one without tables, which older versions wrote, it reads all lines.
+        """Opens the premises of an artifact. Reads all lines of one without tables, which older versions wrote.
 
         Raises DataLoss, or ValueError, KeyError, TypeError for damage.
         """
@@ -214,7 +216,7 @@ class Premises(Sequence[PremiseRecord]):
         return map(self._decode, range(len(self)))
 
     def with_any(self, splits: frozenset[str]) -> NDArray[np.bool_]:
-        """Which premises (n,) have at least one of `splits` or none at all. Shared: copy it before you change it."""
+        """Returns which premises (n,) have one of `splits`, or no split at all. The array is shared and read-only."""
         return self._mask(splits)
 
 
@@ -235,12 +237,12 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def _in_order(hashes: NDArray[np.uint64], ordinals: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _sort(hashes: NDArray[np.uint64], ordinals: NDArray[np.uint64]) -> NDArray[np.uint64]:
     order = np.argsort(hashes, kind="stable")
     return np.stack([hashes[order], ordinals[order]])
 
 
-def _is_in_order(table: NDArray[np.uint64], rows: int) -> bool:
+def _is_sorted(table: NDArray[np.uint64], rows: int) -> bool:
     if table.dtype != np.uint64 or table.ndim != 2 or len(table) != 2:
         return False
     hashes, ordinals = np.asarray(table[0]), np.asarray(table[1])

@@ -33,11 +33,11 @@ def to_call(
     """Converts an Encode request. `lane` is the default lane; a bulk default makes the call patient."""
     return EncodeCall(
         texts=request.texts,
-        role=known(_ROLES, request.role, "role", ""),
+        role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
-        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
-        precision=known(_PRECISIONS, request.precision, "precision", ""),
-        lane=known(_LANES, request.lane, "lane", lane),
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        precision=decode_enum(_PRECISIONS, request.precision, "precision", ""),
+        lane=decode_enum(_LANES, request.lane, "lane", lane),
         deadline_s=deadline_s,
         patient=lane == "bulk",
     )
@@ -49,7 +49,7 @@ def to_score_call(request: encoder_pb2.ScoreRequest, deadline_s: float | None, r
         query=request.query,
         premises=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=known(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         deadline_s=deadline_s,
     )
 

@@ -39,8 +39,8 @@ from services.index.plan import EngineOptions
 from services.index.vectors import BatchEncoder, finish_in_thread
 from services.index.work import Work
 from services.kit import logs
-from services.kit.checks import Limits
-from services.kit.requests import with_pauses
+from services.kit.concurrency import with_pauses
+from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)

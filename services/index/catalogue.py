@@ -15,7 +15,7 @@ import numpy as np
 
 from aeenc import errors
 from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
-from services.corpus.products import norms_of
+from services.corpus.inner_products import norms_of
 from services.index.corpus import ALL, ServedGeneration
 from services.index.engine import SearchEngine
 from services.kit import logs

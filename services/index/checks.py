@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.products import norms_of
+from services.corpus.inner_products import norms_of
 from services.index.backend import Searched
 from services.index.queries import WITHOUT_ENCODER, Scope, TextQuery
-from services.kit.checks import Limits, check_count, check_k
+from services.kit.limits import Limits, check_count, check_k
 
 UNIT_TOLERANCE = 1e-2  # half precision keeps a unit vector well within
 

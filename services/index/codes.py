@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from services.corpus.products import norms_of
+from services.corpus.inner_products import norms_of
 from services.index.proposals import UNIT_ROUNDOFF, Proposed
 
 LARGEST_PREMISE = 127

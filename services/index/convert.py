@@ -20,8 +20,8 @@ from services.index.fusion import LEXICAL_WEIGHT, Method
 from services.index.queries import Mode, Scope, TextQuery
 from services.index.retrieval import Answer
 from services.index.search import USUAL, Effort
-from services.kit.checks import Limits, check_texts
-from services.kit.wire import known, to_duration
+from services.kit.convert import decode_enum, to_duration
+from services.kit.limits import Limits, check_texts
 from services.store.artifacts import Artifact
 
 T = TypeVar("T")
@@ -68,13 +68,13 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         version=request.model.version if chosen == "version" else None,
         drop_self=request.drop_self if request.HasField("drop_self") else True,
         truncate=request.truncate == types_pb2.TRUNCATE_END,
-        mode=known(_MODES, request.mode, "mode", "DENSE"),
+        mode=decode_enum(_MODES, request.mode, "mode", "DENSE"),
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
         rerank_weight=request.rerank_weight,
         prior=request.prior,
         negative_feedback=request.negative_feedback,
-        fusion=known(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
+        fusion=decode_enum(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),
         lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         precision=precision_name(request.precision),
         routing_key=request.routing_key,
@@ -191,7 +191,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 activate=header.activate,
                 resume_from=header.resume_from,
                 space_id=header.space_id,
-                sameness=known(_SAMENESS, header.folding, "header.folding", "EXACT"),
+                sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
             )
         break
     raise errors.InvalidArgument.field("header", "is missing; the first message of a build carries it")

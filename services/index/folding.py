@@ -14,7 +14,7 @@ from typing import Literal
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 
 ID_BYTES = 256
 SPLIT_BYTES = 64

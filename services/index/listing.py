@@ -10,7 +10,7 @@ from typing import NoReturn
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.index.backend import Generations, Readable
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
 DEFAULT_PAGE = 100

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.index.checks import check_dimension, check_space
 from services.index.corpus import Selection, ServedGeneration
 from services.index.encoding import EncodeKey, QueryEncoder

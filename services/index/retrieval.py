@@ -23,7 +23,7 @@ from services.index.explanations import Explanations
 from services.index.queries import Scope, TextQuery
 from services.index.ranking import RankCall, Ranker
 from services.index.search import USUAL, Effort, Found
-from services.kit.checks import Limits, check_count, check_texts
+from services.kit.limits import Limits, check_count, check_texts
 
 T = TypeVar("T")
 ON_LOOP = 64  # ids or texts: about a millisecond's worth of looking up

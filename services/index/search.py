@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.corpus.products import exact_scores, norms_of
+from services.corpus.inner_products import exact_scores, norms_of
 from services.index.proposals import FaissProposer, Proposer
 
 SLACK = 32  # candidates beyond k at the first try

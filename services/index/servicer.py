@@ -10,10 +10,9 @@ from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.backend import Answering, Building, Explaining, Generations
 from services.index.listing import Listing
-from services.kit.checks import Limits, check_count
-from services.kit.context import deadline_s
-from services.kit.server import GrpcServer
-from services.kit.service_info import to_service_info
+from services.kit.convert import deadline_s
+from services.kit.limits import Limits, check_count
+from services.kit.server import GrpcServer, to_service_info
 
 
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):

@@ -22,7 +22,7 @@ from aeenc.bulk import BulkEncoder
 from aeenc.channel import Channel
 from aeenc.encoded import Encoded, EncodeOptions
 from services.corpus.generation import Storage
-from services.corpus.products import norms_of
+from services.corpus.inner_products import norms_of
 from services.index.folding import Draft
 
 NORM_TOLERANCE = 1e-3

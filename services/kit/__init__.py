@@ -1,1 +1,1 @@
-"""What every service shares: bootstrap, settings, credentials, health, metrics. Nothing of any domain."""
+"""The machinery that every service shares: start-up, settings, credentials, health, metrics. It has no domain."""

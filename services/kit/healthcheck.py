@@ -1,6 +1,6 @@
-"""`python -m services.kit.healthcheck HOST:PORT [--tcp]`: exit status 0 when it serves. For container health checks.
+"""Health check for containers: `python -m services.kit.healthcheck HOST:PORT [--tcp]` exits with 0 when it serves.
 
-It asks grpc.health.v1, which needs no token; `--tcp` only connects, for servers without that service (an oracle).
+Asks grpc.health.v1, which needs no token. `--tcp` only connects, for servers without that service (an oracle).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def connects(target: str) -> bool:
 
 
 def main() -> None:
-    """Checks the target of the command line."""
+    """Checks the target that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--tcp", action="store_true")

@@ -1,7 +1,10 @@
-"""What happens around every call: request id, credentials, readiness, errors, metrics, one log line.
+"""The steps around every call. One interceptor wraps the handler of each method, so that their order stands here.
 
-One interceptor wraps the handler of each method, so that the order of these steps stands in one place. Handlers raise
-`aeenc.errors`; nothing else decides about statuses.
+    call -> request id -> credentials -> readiness -> handler -> answer ------------.
+                  |             |            |           | raises aeenc.errors       +-> metrics, one log line
+                  |             '------------'-----------'-> status with details ---'
+
+Handlers raise `aeenc.errors`; nothing else sets a status.
 """
 
 from __future__ import annotations
@@ -17,33 +20,34 @@ from typing import Any
 
 import grpc
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors, status
+from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
-from services.kit.metrics import RpcMetrics
 from services.kit.readiness import Readiness
-from services.kit.requests import Requests
 
 log = get(__name__)
 LINGER_S = 0.5
 
 _DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-# Answered whatever the state, and without a credential: a balancer has none.
+# Answered in every state and without credentials: a load balancer has none.
 _OPEN_PREFIXES = ("/grpc.health.v1.",)
 _REFLECTION_PREFIX = "/grpc.reflection."
 _ARITY = {False: "unary", True: "stream"}
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The tokens of a server. `admin_services` need the admin token; None means that no token is needed."""
+    """The tokens of a server. `admin_services` need the admin token. None: no token is needed."""
 
     token: str | None = None
     admin_token: str | None = None
     admin_services: set[str] = field(default_factory=set)
 
     def check(self, method: str, metadata: dict[str, Any]) -> None:
-        """Raises Unauthenticated without a known token, PermissionDenied for a common token on an admin service."""
+        """Raises Unauthenticated without a valid token, PermissionDenied for the common token on an admin service."""
         is_admin = method.split("/")[1] in self.admin_services
         needed = (self.admin_token or self.token) if is_admin else self.token
         if needed is None:
@@ -60,6 +64,29 @@ class Credentials:
         raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
 
 
+class RpcMetrics:
+    """Counts and times calls by method and status code."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "aeenc_rpc_seconds", "Duration of calls", ["method"], registry=registry, buckets=_BUCKETS_S
+        )
+        self._total = Counter("aeenc_rpc", "Calls by outcome", ["method", "code"], registry=registry)
+        self._ok: dict[str, tuple[Histogram, Counter]] = {}  # looking children up by label costs as much as counting
+
+    def observe(self, method: str, code: str, elapsed_s: float) -> None:
+        """Records one finished call."""
+        if code != "OK":
+            self._seconds.labels(method).observe(elapsed_s)
+            self._total.labels(method, code).inc()
+            return
+        if method not in self._ok:
+            self._ok[method] = self._seconds.labels(method), self._total.labels(method, code)
+        seconds, total = self._ok[method]
+        seconds.observe(elapsed_s)
+        total.inc()
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
@@ -70,7 +97,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces the method's handler by one that runs it between admission and bookkeeping; made once a method."""
+        """Replaces a method's handler, once, by one that runs it between admission and bookkeeping."""
         method = str(handler_call_details.method)
         wrapped = self._wrapped.get(method)
         if wrapped is not None:
@@ -82,8 +109,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
-        called = _passed_on(inner) if method.startswith(_OPEN_PREFIXES) else wrap(method, inner)
-        decode = _decoder(handler.request_deserializer, streaming=handler.request_streaming)
+        called = _pass_through(inner) if method.startswith(_OPEN_PREFIXES) else wrap(method, inner)
+        decode = _make_decoder(handler.request_deserializer, streaming=handler.request_streaming)
         self._wrapped[method] = make(called, decode, handler.response_serializer)
         return self._wrapped[method]
 
@@ -92,13 +119,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = _metadata(context)
             started = self._begin(metadata)
             if isinstance(request, AsyncIterator):
-                request = Requests(request, confirm=lambda: context.send_initial_metadata(()))
+                request = RequestStream(request, confirm=lambda: context.send_initial_metadata(()))
             try:
                 self._admit(method, metadata, request)
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 return await self._fail(method, started, error, request, context)
-            # Counted when the answer is on its way.
+            # Counted once the answer is on its way.
             asyncio.get_running_loop().call_soon(self._end, method, started, "OK")
             return response
 
@@ -109,7 +136,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = _metadata(context)
             started = self._begin(metadata)
             if isinstance(request, AsyncIterator):
-                request = Requests(request)
+                request = RequestStream(request)
             try:
                 self._admit(method, metadata, request)
                 async for response in inner(request, context):
@@ -146,13 +173,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _fail(self, method: str, started: float, error: BaseException, request: Any, context: Any) -> None:
         """Ends the call with the error's status. Cancellation is raised again.
 
-        The status is set, not raised by `context.abort`: the call's state holds on to what that raises and the other
-        way round, some fifty objects that only the garbage collector gets rid of, in tens of milliseconds at a time.
+        Sets the status instead of calling `context.abort`: what that raises and the call's state refer to each other,
+        some fifty objects that only the garbage collector frees, in tens of milliseconds at a time.
         """
         if isinstance(error, asyncio.CancelledError):
             self._end(method, started, "CANCELLED")
             raise error
-        known = to_known(error)
+        known = to_public_error(error)
         if known.code == "INTERNAL":
             log.error("call failed", method=method, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
@@ -165,8 +192,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         context.set_code(status.code_of(known))
 
 
-def _passed_on(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler of the library's own, which makes its statuses itself."""
+def _pass_through(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a handler of grpc itself, which sets its own status."""
 
     async def call(request: Any, context: Any) -> Any:
         if isinstance(request, errors.AeencError):
@@ -176,23 +203,23 @@ def _passed_on(inner: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
-    """Reads messages; bytes that are none become InvalidArgument.
+def _make_decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
+    """Wraps `decode`: bytes that are not a message become InvalidArgument.
 
-    Of a single request it is returned in the message's place, since grpc would answer UNKNOWN for what is raised here;
-    of a stream it is raised to the handler that reads.
+    For a single request the error is returned in place of the message, because grpc answers UNKNOWN to what is raised
+    here. For a stream it is raised to the handler that reads.
     """
 
-    def decoded(data: bytes) -> Any:
+    def decode_or_refuse(data: bytes) -> Any:
         try:
             return decode(data)
-        except Exception as error:  # every implementation of protobuf raises its own
-            known = errors.InvalidArgument("the bytes sent are no message of this method; send what its .proto says")
+        except Exception as error:  # each implementation of protobuf raises another class
+            known = errors.InvalidArgument("the bytes sent are not a message of this method; send what its .proto says")
             if streaming:
                 raise known from error
             return known
 
-    return decoded
+    return decode_or_refuse
 
 
 def _metadata(context: Any) -> dict[str, Any]:
@@ -200,18 +227,18 @@ def _metadata(context: Any) -> dict[str, Any]:
 
 
 async def _linger(requests: AsyncIterator[Any]) -> None:
-    """Reads on for a moment what a refused caller still sends.
+    """Reads for a moment what a refused caller still sends.
 
-    A gRPC client whose message can no longer be sent gives up with an error of its own and never sees ours.
+    A gRPC client that cannot send its message reports an error of its own and never sees ours.
     """
-    with contextlib.suppress(Exception):  # the call is lost already; nothing here may hide why
+    with contextlib.suppress(Exception):  # the call has failed already; nothing here may hide why
         async with asyncio.timeout(LINGER_S):
             async for _ in requests:
                 pass
 
 
-def to_known(error: BaseException) -> errors.AeencError:
-    """The error that a caller may see: our own as it is, a few of the system's by name, all else without internals."""
+def to_public_error(error: BaseException) -> errors.AeencError:
+    """Returns the error that a caller may see: ours as it is, a timeout or full disk by name, all else as INTERNAL."""
     if isinstance(error, errors.AeencError):
         return error
     if isinstance(error, TimeoutError):

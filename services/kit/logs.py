@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, for a terminal or as JSON, with the request id of the call it belongs to."""
+"""Structured logs: one line for each event, for a terminal or as JSON, with the request id of its call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def configure(*, log_format: str, level: str, service: str, instance: str) -> None:
-    """Sets the process's logging up. Call it once, in `__main__`."""
+    """Sets up the logging of the process. Call it once, in `__main__`."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -18,7 +18,7 @@ def configure(*, log_format: str, level: str, service: str, instance: str) -> No
     ]
     renderer: list[structlog.typing.Processor]
     if log_format == "json":
-        # Without the values of variables, in both formats: they hold callers' texts and credentials.
+        # Neither format shows the values of variables: they hold callers' texts and credentials.
         tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         renderer = [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     else:
@@ -32,11 +32,11 @@ def configure(*, log_format: str, level: str, service: str, instance: str) -> No
     )
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_brief)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_shorten)
 
 
-def _brief(record: logging.LogRecord) -> bool:
-    """Takes the traceback off what any caller can make grpcio log, and the value, maybe a credential, of a header."""
+def _shorten(record: logging.LogRecord) -> bool:
+    """Shortens what callers can make grpcio log: no traceback, and no header value, which may be a credential."""
     message = str(record.msg)
     if message.startswith("Invalid encoding on"):
         record.msg, record.args, record.exc_info = "a caller sent a header that is not UTF-8", (), None
@@ -46,6 +46,6 @@ def _brief(record: logging.LogRecord) -> bool:
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger: `log.info("generation activated", corpus=…)`."""
+    """Returns a logger: `log.info("generation activated", corpus=…)`."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(module=name)
     return logger

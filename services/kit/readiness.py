@@ -1,4 +1,4 @@
-"""Whether a service answers its calls: one state, which health, GetInfo and the interceptor follow."""
+"""The one state of a service: health, GetInfo and the interceptor follow it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ State = Literal["STARTING", "SERVING", "DEGRADED", "DRAINING"]
 
 
 class Readiness:
-    """The state of one process. DEGRADED serves, without something it would like to have; the reason names it."""
+    """The state of one process. DEGRADED still serves; the reason names what is missing."""
 
     def __init__(self) -> None:
         self.state: State = "STARTING"
@@ -18,28 +18,28 @@ class Readiness:
 
     @property
     def answers(self) -> bool:
-        """Whether calls are answered. A draining service finishes what is in flight and still answers."""
+        """Whether calls are answered. A draining service still answers."""
         return self.state != "STARTING"
 
     @property
     def healthy(self) -> bool:
-        """What health checks say: False while starting and while draining."""
+        """Whether health checks say SERVING: not while starting or draining."""
         return self.state in {"SERVING", "DEGRADED"}
 
     def starting(self, reason: str) -> None:
-        """Not yet: the reason says what is awaited."""
+        """Refuses calls; the reason says what the service waits for."""
         self._set("STARTING", reason)
 
     def serving(self) -> None:
-        """All is well."""
+        """Answers calls; nothing is missing."""
         self._set("SERVING", "")
 
     def degraded(self, reason: str) -> None:
-        """Serving, without what the reason names."""
+        """Answers calls without what the reason names."""
         self._set("DEGRADED", reason)
 
     def draining(self) -> None:
-        """On the way out. Nothing follows."""
+        """Finishes what is in flight. No other state follows."""
         self._set("DRAINING", "the service is shutting down")
 
     def on_change(self, listener: Callable[[], None]) -> None:

@@ -1,16 +1,18 @@
-"""The one bootstrap of all services: bind early, say NOT_SERVING until loaded, intercept every call, drain on SIGTERM.
+"""The start and end of every service's process.
 
-It knows no service: `__main__` adds servicers and hooks.
+    bind, NOT_SERVING -> start hooks load, then say SERVING -> tune the interpreter -> answer calls
+                                                                                          | SIGTERM, or a failed hook
+                stop hooks in reverse <- cancel tasks <- finish calls in flight <- DRAINING, NOT_SERVING
+
+It knows no service: each `__main__` adds its servicers and hooks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -19,27 +21,41 @@ import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 
+import aeenc
 from aeenc import errors
-from services.kit import logs
-from services.kit.interceptors import CallInterceptor, Credentials
-from services.kit.metrics import MetricsEndpoint, RpcMetrics
+from aeenc.v1 import types_pb2
+from services.kit import grpcio_workarounds, logs
+from services.kit.concurrency import cancel_all
+from services.kit.convert import to_timestamp
+from services.kit.interceptors import CallInterceptor, Credentials, RpcMetrics
+from services.kit.interpreter_tuning import tune_interpreter
+from services.kit.limits import Limits
 from services.kit.readiness import Readiness
 from services.kit.settings import ServiceSettings
-from services.kit.tasks import cancel_all
 
 log = logs.get(__name__)
-COLLECT_AFTER = 700  # new objects: a pass of 3 ms
-COLLECT_OLDER = 500  # passes over new objects between two over older ones, which are calls in flight: 70 ms
-SWITCH_S = 0.0005  # Python's own choice is ten times that
 Hook = Callable[[], Awaitable[None]]
+
+
+class MetricsEndpoint:
+    """Serves a registry over HTTP until closed. `port` is the one bound."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class GrpcServer:
     """A gRPC server with health, reflection, credentials, metrics and drain.
 
-    `add` servicers, register hooks, then `start` (or use it as an async context manager; or `run` it as a process).
+    `add` servicers, register hooks, then `start` it, use it as an async context manager, or `run` it as a process.
     Raises InvalidArgument when it would listen beyond loopback without a token.
     """
 
@@ -94,14 +110,14 @@ class GrpcServer:
         return self.port
 
     async def _open(self) -> None:
-        """Makes a gRPC server, binds it and lets it answer; on the port of the one before if there was one."""
+        """Makes, binds and starts a gRPC server, on the port of the one before if there was one."""
         ping_ms = round(self.settings.ping_s * 1000)
         options = [
             ("grpc.max_receive_message_length", self.settings.message_bytes),
             ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_time_ms", ping_ms),  # grpc's own choice is two hours
+            ("grpc.keepalive_time_ms", ping_ms),  # grpc's default is two hours
             ("grpc.keepalive_timeout_ms", ping_ms),
-            ("grpc.http2.ping_timeout_ms", ping_ms),  # else a minute
+            ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
         ]
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=options)
         for register, servicer in self._servicers:
@@ -110,25 +126,15 @@ class GrpcServer:
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self._server)
         self.port = self._bind()
-        before = asyncio.all_tasks()
-        await self._server.start()
-        started = asyncio.all_tasks() - before
-        self._accepting = {
-            task for task in started if "_server_main_loop" in getattr(task.get_coro(), "__qualname__", "")
-        }
+        self._accepting = await grpcio_workarounds.start(self._server)
 
     async def _keep_open(self) -> None:
-        """Opens again when grpc gives up by itself.
-
-        A request whose path is not UTF-8 ends the accepting loop of grpcio 1.85, and with it every connection, without
-        a word to whoever waits for the server's end.
-        """
-        while self._accepting:
-            await asyncio.wait(self._accepting)
+        """Opens again when grpc ends by itself (`grpcio_workarounds`)."""
+        while await grpcio_workarounds.end_of(self._accepting):
             if self.readiness.state == "DRAINING":
                 return
             log.error("the gRPC server ended by itself; opening another")
-            with contextlib.suppress(Exception):  # it says once more what ended it
+            with contextlib.suppress(Exception):  # raises again what ended it
                 await self._server.stop(0)
             await self._open()
 
@@ -188,7 +194,7 @@ class GrpcServer:
         try:
             for hook in self._on_start:
                 await hook()
-        except Exception as error:  # a failed start must end the process with its reason
+        except Exception as error:  # a failed start ends the process with its reason
             log.exception("start failed")
             if self._failure is not None and not self._failure.done():
                 self._failure.set_exception(error)
@@ -206,20 +212,29 @@ class GrpcServer:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _settle() -> None:
-    """Runs last of the start: sets the interpreter up for many short calls beside threads that compute.
-
-    What has been loaded stays, so the garbage collector need not look at it again and again; and a thread that comes
-    back from computing must not wait long for an event loop that is busy.
-    """
-    sys.setswitchinterval(SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER, 2)
+def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo:
+    """Returns the part of GetInfo's answer that all services share."""
+    return types_pb2.ServiceInfo(
+        software_version=aeenc.__version__,
+        api_version="aeenc.v1",
+        instance=server.settings.instance,
+        state=f"SERVICE_STATE_{server.readiness.state}",
+        state_reason=server.readiness.reason,
+        started_at=to_timestamp(server.started_at),
+        limits=types_pb2.Limits(
+            message_bytes=limits.message_bytes,
+            items=limits.items,
+            text_bytes=limits.text_bytes,
+            k=limits.k,
+            tokens=limits.tokens,
+            queued_items=limits.queued_items,
+            queued_tokens=limits.queued_tokens,
+        ),
+    )
 
 
 def check_exposure(settings: ServiceSettings) -> None:
-    """Raises InvalidArgument when the service would listen beyond loopback with no token, or has half a key pair."""
+    """Raises InvalidArgument when the service would listen beyond loopback without a token, or has half a key pair."""
     prefix = settings.model_config.get("env_prefix", "AEENC_")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise errors.InvalidArgument(f"{prefix}TLS_CERT and {prefix}TLS_KEY belong together; set both or neither")
@@ -232,7 +247,7 @@ def check_exposure(settings: ServiceSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address cannot be reached from other machines."""
+    """Whether other machines cannot reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -244,7 +259,7 @@ def run(build: Callable[[], GrpcServer]) -> None:
 
     async def main() -> None:
         server = build()
-        server.on_start(_settle)
+        server.on_start(tune_interpreter)
         settings = server.settings
         logs.configure(
             log_format=settings.log_format,

@@ -1,7 +1,7 @@
 """Settings of a service: typed, with laptop defaults, from `AEENC_<SERVICE>_<FIELD>` and from flags.
 
-Read once in `__main__` and passed on as plain arguments; nothing else reads the environment. A wrong value stops the
-start and is named.
+`__main__` reads them once and passes them on as plain arguments; nothing else reads the environment. A wrong value
+stops the start with its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSetti
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told. A service subclasses it with its own fields, `service` and a default port."""
+    """Settings that all services have. A service subclasses it with its own fields, `service` and a default port."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, env_nested_delimiter="__")
     service: ClassVar[str] = "service"
@@ -72,13 +72,13 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments beat flags, flags beat the environment; no other source."""
+        """Arguments win over flags, flags over the environment; there is no other source."""
         del settings_cls, dotenv_settings, file_secret_settings
         return init_settings, env_settings
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
-        """Reads flags (`--port 50051`) and the environment. A wrong value ends the process with status 2, named."""
+        """Reads flags (`--port 50051`) and the environment. A wrong value ends the process: its name, status 2."""
         flags: CliSettingsSource[Any] = CliSettingsSource(
             cls, cli_parse_args=sys.argv[1:] if arguments is None else arguments, cli_kebab_case=True
         )

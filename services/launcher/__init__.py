@@ -1,1 +1,1 @@
-"""One machine: starts and stops all services, and shows the whole loop. Not part of any service's image."""
+"""Starts and stops all services on one machine, and shows the whole loop. No service's image contains it."""

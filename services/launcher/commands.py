@@ -45,8 +45,8 @@ def up(
         Dataset.load(gold).trees(split)  # before anything is touched
     options = Options(
         base_port=known.base_port if base_port is None else base_port,
-        oracles=known.oracles if oracle is None else dict(_named(text) for text in oracle),
-        people=known.people if people is None else dict(_queue(text) for text in people),
+        oracles=known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle),
+        people=known.people if people is None else dict(_parse_queue(text) for text in people),
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
         redis_url=known.redis_url if redis_url is None else redis_url,
@@ -75,26 +75,26 @@ def demo(
     """Shows the whole loop: corpus, sampling, training, publishing under load, and quality before and after."""
     directory = data or SAMPLE
     if not directory.is_dir():
-        raise InvalidArgument(f"{directory} is no directory; give one in EntailmentBank's layout with --data")
+        raise InvalidArgument(f"{directory} is not a directory; give one in EntailmentBank's layout with --data")
     run_demo(directory, (home or default_home()) / "demo", output_of(context), epochs)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands; called through the entry-point group `aeenc.commands`."""
+    """Adds the commands. Called through the entry-point group `aeenc.commands`."""
     app.command("up")(up)
     app.command("down")(down)
     app.command("demo")(demo)
 
 
-def _named(text: str) -> tuple[str, str]:
+def _parse_oracle(text: str) -> tuple[str, str]:
     name, equals, target = text.partition("=")
     if not equals or not name or ":" not in target:
-        raise InvalidArgument(f"--oracle {text!r} is no NAME=HOST:PORT, such as mine=127.0.0.1:50055")
+        raise InvalidArgument(f"--oracle {text!r} is not NAME=HOST:PORT, such as mine=127.0.0.1:50055")
     return name, target
 
 
-def _queue(text: str) -> tuple[str, int]:
+def _parse_queue(text: str) -> tuple[str, int]:
     name, equals, overlap = text.partition("=")
     if not name or (equals and not (overlap.isdecimal() and 1 <= int(overlap) <= 100)):
-        raise InvalidArgument(f"--people {text!r} is no NAME or NAME=N with N from 1 to 100, such as team=2")
+        raise InvalidArgument(f"--people {text!r} is not NAME or NAME=N with N from 1 to 100, such as team=2")
     return name, int(overlap or 1)

@@ -1,20 +1,26 @@
 """The whole loop on one machine, told step by step; its figures go to `report.json`.
 
-It uses the services as any caller does, through the SDK. The one thing it reads from disk is the index's files, to show
-that publishing leaves them as they were.
+    corpus -> evaluate on dev -> sample with a gold oracle -> train -> publish under load -> evaluate on dev
+
+It uses the services as any caller does, through the SDK. It reads only the index's files from disk, to show that
+publishing does not change them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import json
 import math
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import aeenc
@@ -27,29 +33,29 @@ from aeenc.cli.train import describe, validation_of
 from aeenc.trees import Dataset, Tree, draw
 from aeenc.v1 import sampler_pb2, trainer_pb2
 from services.launcher.fleet import Fleet, Options
-from services.launcher.swap_watch import SwapWatch
 from services.store.artifacts import atomic_write, sha256_of
 
 CORPUS = "demo"
 CANDIDATES_A_NODE = 50
 BATCH = 32
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
-MIN_STEPS = 80  # what small data needs to learn anything at this learning rate
-LOAD_S = 2.0  # how long the callers go on after the swap
+MIN_STEPS = 80  # below that, small data teaches nothing at this learning rate
+LOAD_S = 2.0  # callers go on for so long before and after the swap
 TOP = 5
 SWAP_S = 60.0
+CALLERS = 4
 
 
 @dataclass
-class Telling:
-    """What the demo says and measures on its way."""
+class Narrator:
+    """The texts and times of the demo's steps."""
 
     out: Output
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def step(self, name: str, text: str) -> Iterator[None]:
-        """One step: announced, timed, and told how long it took."""
+        """Announces a step and times it."""
         self.out.note(f"\n● {text}")
         started = time.monotonic()
         yield
@@ -57,29 +63,77 @@ class Telling:
         self.out.note(f"  {self.seconds[name]:.1f} s")
 
 
+class SwapWatch:
+    """Calls Retrieve from its own thread inside `with`: counts failures and notes when each version first answered.
+
+    Its client does not retry, so that no failure is hidden.
+    """
+
+    def __init__(self, targets: dict[str, Any], corpus: str, texts: Sequence[str]) -> None:
+        self._targets, self._corpus, self._texts = targets, corpus, texts
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._call()), daemon=True)
+        self.requests = 0
+        self.failures: list[str] = []
+        self.first_answer_at: dict[str, float] = {}
+
+    def __enter__(self) -> SwapWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def await_version(self, version: str, timeout_s: float) -> float:
+        """Waits until a version has answered; returns when, on the monotonic clock. Raises DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_s
+        while version not in self.first_answer_at:
+            if time.monotonic() > deadline:
+                raise errors.DeadlineExceeded(f"{version} has not answered {timeout_s:.0f} s after its publication")
+            time.sleep(0.01)
+        return self.first_answer_at[version]
+
+    async def _call(self) -> None:
+        async with aeenc.connect_async(**self._targets, retry=False) as client:
+            await asyncio.gather(*(self._caller(client, offset) for offset in range(CALLERS)))
+
+    async def _caller(self, client: aeenc.AsyncClient, offset: int) -> None:
+        for text in itertools.islice(itertools.cycle(self._texts), offset, None):
+            if self._end.is_set():
+                return
+            self.requests += 1
+            try:
+                answer = await client.index.retrieve(self._corpus, [text], k=10, truncate=True)
+            except errors.AeencError as error:
+                self.failures.append(f"{error.code}: {error.message}")
+            else:
+                self.first_answer_at.setdefault(answer.model_version, time.monotonic())
+
+
 def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str, Any]:
-    """Runs the loop over a data set and returns the report. Starts from nothing and stops everything at the end."""
+    """Runs the loop over a data set, from an empty home, and returns the report. Stops everything at the end."""
     started = time.monotonic()
     dataset = Dataset.load(directory)
     validation = validation_of(dataset, "dev")
-    telling = Telling(out)
+    narrator = Narrator(out)
     fleet = Fleet(home / "fleet")
     fleet.down()
     shutil.rmtree(fleet.home)
     try:
-        with telling.step("start", "starting Redis, trainer, encoder, index, sampler and a gold oracle"):
+        with narrator.step("start", "starting Redis, trainer, encoder, index, sampler and a gold oracle"):
             options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split="train")
             targets = fleet.up(options, lambda text: out.note(f"  {text}"))
         addresses = {name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}
         client = aeenc.connect(**addresses)
         try:
-            report = _loop(client, addresses, fleet, dataset, validation, telling, epochs)
+            report = _loop(client, addresses, fleet, dataset, validation, narrator, epochs)
         finally:
             client.close()
     finally:
-        with telling.step("stop", "stopping everything"):
+        with narrator.step("stop", "stopping everything"):
             fleet.down()
-    seconds = {**telling.seconds, "total": round(time.monotonic() - started, 1)}
+    seconds = {**narrator.seconds, "total": round(time.monotonic() - started, 1)}
     report = {"data": str(directory), **report, "seconds": seconds}
     path = home / "report.json"
     atomic_write(path, json.dumps(report, indent=1).encode())
@@ -93,26 +147,26 @@ def _loop(
     fleet: Fleet,
     dataset: Dataset,
     validation: list[tuple[str, tuple[str, ...]]],
-    telling: Telling,
+    narrator: Narrator,
     epochs: int,
 ) -> dict[str, Any]:
-    out = telling.out
-    with telling.step("corpus", "building the corpus"), out.progress("building", "facts") as tell:
+    out = narrator.out
+    with narrator.step("corpus", "building the corpus"), out.progress("building", "facts") as tell:
         built = build_corpus(client, CORPUS, dataset, lambda done, total: tell(done, total, ""))
     out.note(f"  {built.premises:,} facts, {built.facts_per_s:,.0f}/s")
     hypotheses = [text for _, text in hypotheses_of(dataset, "dev")]
-    with telling.step("evaluate_before", "evaluating the untrained encoder on dev"):
+    with narrator.step("evaluate_before", "evaluating the untrained encoder on dev"):
         before = report_dict(client.trainer.evaluate(CORPUS, validation))
         found_before = _top(client, hypotheses)
-    with telling.step("sample", "sampling: ACS on the train hypotheses, judged by the remote gold oracle"):
+    with narrator.step("sample", "sampling: ACS on the train hypotheses, judged by the remote gold oracle"):
         run = _sample(client, dataset, out)
-    with telling.step("train", "training the query encoder on what the oracle answered"):
+    with narrator.step("train", "training the query encoder on what the oracle answered"):
         job = _train(client, run, validation, epochs, out)
     index_before = _index_hashes(fleet, built.generation)
-    with telling.step("publish", "publishing while a client keeps calling Retrieve"):
+    with narrator.step("publish", "publishing while a client keeps calling Retrieve"):
         swap = _publish(client, addresses, job.version, hypotheses)
     index_after = _index_hashes(fleet, built.generation)
-    with telling.step("evaluate_after", "evaluating the trained encoder on dev"):
+    with narrator.step("evaluate_after", "evaluating the trained encoder on dev"):
         after = report_dict(client.trainer.evaluate(CORPUS, validation))
         found_after = _top(client, hypotheses)
     _show_example(client, dataset, validation, found_before, found_after, out)
@@ -149,7 +203,7 @@ def _train(
     client: aeenc.Client, run: sampler_pb2.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
 ) -> trainer_pb2.Job:
     if not epochs:
-        steps = max(1, math.ceil(run.progress.nodes_judged / BATCH))  # an epoch's steps: nearly every node is a query
+        steps = max(1, math.ceil(run.progress.nodes_judged / BATCH))  # in one epoch: nearly every node is a query
         epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
     job: trainer_pb2.Job = client.trainer.start_job(
         validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, batch_size=BATCH, split="train"
@@ -192,7 +246,7 @@ def _top(client: aeenc.Client, texts: list[str]) -> dict[str, list[str]]:
 
 
 def _index_hashes(fleet: Fleet, generation: str) -> str:
-    """One hash over the hashes of all files of a generation."""
+    """Returns one hash over the hashes of all files of a generation."""
     digest = hashlib.sha256()
     for path in sorted((fleet.artifacts / "generations" / CORPUS / generation).iterdir()):
         digest.update(f"{path.name} {sha256_of(path)}\n".encode())
@@ -207,7 +261,7 @@ def _show_example(
     after: dict[str, list[str]],
     out: Output,
 ) -> None:
-    """The dev hypothesis that gained most, its top five before and after, and its gold tree with what is found now."""
+    """Shows the dev hypothesis that gained most: its top five before and after, and its gold tree with the hits."""
     if out.as_json:
         return
     gold = {text: set(premises) for text, premises in validation}
@@ -218,18 +272,18 @@ def _show_example(
 
     chosen = max(trees, key=gain)
     rows = [
-        (place + 1, *(_marked(found[chosen], place, gold[chosen]) for found in (before, after))) for place in range(TOP)
+        (place + 1, *(_mark(found[chosen], place, gold[chosen]) for found in (before, after))) for place in range(TOP)
     ]
     out.result({}, f"\n{chosen}", table(["", "before", "after (✓ explains it, says the gold tree)"], rows))
-    out.result({}, "\nIts gold tree; ✓: among the top five of its parent now", _drawn(client, trees[chosen]), "")
+    out.result({}, "\nIts gold tree; ✓: among the top five of its parent now", _draw_gold(client, trees[chosen]), "")
 
 
-def _marked(texts: list[str], place: int, gold: set[str]) -> str:
+def _mark(texts: list[str], place: int, gold: set[str]) -> str:
     text = texts[place] if place < len(texts) else ""
     return f"✓ {text}" if text in gold else text
 
 
-def _drawn(client: aeenc.Client, tree: Tree) -> str:
+def _draw_gold(client: aeenc.Client, tree: Tree) -> str:
     inner = {label: tree.texts[label] for label, children in tree.children.items() if children}
     found = _top(client, list(dict.fromkeys(inner.values())))
     marked = {

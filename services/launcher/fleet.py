@@ -1,8 +1,10 @@
-"""All services of one machine: a private Redis, the four services and, if wanted, a gold oracle, under one directory.
+"""All services of one machine, under one directory: a private Redis, the four services, optionally a gold oracle.
 
-    HOME/VERSION fleet.json lock  redis/  artifacts/  state/<service>/  logs/<service>.log
+    up -> redis -> trainer -> encoder -> index -> sampler (-> gold) -> wait until each says SERVING
+            |        '-----------'---------'---------'-- addresses, tokens and Redis by AEENC_<SERVICE>_<NAME>
+    HOME/ VERSION fleet.json lock redis/ artifacts/ state/<service>/ logs/<service>.log
 
-What they keep survives `down` and `up`, and SIGKILL of any of them.
+The state survives `down` and `up`, and SIGKILL of any process.
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ from typing import Any
 import aeenc
 from aeenc import errors
 from services.launcher import processes
-from services.launcher.ports import LOCALHOST, becomes_free, free_port, taken
-from services.launcher.processes import ProcessId
+from services.launcher.private_redis import start_private_redis
+from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken
 from services.store.artifacts import atomic_write
-from services.store.local_redis import start_private_redis
 
 FORMAT_VERSION = 1
-SERVICES = ("trainer", "encoder", "index", "sampler")  # in this order: the trainer exports what the encoder loads
+SERVICES = ("trainer", "encoder", "index", "sampler")  # start order: the trainer exports what the encoder loads
 BASE_PORT = 50051
 _PEERS = {"index": ("encoder",), "sampler": ("index", "trainer"), "trainer": ("encoder", "index", "sampler")}
 _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
@@ -43,7 +44,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What `up` was told; kept, so that a later `up` needs no flags."""
+    """The options of `up`; kept, so that a later `up` needs no flags."""
 
     base_port: int = BASE_PORT
     oracles: dict[str, str] = field(default_factory=dict)
@@ -51,11 +52,11 @@ class Options:
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
-    credentials: str = ""  # a fingerprint, so that other tokens are noticed; tokens are never kept
+    credentials: str = ""  # a fingerprint, to notice other tokens; tokens are never kept
 
 
 class Fleet:
-    """The processes of one home directory. `token` and `admin_token` are what the services want."""
+    """The processes of one home directory. `token` and `admin_token`: what callers of the services must send."""
 
     def __init__(self, home: Path, *, token: str | None = None, admin_token: str | None = None) -> None:
         self.home = home.resolve()
@@ -68,21 +69,21 @@ class Fleet:
         return self.home / "artifacts"
 
     def options(self) -> Options | None:
-        """What the last `up` was told; None before the first."""
+        """Returns the options of the last `up`; None before the first."""
         record = self._read()
         return Options(**record["options"]) if record else None
 
     def targets(self) -> dict[str, str]:
-        """Service to address, as of the last `up`."""
+        """Returns the address of each service, as of the last `up`."""
         return dict(self._read().get("targets", {}))
 
     def running(self) -> dict[str, ProcessId]:
-        """The processes of the last `up` that still run, by name."""
+        """Returns the processes of the last `up` that still run, by name."""
         found = {name: ProcessId(*pair) for name, pair in self._read().get("processes", {}).items()}
         return {name: process for name, process in found.items() if process.alive}
 
     def up(self, options: Options, say: Say = lambda _: None) -> dict[str, str]:
-        """Starts what does not run and waits until all serve. Returns the targets.
+        """Starts what is not running and waits until all serve. Returns the targets.
 
         Raises FailedPrecondition when a port is taken or a process ends, with the end of its log.
         """
@@ -115,18 +116,18 @@ class Fleet:
         return hashlib.sha256(both.encode()).hexdigest()[:16] if self._token else ""
 
     def _affected(self, options: Options) -> set[str]:
-        """What must be started again because its options are others than the last time."""
+        """Returns the processes whose options have changed since the last `up`."""
         known = self.options() or options
         gold_trees, gold_split = known.gold_trees, known.gold_split
         asked = replace(options, oracles=known.oracles, people=known.people)
         if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
-            return {"redis", *SERVICES, "gold"}  # something that concerns all
+            return {"redis", *SERVICES, "gold"}  # a change that concerns all
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
             return {"gold", "sampler"}
         return set() if (known.oracles, known.people) == (options.oracles, options.people) else {"sampler"}
 
     def down(self) -> list[str]:
-        """Ends everything, Redis last. Returns the names of what ran."""
+        """Ends everything, Redis last. Returns the names of what was running."""
         with self._locked():
             running = self.running()
             self._end(running)
@@ -156,7 +157,7 @@ class Fleet:
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
         if name == "index":
-            environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's own would fight with the encoder
+            environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's threads would compete with the encoder's
         return processes.start([sys.executable, "-m", f"services.{name}"], environment, log)
 
     def _settings(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> dict[str, str]:
@@ -172,7 +173,7 @@ class Fleet:
             settings[f"{peer}_target"] = targets[peer]
         if name == "sampler":
             settings["oracles"] = json.dumps(self._oracles(options, targets))
-            if options.people:  # else AEENC_SAMPLER_QUEUES holds, if it is set
+            if options.people:  # else AEENC_SAMPLER_QUEUES applies, if it is set
                 settings["queues"] = json.dumps({name: {"overlap": n} for name, n in options.people.items()})
         if self._token and self._admin_token:
             settings |= {"token": self._token, "admin_token": self._admin_token}
@@ -180,7 +181,7 @@ class Fleet:
         return settings
 
     def _oracles(self, options: Options, targets: dict[str, str]) -> dict[str, dict[str, str]]:
-        """The oracles that runs may name: yours, the gold one, and `local` on the fifth port."""
+        """Returns the oracles that runs may name: yours, the gold one, and `local` on the fifth port."""
         named = {name: {"target": target} for name, target in options.oracles.items()}
         if "gold" in targets:
             named["gold"] = {"target": targets["gold"], **({"token": self._token} if self._token else {})}
@@ -189,7 +190,7 @@ class Fleet:
         return named
 
     def _choose_targets(self, options: Options, running: dict[str, ProcessId]) -> dict[str, str]:
-        """Where everything listens: as the last time if possible, for callers may still know it."""
+        """Chooses the addresses: those of the last `up` if possible, because callers may still use them."""
         last, targets = self.targets(), {}
         for name in [name for name in _OFFSETS if name != "gold" or options.gold_trees]:
             if name in running:
@@ -214,7 +215,7 @@ class Fleet:
                 say(f"{name} serves at {targets[name]}")
         if "gold" in running:
             async with asyncio.timeout(START_S):
-                while not taken(targets["gold"]):
+                while not is_taken(targets["gold"]):
                     self._check_alive("gold", running["gold"])
                     await asyncio.sleep(processes.POLL_S)
             say(f"gold oracle answers at {targets['gold']}")
@@ -265,7 +266,7 @@ class Fleet:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Only one `up` or `down` of a home at a time."""
+        """Allows one `up` or `down` of a home at a time."""
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "lock").open("w") as lock:
             try:

@@ -1,11 +1,14 @@
-"""Background processes: started with a log of their own, found again by pid and start time, ended in order."""
+"""Background processes and their ports: each has its own log and is found again by pid and start time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +16,31 @@ from pathlib import Path
 
 POLL_S = 0.05
 TAIL_LINES = 8
+LOCALHOST = "127.0.0.1"
+RELEASE_S = 2.0
+_PORTS = range(20_000, 32_000)
 
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A pid and when it was started, in clock ticks since boot: together they name one process and no later one."""
+    """A pid and its start in clock ticks since boot; together they name one process for ever."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The identity of a running process; None when there is none (a zombie is none)."""
+        """Returns the identity of a running process; None without one, and for a zombie."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+        fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
         return None if fields[0] == "Z" else cls(pid, int(fields[19]))
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this process still runs."""
         return ProcessId.of(self.pid) == self
 
     def signal(self, number: signal.Signals) -> None:
@@ -45,7 +51,7 @@ class ProcessId:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ProcessId:
-    """Starts a process in a session of its own; what it prints goes to `log`, the last start's to `log`.1."""
+    """Starts a process in its own session. Its output goes to `log`; that of the last start moves to `log`.1."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
         log.replace(log.with_name(f"{log.name}.1"))
@@ -60,11 +66,11 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
         )
     _reap_later(process)
     identity = ProcessId.of(process.pid)
-    return identity or ProcessId(process.pid, -1)  # -1: it has ended already, and no process has that identity
+    return identity or ProcessId(process.pid, -1)  # -1: it has ended already; no process has this identity
 
 
 def end(processes: Sequence[ProcessId], timeout_s: float) -> list[ProcessId]:
-    """Asks processes to end, waits, and kills those that have not. Returns the killed ones."""
+    """Asks processes to end, waits, and kills the rest. Returns the killed ones."""
     for process in processes:
         process.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
@@ -77,15 +83,39 @@ def end(processes: Sequence[ProcessId], timeout_s: float) -> list[ProcessId]:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log."""
+    """Returns the last lines of a log."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
     except FileNotFoundError:
         return "(no log)"
 
 
-def _reap_later(process: subprocess.Popen[bytes]) -> None:
-    """Lets the child end without leaving a zombie while we live."""
-    import threading
+def free_port(chosen: set[str]) -> int:
+    """Picks a free port below those that the kernel hands out, so that it is still free after a restart."""
+    while True:
+        port = random.choice(_PORTS)  # noqa: S311 -- spreads fleets out, protects nothing
+        with contextlib.suppress(OSError), socket.create_server((LOCALHOST, port)):
+            if f"{LOCALHOST}:{port}" not in chosen:
+                return port
 
+
+def becomes_free(target: str) -> bool:
+    """Waits a moment until nobody listens at `target`: the threads of a killed process hold its port. False: taken."""
+    deadline = time.monotonic() + RELEASE_S
+    while is_taken(target):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def is_taken(target: str) -> bool:
+    """Whether something listens at `host:port`."""
+    host, _, port = target.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def _reap_later(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the child in a thread, so that it leaves no zombie."""
     threading.Thread(target=process.wait, daemon=True).start()

@@ -6,7 +6,7 @@ from aeenc.channel import Channel
 from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
 from aeenc.v1 import sampler_pb2_grpc
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.sampler.node_store import NodeStore
 from services.sampler.oracle_budgets import OracleBudgets

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from aeenc.v1 import sampler_pb2, types_pb2
-from services.kit.checks import Limits, check_count
-from services.kit.wire import known, to_timestamp
+from services.kit.convert import decode_enum, to_timestamp
+from services.kit.limits import Limits, check_count
 from services.sampler.acs import Rules
 from services.sampler.negatives import NegativeFilter
 from services.sampler.runs import MAX_NOTE, Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
@@ -154,7 +154,7 @@ def to_progress(progress: Progress) -> sampler_pb2.RunProgress:
 
 def from_sign(sign: types_pb2.PairSign) -> Sign | None:
     """The sign to list; None for all."""
-    return known(_SIGNS, sign, "sign", None)
+    return decode_enum(_SIGNS, sign, "sign", None)
 
 
 def to_pair(pair: Pair) -> types_pb2.Pair:

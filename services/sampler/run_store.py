@@ -28,8 +28,7 @@ from services.sampler.runs import (
     progress_of,
     state_of,
 )
-from services.store.leases import Leases
-from services.store.redis import unavailable_if_down
+from services.store.redis import Leases, unavailable_if_down
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # what a start that died half-way has written goes away

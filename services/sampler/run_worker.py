@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from aeenc import errors
+from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
-from services.kit.tasks import cancel_all, seen
 from services.sampler import acs
 from services.sampler.acs import Node, Outcome, Tree
 from services.sampler.jobs import Job, batches
@@ -86,7 +86,7 @@ class RunWorker:
                 await self._advance()
                 while wave := self._choose():
                     flight = asyncio.create_task(self._fly(wave))
-                    flight.add_done_callback(seen)
+                    flight.add_done_callback(observe_failure)
                     flights.add(flight)
                 if flights:
                     await self._moved.wait()

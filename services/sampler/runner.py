@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Mapping
 
 from aeenc import errors
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tasks import cancel_all
 from services.sampler.node_store import NodeStore
 from services.sampler.oracle_budgets import OracleBudgets
 from services.sampler.retrieval import Retrieval

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from aeenc import errors
-from services.kit.checks import Limits, check_k, check_texts
-from services.kit.wire import position_of
+from services.kit.convert import position_of
+from services.kit.limits import Limits, check_k, check_texts
 from services.sampler import tree_export
 from services.sampler.node_store import NodeStore
 from services.sampler.pair_log import PairLog

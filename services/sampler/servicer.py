@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import sampler_pb2
-from services.kit.server import GrpcServer
-from services.kit.service_info import to_service_info
-from services.kit.wire import to_timestamp
+from services.kit.convert import to_timestamp
+from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.sampling import Sampling
 from services.sampler.tasks.queue import TaskQueue

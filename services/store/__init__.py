@@ -1,1 +1,1 @@
-"""What outlives a process: artifacts, the registry of labels, leases, and the Redis they live in."""
+"""State that outlives a process: artifacts on disk, and the registry and leases in Redis."""

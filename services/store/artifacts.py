@@ -1,8 +1,9 @@
-"""Immutable directories with a manifest: how checkpoints and generations are kept on disk.
+"""Artifacts: immutable directories with a manifest, which hold checkpoints and generations.
 
-A directory is written under a hidden name, hashed, synced and renamed; without its manifest it does not exist. The id
-is derived from the content, so writing the same content twice gives the same artifact. Not a database: who names an
-artifact (a label, an active pointer) decides what it means.
+    files in a hidden directory -> hash and sync -> manifest.json -> rename to the id, a hash of the content
+
+Without its manifest an artifact does not exist. The same content written twice is the same artifact. The store is not
+a database: what an artifact means is up to who names it (a label, an active pointer).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Artifact:
 
 
 class ArtifactWriter:
-    """A directory in the making. Write files into `path`, then `commit`."""
+    """A directory that becomes an artifact. Write files into `path`, then `commit`."""
 
     def __init__(self, store: ArtifactStore, kind: str, folder: str, path: Path) -> None:
         self._store, self._kind, self._folder = store, kind, folder
@@ -84,7 +85,7 @@ class ArtifactWriter:
         if announce is not None:
             announce(artifact_id)
         if target.exists():
-            sync_directory(target.parent)  # whoever wrote it may not have come so far
+            sync_directory(target.parent)  # its writer may have died before this
             return self._store.open(self._folder, artifact_id, verify="size")
         manifest = {
             "format_version": FORMAT_VERSION,
@@ -99,7 +100,7 @@ class ArtifactWriter:
         try:
             self.path.rename(target)
         except OSError:
-            if not target.exists():  # another writer with the same content may have been faster
+            if not target.exists():  # another writer of the same content may have been faster
                 raise
         sync_directory(target.parent)
         return self._store.open(self._folder, artifact_id, verify="size")
@@ -112,16 +113,16 @@ class ArtifactStore:
         self.root = root
 
     def path(self, folder: str, artifact_id: str) -> Path:
-        """Where an artifact lives. Raises InvalidArgument for an id that is no plain name."""
+        """Returns an artifact's path. Raises InvalidArgument unless the id is a plain name."""
         if not artifact_id or artifact_id.startswith(".") or "/" in artifact_id or "\x00" in artifact_id:
-            raise errors.InvalidArgument(f"{artifact_id!r} is no artifact id; use one that a listing shows")
+            raise errors.InvalidArgument(f"{artifact_id!r} is not an artifact id; use one that a listing shows")
         return self.root / folder / artifact_id
 
     @contextmanager
     def writer(self, kind: str, folder: str, *, directory: Path | None = None) -> Iterator[ArtifactWriter]:
-        """Opens a directory in the making; whatever was not committed is removed at the end.
+        """Opens a directory to write to, and removes at the end what was not committed.
 
-        A `directory` of the caller's own, on the same file system, stays when it is not committed.
+        A `directory` of the caller, on the same file system, stays when it is not committed.
         """
         make_directory(self.root / folder)
         with (self.root / folder / LOCK).open("ab") as lock:
@@ -146,7 +147,7 @@ class ArtifactStore:
     ) -> Artifact:
         """Opens an artifact, checking names, sizes and (with `full`) hashes against its manifest.
 
-        Raises NotFound when there is none, DataLoss naming the file when something is not as the manifest says.
+        Raises NotFound when there is none, DataLoss with the name of the file that differs from the manifest.
         """
         directory = self.path(folder, artifact_id)
         manifest_path = directory / MANIFEST
@@ -157,7 +158,7 @@ class ArtifactStore:
             raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
         for name, entry in artifact.files.items():
             if "/" in name or name in {"", ".", ".."}:
-                raise errors.DataLoss(f"{manifest_path} names {name!r}, which is no plain file name; it is forged")
+                raise errors.DataLoss(f"{manifest_path} names {name!r}, which is not a plain file name; it is forged")
             _check_file(directory / name, entry, hashed=verify == "full")
         extra = {entry.name for entry in directory.iterdir()} - set(artifact.files) - {MANIFEST}
         if extra:
@@ -165,7 +166,7 @@ class ArtifactStore:
         return artifact
 
     def list(self, folder: str) -> list[str]:
-        """The ids of all committed artifacts of a folder, sorted."""
+        """Lists the ids of all committed artifacts of a folder, sorted."""
         parent = self.root / folder
         if not parent.is_dir():
             return []
@@ -179,7 +180,7 @@ class ArtifactStore:
             raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
 
     def sweep(self, folder: str) -> bool:
-        """Removes what killed writers and deletions left behind; False, and nothing done, while somebody writes."""
+        """Removes the rest of killed writers and deletions. Returns False, and does nothing, while somebody writes."""
         parent = self.root / folder
         if not parent.is_dir():
             return True
@@ -194,7 +195,7 @@ class ArtifactStore:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole, durably: a reader sees the old content or the new, a crash leaves one of the two."""
+    """Replaces a file as a whole, durably: a reader, or a crash, finds the old content or the new."""
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -206,7 +207,7 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and those above it, durably; what is there already stays."""
+    """Makes a directory and its parents, durably, where they do not exist."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -231,7 +232,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -248,7 +249,7 @@ def _write_and_sync(path: Path, data: bytes) -> None:
 
 def _hash_and_sync(path: Path) -> FileEntry:
     if path.is_symlink() or not path.is_file():
-        raise errors.InvalidArgument(f"{path} is no regular file; an artifact holds plain files only")
+        raise errors.InvalidArgument(f"{path} is not a regular file; an artifact holds plain files only")
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return FileEntry(sha256_of(path), path.stat().st_size)
@@ -277,7 +278,7 @@ def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
             created_at=datetime.fromisoformat(manifest["created_at"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.DataLoss(f"{path} is no manifest ({type(error).__name__}: {error}); restore it") from error
+        raise errors.DataLoss(f"{path} is not a manifest ({type(error).__name__}: {error}); restore it") from error
 
 
 def _check_file(path: Path, entry: FileEntry, *, hashed: bool) -> None:
@@ -286,7 +287,7 @@ def _check_file(path: Path, entry: FileEntry, *, hashed: bool) -> None:
     except FileNotFoundError:
         raise errors.DataLoss(f"{path} is missing; restore it") from None
     if not stat.S_ISREG(info.st_mode):
-        raise errors.DataLoss(f"{path} is no regular file; restore it")
+        raise errors.DataLoss(f"{path} is not a regular file; restore it")
     if info.st_size != entry.size_bytes:
         raise errors.DataLoss(f"{path} has {info.st_size:,} bytes, its manifest says {entry.size_bytes:,}; restore it")
     if hashed and sha256_of(path) != entry.sha256:

@@ -1,28 +1,16 @@
-"""The connection to Redis and the names of its keys. Nothing on the encode and search path comes here."""
+"""The connection to Redis, the prefix of its keys, its outages, and leases. Encoding and searching never need it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    AskError,
-    ClusterError,
-    ExecAbortError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from aeenc import errors
 from services.kit.logs import get
@@ -30,29 +18,40 @@ from services.kit.logs import get
 log = get(__name__)
 
 SOCKET_TIMEOUT_S = 5.0
-MAX_BLOCK_S = 3.0  # a command may not block the server for as long as the socket waits
-# What a server answers that cannot serve now, also from within a script. Any other error it answers is a bug of ours.
+MAX_BLOCK_S = 3.0  # a blocking command must end before the socket gives up
+# Answers of a server that cannot serve now, also from within a script. Any other error is a bug of ours.
 _OUTAGE = re.compile(r"(^|[\s-])(BUSY|CLUSTERDOWN|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED) ")
-_OUTAGES = (  # of these the client has cut the word off
-    AskError,
-    ClusterError,
-    ExecAbortError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TryAgainError,
+_OUTAGES = (  # the client cuts the word off these
+    exceptions.AskError,
+    exceptions.ClusterError,
+    exceptions.ExecAbortError,
+    exceptions.NoPermissionError,
+    exceptions.NoScriptError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
 )
+
+# KEYS: lease.  ARGV: owner, milliseconds.  A missing lease is free: Redis may have lost it in an outage.
+_TAKE_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+# KEYS: lease.  ARGV: owner
+_RELEASE_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 def connect(url: str) -> Redis:
-    """A client for `redis://host:port/0` or `unix:///path`. Connects at the first command; answers are `str`."""
+    """Returns a client for `redis://host:port/0` or `unix:///path`, not yet connected. Answers are `str`."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3)
     return Redis.from_url(
         url,
         decode_responses=True,
         retry=retry,
-        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+        retry_on_error=[exceptions.ConnectionError, exceptions.TimeoutError],
         socket_connect_timeout=2.0,
         socket_timeout=SOCKET_TIMEOUT_S,
         health_check_interval=15,
@@ -60,7 +59,7 @@ def connect(url: str) -> Redis:
 
 
 def key_prefix(namespace: str) -> str:
-    """The start of all keys of one deployment; the number is the format's version."""
+    """Returns the prefix of all keys of one deployment; the number is the version of the format."""
     return f"aeenc:{namespace}:1:"
 
 
@@ -68,26 +67,44 @@ def key_prefix(namespace: str) -> str:
 async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
     """Turns outages of Redis into Unavailable: "cannot store the run: …; is it running?".
 
-    An error of a command or script itself is no outage but a bug, and is raised as it is.
+    Any other error of a command or script is a bug and passes unchanged.
     """
     try:
         yield
-    except RedisError as error:
-        if isinstance(error, ResponseError) and not _is_outage(error):
+    except exceptions.RedisError as error:
+        if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
         raise errors.Unavailable(f"cannot {doing}: Redis says {error}; is it running and its disk not full?") from error
 
 
-def _is_outage(error: ResponseError) -> bool:
-    said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command before it, with our own texts
+def _is_outage(error: exceptions.ResponseError) -> bool:
+    said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command, with our texts, before it
     return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None
 
 
 async def warn_unless_durable(redis: Redis) -> None:
-    """Logs a warning when the server would lose acknowledged writes at a crash."""
+    """Logs a warning when the server may lose acknowledged writes in a crash."""
     try:
         config = await redis.config_get("append*")
-    except RedisError:  # managed services forbid CONFIG; what they promise stands in their contract
+    except exceptions.RedisError:  # managed services forbid CONFIG; their contract says what they keep
         return
     if config.get("appendonly") != "yes" or config.get("appendfsync") != "always":
         log.warning("redis may lose acknowledged writes", remedy="appendonly yes, appendfsync always", found=config)
+
+
+class Leases:
+    """Leases: who works on something, until they give it back or fall silent. Raises Unavailable when Redis is down."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._take: Any = redis.register_script(_TAKE_LEASE)
+        self._release: Any = redis.register_script(_RELEASE_LEASE)
+
+    async def take(self, key: str, owner: str, lease_s: float) -> bool:
+        """Takes or renews a lease. False when another owner holds it."""
+        async with unavailable_if_down(f"take the lease {key}"):
+            return bool(await self._take(keys=[key], args=[owner, int(lease_s * 1000)]))
+
+    async def release(self, key: str, owner: str) -> None:
+        """Gives a lease back; nothing happens when another owner holds it."""
+        async with unavailable_if_down(f"release the lease {key}"):
+            await self._release(keys=[key], args=[owner])

@@ -1,14 +1,19 @@
 """The registry: checkpoints, spaces, labels and their rollout, as rows in Redis.
 
-The trainer writes it, encoders read it and acknowledge. A label's row and its event move together in one script, so
-that no reader sees one without the other. Events only wake readers; the row is the truth. Newest is the highest
-revision.
+    trainer -- set_label --> label row, revision + 1  --+-- one script
+                             event on a stream ---------'
+    encoder <- wait_for_event -'  reads the row, loads the version, then `acknowledge`
+    trainer <- await_rollout: every encoder with a heartbeat has acknowledged the revision
+
+Events only wake readers; the row is the truth. The newest row has the highest revision.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,10 +21,8 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
-from services.store.registry_rows import CheckpointRow, LabelRow, RolloutRow
 
-__all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
-
+FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
 EVENTS_KEPT = 10_000
 REQUEST_TTL_S = 86_400
@@ -27,8 +30,8 @@ DELETED_TTL_S = 86_400
 
 # KEYS: label row, labels set, events, previous' row, deleted label's revision.
 # ARGV: version, expected revision or -1, now, space, name, keep, share or ''
-# A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set anew
-# goes on from its last revision: an encoder that did not notice the deletion sees that it has moved.
+# A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
+# continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
 local function move(key, name, version, share, last)
   local row = redis.call('HMGET', key, 'revision', 'version', 'previous')
@@ -64,17 +67,88 @@ return 1
 """
 
 
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A registered checkpoint. `manifest_sha256` ties it to the files in the store."""
+
+    version: str
+    space_id: str
+    pretrained: bool
+    base_version: str
+    job_id: str
+    validation_map: float
+    manifest_sha256: str
+    created_at: datetime
+    size_bytes: int
+    dim: int
+
+    def to_json(self) -> str:
+        """Writes the row as Redis keeps it."""
+        return _to_json(self)
+
+    @classmethod
+    def of_json(cls, data: str) -> CheckpointRow:
+        """Reads what `to_json` wrote."""
+        return cls(**_of_json(data, "created_at"))
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A movable name for a checkpoint in one space. `share`, 0 to 1: of the calls that name no model, for `canary`."""
+
+    space_id: str
+    name: str
+    version: str
+    revision: int
+    previous: str
+    moved_at: datetime
+    share: float = 0.0
+
+    @classmethod
+    def of_hash(cls, row: dict[str, str]) -> LabelRow:
+        """Reads the hash that the registry's scripts write; earlier releases wrote no share."""
+        return cls(
+            space_id=row["space_id"],
+            name=row["name"],
+            version=row["version"],
+            revision=int(row["revision"]),
+            previous=row["previous"],
+            moved_at=datetime.fromisoformat(row["moved_at"]),
+            share=float(row.get("share", 0.0)),
+        )
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """Where one encoder process stands with one label's revision."""
+
+    instance: str
+    revision: int
+    ok: bool
+    reason: str
+    at: datetime
+
+    def to_json(self) -> str:
+        """Writes the row as Redis keeps it."""
+        return _to_json(self)
+
+    @classmethod
+    def of_json(cls, data: str) -> RolloutRow:
+        """Reads what `to_json` wrote."""
+        return cls(**_of_json(data, "at"))
+
+
 class Registry:
-    """Rows and streams of one namespace. Raises Unavailable when Redis is away."""
+    """Rows and streams of one namespace. Raises Unavailable when Redis is down."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
-        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
         self._prefix = key_prefix(namespace)
         self._move: Any = redis.register_script(_MOVE)
         self._delete: Any = redis.register_script(_DELETE)
 
     async def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Makes a checkpoint known. Adding it again keeps its place and names its files as they are now."""
+        """Registers a checkpoint. Adding it again keeps its place and replaces its row."""
         async with unavailable_if_down(f"register checkpoint {row.version}"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(self._key("checkpoint", row.version), row.to_json())  # the version is the content's hash
@@ -82,13 +156,13 @@ class Registry:
             await pipe.execute()
 
     async def checkpoint(self, version: str) -> CheckpointRow | None:
-        """A checkpoint's row; None when it is unknown."""
+        """Returns a checkpoint's row; None for an unknown one."""
         async with unavailable_if_down(f"read checkpoint {version}"):
             data = await self._redis.get(self._key("checkpoint", version))
         return CheckpointRow.of_json(data) if data else None
 
     async def checkpoints(self) -> list[CheckpointRow]:
-        """All checkpoints, newest first."""
+        """Lists all checkpoints, newest first."""
         async with unavailable_if_down("list checkpoints"):
             versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
             if not versions:
@@ -97,7 +171,7 @@ class Registry:
         return [CheckpointRow.of_json(row) for row in rows if row]
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
-        """Names the checkpoint that encodes a space's premises; `default`: the space used where none is named."""
+        """Sets the checkpoint that encodes a space's premises; `default`: use the space where a call names none."""
         async with unavailable_if_down(f"store space {space_id}"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(self._key("space", space_id), premise_version)
@@ -106,12 +180,12 @@ class Registry:
             await pipe.execute()
 
     async def space(self, space_id: str) -> str | None:
-        """The checkpoint that encodes a space's premises; None for an unknown space."""
+        """Returns the checkpoint that encodes a space's premises; None for an unknown space."""
         async with unavailable_if_down(f"read space {space_id}"):
             return _text(await self._redis.get(self._key("space", space_id)))
 
     async def default_space(self) -> str | None:
-        """The space used where none is named; None before the trainer's first start."""
+        """Returns the space used where a call names none; None before the trainer's first start."""
         async with unavailable_if_down("read the default space"):
             return _text(await self._redis.get(self._key("default_space")))
 
@@ -126,8 +200,8 @@ class Registry:
     ) -> LabelRow:
         """Points a label at a version; when `stable` moves, `previous` follows. Repeating a move changes nothing.
 
-        Without `share` the label keeps the one it has, at first 0; another share is a move, too. Raises Aborted when
-        `expected_revision` is given and not the label's (0: the label must not exist).
+        Without `share` the label keeps its share, at first 0. A new share is a move, too. Raises Aborted when the
+        label is not at `expected_revision` (0: the label must not exist).
         """
         keys = [
             self._label_key(space_id, name),
@@ -150,13 +224,13 @@ class Registry:
         return row
 
     async def label(self, space_id: str, name: str) -> LabelRow | None:
-        """A label's row; None when it does not exist."""
+        """Returns a label's row; None when it does not exist."""
         async with unavailable_if_down(f"read label {name}"):
             row = await self._redis.hgetall(self._label_key(space_id, name))
         return LabelRow.of_hash(row) if row else None
 
     async def labels(self, space_id: str | None = None) -> list[LabelRow]:
-        """All labels, or those of one space, by space and name."""
+        """Lists all labels, or those of one space, by space and name."""
         async with unavailable_if_down("list labels"):
             members = sorted(await self._redis.smembers(self._key("labels")))
             pipe = self._redis.pipeline(transaction=True)
@@ -166,7 +240,7 @@ class Registry:
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def claim_request(self, request_id: str, revision: int) -> int:
-        """The revision that a label had when a request was first tried: `revision`, unless it was tried before."""
+        """Returns the label's revision when a request was first tried: `revision`, unless it was tried before."""
         key = self._key("request", hashlib.sha256(request_id.encode()).hexdigest())
         async with unavailable_if_down("note the request"):
             await self._redis.set(key, revision, nx=True, ex=REQUEST_TTL_S)
@@ -186,7 +260,7 @@ class Registry:
                 raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
-        """Returns when a label has moved after `last_id`, or time is up; gives the id to go on from."""
+        """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
             block_ms = max(int(min(left_s, MAX_BLOCK_S) * 1000), 1)
@@ -197,44 +271,44 @@ class Registry:
         return last_id
 
     async def last_event(self) -> str:
-        """The id of the newest event, to wait from without missing one."""
+        """Returns the id of the newest event, to wait from without missing one."""
         async with unavailable_if_down("follow the labels"):
             newest: Any = await self._redis.xrevrange(self.events_key, count=1)
         return str(newest[0][0]) if newest else "0-0"
 
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
-        """Records where an encoder stands with a label."""
+        """Records how far an encoder has come with a label."""
         async with unavailable_if_down(f"acknowledge label {label}"):
             await self._redis.hset(self._ack_key(space_id, label), row.instance, row.to_json())
 
     async def heartbeat(self, instance: str) -> None:
-        """Says that an encoder lives, for the next 15 s."""
+        """Marks an encoder as alive for the next 15 s."""
         async with unavailable_if_down("send the heartbeat"):
             await self._redis.zadd(self._key("instances"), {instance: datetime.now(UTC).timestamp() + HEARTBEAT_TTL_S})
 
     async def sign_off(self, instance: str) -> None:
-        """Says that an encoder is gone."""
+        """Marks an encoder as gone."""
         async with unavailable_if_down("sign off"):
             await self._redis.zrem(self._key("instances"), instance)
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
-        """Where each live encoder stands with a label; one that has said nothing yet is at revision 0."""
+        """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""
         async with unavailable_if_down(f"read the rollout of {label}"):
             now = datetime.now(UTC)
             instances = await self._redis.zrangebyscore(self._key("instances"), now.timestamp(), "+inf")
-            said = await self._redis.hgetall(self._ack_key(space_id, label))
+            answers = await self._redis.hgetall(self._ack_key(space_id, label))
         return [
-            RolloutRow.of_json(said[instance])
-            if instance in said
+            RolloutRow.of_json(answers[instance])
+            if instance in answers
             else RolloutRow(instance, 0, ok=False, reason="has not answered yet", at=now)
             for instance in sorted(instances)
         ]
 
     async def await_rollout(self, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
-        """Waits until every live encoder has dealt with a revision, it is overtaken, or time is up.
+        """Waits until every live encoder has answered a revision, it is overtaken, or time is up; returns the rollouts.
 
-        Overtaken: the label has moved on or is gone, so that no encoder need take this revision up. Returns where each
-        live encoder stands; one that stops sending heartbeats is waited for no longer than those last.
+        Overtaken: the label has moved on or is gone, so that no encoder needs this revision. Waits for an encoder that
+        stops sending heartbeats no longer than the last one holds.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -247,7 +321,7 @@ class Registry:
 
     @property
     def events_key(self) -> str:
-        """The stream of label moves."""
+        """The key of the stream of label moves."""
         return self._key("label-events")
 
     def _key(self, *parts: str) -> str:
@@ -261,6 +335,16 @@ class Registry:
 
     def _ack_key(self, space_id: str, name: str) -> str:
         return self._key("ack", space_id, name)
+
+
+def _to_json(row: CheckpointRow | RolloutRow) -> str:
+    return json.dumps({**asdict(row), "format_version": FORMAT_VERSION}, default=datetime.isoformat)
+
+
+def _of_json(data: str, time_field: str) -> dict[str, Any]:
+    record = json.loads(data)
+    del record["format_version"]
+    return {**record, time_field: datetime.fromisoformat(record[time_field])}
 
 
 def _text(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect, warn_unless_durable

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from aeenc import errors
 from aeenc.v1 import registry_pb2, trainer_pb2
-from services.kit.wire import to_timestamp
+from services.kit.convert import to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.trainer.jobs import Batching, Job, JobConfig, Loss, Mode, Progress, defaults_of
 from services.trainer.publishing import Publication

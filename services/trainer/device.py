@@ -7,8 +7,8 @@ import json
 import tempfile
 from pathlib import Path
 
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
 from services.trainer.child import Child, describe_exit
 
 log = get(__name__)

@@ -15,8 +15,8 @@ from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.rankings import Retrieval
 from services.corpus.generation import Generation, open_generation, read_active
-from services.kit.checks import Limits, check_texts
-from services.kit.tasks import in_thread
+from services.kit.concurrency import run_in_thread
+from services.kit.limits import Limits, check_texts
 from services.store.artifacts import ArtifactStore
 from services.trainer.cross_encoder import is_cross_encoder
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
@@ -107,8 +107,8 @@ class Evaluating:
         inquiry = replace(inquiry, label=None if inquiry.version else inquiry.label or "stable")
         async with self._one:
             opened = await self._generation(inquiry.corpus, inquiry.generation)
-            standard = await in_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
-            await in_thread(_check_trees, inquiry.trees, opened)
+            standard = await run_in_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
+            await run_in_thread(_check_trees, inquiry.trees, opened)
             ranked = IndexRanks(self._index, opened, inquiry.retrieval, inquiry.label, inquiry.version)
             if inquiry.retrieval is None:
                 done = await self._by_vectors(inquiry, opened)
@@ -118,7 +118,7 @@ class Evaluating:
             else:
                 done = await self._by_index(inquiry, ranked, opened, standard)
             if inquiry.training and not inquiry.conditioned:
-                parts = await in_thread(parts_seen, standard, done.report, inquiry.training)
+                parts = await run_in_thread(parts_seen, standard, done.report, inquiry.training)
                 done = replace(done, parts=parts)
             if inquiry.trees:
                 done = await self._trees(inquiry.trees, done, ranked, opened)
@@ -139,7 +139,7 @@ class Evaluating:
             )
             label, version = None, encoded.model_version  # all chunks by the version that answered the first
             rows.append(encoded.vectors)
-        report = await in_thread(_of_vectors, inquiry.queries, rows, opened)
+        report = await run_in_thread(_of_vectors, inquiry.queries, rows, opened)
         if inquiry.strict_only:
             report = replace(report, paper=None, paper_ranks=())
         return Evaluation(report, version or "", opened.id)
@@ -148,20 +148,20 @@ class Evaluating:
         self, inquiry: Inquiry, ranked: IndexRanks, opened: Generation, standard: Standard
     ) -> Evaluation:
         texts, k = [query.text for query in standard.queries], await self._depth()
-        strict = await ranked.of_gold(texts, await in_thread(lambda: standard.kept), k)
+        strict = await ranked.of_gold(texts, await run_in_thread(lambda: standard.kept), k)
         paper = None if inquiry.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
-        report = await in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
+        report = await run_in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
 
     async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: Standard) -> Evaluation:
         """Tells the index the gold premise that it finds first, and looks for the others."""
-        several = await in_thread(with_several, standard)
+        several = await run_in_thread(with_several, standard)
         texts, k = [query.text for query in several.queries], await self._depth()
         before = await ranked.of_gold(texts, several.gold, k)
-        told = await in_thread(Told.of, several, before)
-        accepted = await in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
+        told = await run_in_thread(Told.of, several, before)
+        accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
         after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
-        report, part = await in_thread(told.report, after, candidates=len(opened.premises))
+        report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version, parts=[part])
 
     async def _trees(
@@ -169,7 +169,7 @@ class Evaluating:
     ) -> Evaluation:
         found = await ranked.scored(list(dict.fromkeys(text for tree in trees for text in tree.queries)), FIRST)
         alone, along = [
-            await in_thread(tree_level, trees, found, opened.ordinal_by_text, along=way) for way in (False, True)
+            await run_in_thread(tree_level, trees, found, opened.ordinal_by_text, along=way) for way in (False, True)
         ]
         return replace(done, hypothesis_alone=alone, gold_tree=along)
 
@@ -203,11 +203,11 @@ class Evaluating:
         if not corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not generation:
-            active = await in_thread(read_active, self._store, corpus)
+            active = await run_in_thread(read_active, self._store, corpus)
             if active is None:
                 raise errors.NotFound(f"no corpus {corpus!r}; build it and activate a generation")
             generation = active
-        return await in_thread(self._open, corpus, generation)
+        return await run_in_thread(self._open, corpus, generation)
 
     async def close(self) -> None:
         """Closes the connections."""

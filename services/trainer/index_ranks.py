@@ -13,7 +13,7 @@ from aeenc.found import Hit
 from aeenc.index import IndexClient
 from aeenc.rankings import Rankings, Retrieval
 from services.corpus.generation import Generation
-from services.kit.tasks import in_thread
+from services.kit.concurrency import run_in_thread
 from services.trainer.evaluation.protocol import Ranks
 from services.trainer.evaluation.tree_level import Found
 
@@ -66,7 +66,7 @@ class IndexRanks:
         ranks: list[Ranks] = []
         async for found in self._parts(texts, k, drop_self, accepted):
             mine = gold[len(ranks) : len(ranks) + len(found)]
-            ranks += await in_thread(_ranks, found, self._opened, mine)
+            ranks += await run_in_thread(_ranks, found, self._opened, mine)
         return ranks
 
     async def scored(self, texts: Sequence[str], k: int) -> dict[str, Found]:
@@ -74,7 +74,7 @@ class IndexRanks:
         by_rank = self._retrieval is not None and self._retrieval.mode == "iterative_lexical"
         scored: list[Found] = []
         async for found in self._parts(texts, k, drop_self=True, accepted=()):
-            scored += await in_thread(_scored, found, self._opened, by_rank=by_rank)
+            scored += await run_in_thread(_scored, found, self._opened, by_rank=by_rank)
         return dict(zip(texts, scored, strict=True))
 
     async def _parts(

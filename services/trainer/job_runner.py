@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
+from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tasks import cancel_all, finish
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.data_sets import DataSets

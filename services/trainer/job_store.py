@@ -12,8 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.leases import Leases
-from services.store.redis import key_prefix, unavailable_if_down
+from services.store.redis import Leases, key_prefix, unavailable_if_down
 from services.trainer.jobs import (
     FORMAT_VERSION,
     LIVE,

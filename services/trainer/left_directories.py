@@ -6,8 +6,8 @@ import shutil
 import time
 from pathlib import Path
 
+from services.kit.concurrency import run_in_thread
 from services.kit.logs import get
-from services.kit.tasks import in_thread
 from services.trainer.job_store import JobStore
 
 log = get(__name__)
@@ -20,11 +20,11 @@ async def remove_left(jobs_dir: Path, store: JobStore) -> None:
 
     A job that failed or was cancelled can be resumed, so its directory stays. Raises Unavailable when Redis is away.
     """
-    for directory in await in_thread(_directories, jobs_dir):
+    for directory in await run_in_thread(_directories, jobs_dir):
         state = await store.state(directory.name)
-        if state == "SUCCEEDED" or (state is None and await in_thread(_is_old, directory)):
+        if state == "SUCCEEDED" or (state is None and await run_in_thread(_is_old, directory)):
             log.info("job directory removed", job=directory.name, state=state)
-            await in_thread(shutil.rmtree, directory, ignore_errors=True)
+            await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
 def _directories(jobs_dir: Path) -> list[Path]:

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from services.kit.server import GrpcServer
-from services.kit.service_info import to_service_info
-from services.kit.wire import position_of, to_timestamp
+from services.kit.convert import position_of, to_timestamp
+from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.device import Device

@@ -10,8 +10,8 @@ import asyncio
 
 from aeenc import errors
 from aeenc.index import IndexClient
+from services.kit.concurrency import finish
 from services.kit.logs import get
-from services.kit.tasks import finish
 from services.store.registry import LabelRow, Registry
 from services.trainer.encoders_served import await_all
 from services.trainer.job_store import JobStore

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from aeenc import errors
 from aeenc.index import IndexClient
 from services.corpus.generation import PREMISES, folder_of
+from services.kit.concurrency import finish
 from services.kit.logs import get
-from services.kit.tasks import finish
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry, RolloutRow
 from services.trainer.encoders_served import await_all

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from aeenc import errors
 from services.corpus.generation import open_generation, read_active
-from services.kit.checks import Limits, check_texts
-from services.kit.wire import position_of
+from services.kit.convert import position_of
+from services.kit.limits import Limits, check_texts
 from services.store.registry import CheckpointRow
 from services.trainer.checkpoints import Checkpoints
 from services.trainer.cross_encoder import SPACE as CROSS_ENCODERS

@@ -81,7 +81,7 @@ def test_a_corpus_of_trees_is_built_with_a_table_for_people(index: str):
         (["retrieve", "facts", "x", "-k", "5000"], 2, "1 to 1,000"),
         (["corpus", "build", "x", "--facts", "no-such-file"], 2, "no-such-file"),
         (["corpus", "build", "x"], 2, "--data DIR or --facts FILE"),
-        (["corpus", "build", "../x", "--data", str(SAMPLE)], 2, "no corpus name"),
+        (["corpus", "build", "../x", "--data", str(SAMPLE)], 2, "not a corpus name"),
         (["sample", "facts", "--data", "no-such-folder"], 2, "no-such-folder"),
         (["oracle", "gold", "--trees", str(SAMPLE), "--split", "nothing"], 2, "it has train, dev, test"),
     ],

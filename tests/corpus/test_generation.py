@@ -1,4 +1,4 @@
-"""A corpus generation on disk: what the index writes, the trainer reads; what does not fit together is refused."""
+"""A corpus generation on disk: the trainer reads what the index writes; parts that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_corpus_name_never_leads_out_of_its_folder(artifact_store: ArtifactSto
         lambda: read_active(artifact_store, corpus),
         lambda: write_active(artifact_store, corpus, "g0"),
     ):
-        with pytest.raises(errors.InvalidArgument, match="is no corpus name") as caught:
+        with pytest.raises(errors.InvalidArgument, match="is not a corpus name") as caught:
             call()
         assert caught.value.violations[0].field == "corpus"
 

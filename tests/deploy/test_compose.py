@@ -28,8 +28,8 @@ from aeenc.v1 import sampler_pb2
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.healthcheck import connects, serves
+from services.launcher.private_redis import find_redis_server
 from services.sampler.settings import SamplerSettings
-from services.store.local_redis import find_redis_server
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_base import write_tiny_base
 

@@ -20,7 +20,7 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracle import ask as ask_here
 from aeenc.oracles.client import Answer, OracleClient
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 from support.waiting import reached
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.index import codes
 from services.index.codes import CodesProposer
 from services.index.proposals import Proposed

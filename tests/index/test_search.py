@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.inner_products import exact_products
 from services.corpus.premises import PremiseRecord, Premises
-from services.corpus.products import exact_products
 from services.index.corpus import ALL, Selection, ServedGeneration
 from services.index.engine import SearchEngine
 from services.index.search import FlatIndex

@@ -1,4 +1,4 @@
-"""Requests that break grpc's own machinery: paths that are no text, and messages sent on after a refusal."""
+"""Requests that break grpc's own machinery: paths that are not text, and messages sent on after a refusal."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_message_that_a_reader_gave_up_on_goes_to_the_next_reader() -> N
         while (message := await sent.get()) != "end":
             yield message
 
-    requests = Requests(source())
+    requests = RequestStream(source())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(requests), 0.01)
     for message in ("one", "two", "end"):

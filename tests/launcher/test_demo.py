@@ -1,4 +1,4 @@
-"""The demo as a test: what it promises on the sample, and on the real data where they are at hand."""
+"""The demo as a test: its promises on the sample, and on the real data where they are at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One machine's fleet: up, down, up again; and what is still there after SIGKILL of sampler, trainer and Redis."""
+"""One machine's fleet: up, down, up again; and the state after SIGKILL of sampler, trainer and Redis."""
 
 from __future__ import annotations
 

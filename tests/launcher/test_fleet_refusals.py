@@ -1,4 +1,4 @@
-"""What `aeenc up` refuses, and what it says then."""
+"""Refusals of `aeenc up`, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet tells its services by their settings."""
+"""The settings that a fleet passes to its services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Immutable directories: what was committed is found whole, what was not is never seen, what was changed is named."""
+"""Immutable directories: a committed one is found whole, an uncommitted one never, a changed one is named."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_link_in_place_of_a_file_is_refused(artifact_store: ArtifactStore, tmp
     (tmp_path / "elsewhere").write_text("one")
     artifact.file("a").unlink()
     artifact.file("a").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.DataLoss, match="a is no regular file"):
+    with pytest.raises(errors.DataLoss, match="a is not a regular file"):
         artifact_store.open(FOLDER, artifact.id)
 
 
@@ -112,7 +112,7 @@ def test_a_link_or_a_directory_cannot_be_committed(artifact_store: ArtifactStore
     for make in (lambda path: path.symlink_to("/etc/passwd"), Path.mkdir):
         with artifact_store.writer("checkpoint", FOLDER) as writer:
             make(writer.path / "odd")
-            with pytest.raises(errors.InvalidArgument, match="odd is no regular file"):
+            with pytest.raises(errors.InvalidArgument, match="odd is not a regular file"):
                 writer.commit({})
     assert artifact_store.list(FOLDER) == []
     assert hidden(artifact_store) == []
@@ -130,11 +130,11 @@ def forge(name: str) -> Callable[[dict[str, object]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (forge("../../outside"), "is no plain file name; it is forged"),
-        (forge("/etc/passwd"), "is no plain file name; it is forged"),
-        (forge(".."), "is no plain file name; it is forged"),
-        (lambda manifest: manifest.pop("files"), "is no manifest"),
-        (lambda manifest: manifest.update(files=["a"]), "is no manifest"),
+        (forge("../../outside"), "is not a plain file name; it is forged"),
+        (forge("/etc/passwd"), "is not a plain file name; it is forged"),
+        (forge(".."), "is not a plain file name; it is forged"),
+        (lambda manifest: manifest.pop("files"), "is not a manifest"),
+        (lambda manifest: manifest.update(files=["a"]), "is not a manifest"),
         (lambda manifest: manifest.update(format_version=2), "format_version 2, this build reads 1"),
         (lambda manifest: manifest.update(id="qother"), "is the manifest of 'qother'"),
     ],
@@ -195,7 +195,7 @@ def test_an_exception_while_writing_leaves_nothing(artifact_store: ArtifactStore
 @pytest.mark.parametrize("artifact_id", ["", ".", "..", "../x", "a/b", ".tmp-1", "a\x00b"])
 def test_an_id_that_is_no_plain_name_never_reaches_the_disk(artifact_store: ArtifactStore, artifact_id: str) -> None:
     for call in (artifact_store.open, artifact_store.delete, artifact_store.path):
-        with pytest.raises(errors.InvalidArgument, match="is no artifact id"):
+        with pytest.raises(errors.InvalidArgument, match="is not an artifact id"):
             call(FOLDER, artifact_id)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import errors
-from services.store.local_redis import find_redis_server, start_private_redis
+from services.launcher.private_redis import find_redis_server, start_private_redis
 from services.store.redis import connect
 from services.store.registry import CheckpointRow, Registry
 
@@ -32,7 +32,7 @@ async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknow
 
     assert find_redis_server()
     with monkeypatch.context() as patch:
-        patch.setattr("services.store.local_redis.subprocess.Popen", limited)
+        patch.setattr("services.launcher.private_redis.subprocess.Popen", limited)
         full = start_private_redis(tmp_path)
     redis = connect(full.url)
     registry, acknowledged = Registry(redis, "n"), []

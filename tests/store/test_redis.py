@@ -1,4 +1,4 @@
-"""What Redis answers, as errors: what cannot be served now is UNAVAILABLE, what is wrong with us is not."""
+"""Errors of Redis: UNAVAILABLE while it cannot serve; bugs of ours stay as they are."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import errors
-from services.store.local_redis import PrivateRedis, start_private_redis
+from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.redis import SOCKET_TIMEOUT_S, connect, key_prefix
 from services.store.registry import CheckpointRow, Registry, RolloutRow
 

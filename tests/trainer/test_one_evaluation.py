@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.trainer import evaluating
 from services.trainer.evaluating import Evaluating, Inquiry
 from services.trainer.evaluation import EvaluationQuery

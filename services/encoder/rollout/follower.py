@@ -27,7 +27,6 @@ from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Ver
 from services.encoder.runtime.model import CROSS_ENCODERS, Model
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tasks import cancel_all
 from services.store.registry import LabelRow, Registry, RolloutRow
 
 log = get(__name__)

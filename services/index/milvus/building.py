@@ -27,8 +27,8 @@ from services.index.milvus.records import Records
 from services.index.milvus.writing import GenerationWriter
 from services.index.vectors import BatchEncoder
 from services.kit import logs
-from services.kit.checks import Limits
-from services.kit.tasks import cancel_all
+from services.kit.concurrency import cancel_all
+from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.corpus.products import norms_of
+from services.corpus.inner_products import norms_of
 from services.index.corpus import check_found
 from services.index.milvus.collection import FLAT, GenerationCollection
 from services.index.milvus.link import MilvusLink

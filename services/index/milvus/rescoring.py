@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.corpus.generation import PremiseRecord
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.index.milvus.collection import Candidates
 from services.index.milvus.generation import NORM_TOLERANCE
 from services.index.milvus.schema import K_MOST

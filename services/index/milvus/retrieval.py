@@ -31,7 +31,7 @@ from services.index.ranking import EXPLAINED, without_mean
 from services.index.reranking import Reranker
 from services.index.retrieval import Answer
 from services.index.search import USUAL, Effort, Found
-from services.kit.checks import Limits, check_count, check_texts
+from services.kit.limits import Limits, check_count, check_texts
 
 RETRY_AFTER_S = 0.05
 IDS_AT_ONCE = 1000  # of premises accepted, whose vectors come along

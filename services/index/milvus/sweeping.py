@@ -15,7 +15,7 @@ from services.index.milvus.collection import GenerationCollection
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import Records
 from services.kit import logs
-from services.kit.tasks import cancel_all
+from services.kit.concurrency import cancel_all
 
 log = logs.get(__name__)
 

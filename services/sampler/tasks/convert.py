@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2
-from services.kit.wire import known, to_duration, to_timestamp
+from services.kit.convert import decode_enum, to_duration, to_timestamp
 from services.sampler.tasks.agreement import Agreement
 from services.sampler.tasks.deciding import Given, verdict_of
 from services.sampler.tasks.queue import Leased
@@ -38,7 +38,7 @@ def from_elapsed(request: sampler_pb2.SubmitVerdictsRequest) -> float | None:
 
 def from_state(state: sampler_pb2.TaskState) -> State | None:
     """The state to list; None for all."""
-    return known(_STATES, state, "state", None)
+    return decode_enum(_STATES, state, "state", None)
 
 
 def to_time(at: float) -> datetime:

@@ -15,8 +15,8 @@ from functools import partial
 from aeenc import errors
 from aeenc.oracle import Task
 from aeenc.oracles.client import Answer as OracleAnswer
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
 from services.sampler.oracle_gateway import Judged, OracleGateway, Unanswered, read_answers
 from services.sampler.run_store import RunStore
 from services.sampler.runs import Run

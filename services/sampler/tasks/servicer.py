@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
-from services.kit.wire import position_of, to_timestamp
+from services.kit.convert import position_of, to_timestamp
 from services.sampler.tasks import convert
 from services.sampler.tasks.queue import TaskQueue
 from services.sampler.tasks.review import Review

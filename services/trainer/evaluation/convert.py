@@ -11,7 +11,7 @@ from aeenc.evaluation import UNRANKED, Metrics
 from aeenc.found import Fusion, FusionMethod, Mode
 from aeenc.rankings import Retrieval
 from aeenc.v1 import index_pb2, trainer_pb2, types_pb2
-from services.kit.wire import known
+from services.kit.convert import decode_enum
 from services.trainer.evaluating import Evaluation, Inquiry
 from services.trainer.evaluation import EvaluationQuery
 from services.trainer.evaluation.parts import Part
@@ -94,9 +94,11 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
     fusion = None
     if message.HasField("fusion"):
         weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
-        fusion = Fusion(known(_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight)
+        fusion = Fusion(
+            decode_enum(_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight
+        )
     return Retrieval(
-        mode=known(_MODES, message.mode, "config.retrieval.mode", "dense"),
+        mode=decode_enum(_MODES, message.mode, "config.retrieval.mode", "dense"),
         fusion=fusion,
         prior=message.prior,
         rerank=message.rerank,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 
 BLOCK_QUERIES = 128
 CLOSE = 1e-5  # of a gold premise's score: far more than float32 products of unit vectors err

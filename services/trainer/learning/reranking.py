@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.store.artifacts import Artifact
 from services.trainer.evaluation import Report, gold_ranks
 from services.trainer.evaluation.protocol import Ranks, Standard

@@ -93,7 +93,7 @@ DAMAGES: list[tuple[Callable[..., None], str]] = [
     (truncated, "model.onnx has"),
     (flipped, "sha256"),
     (missing, r"tokenizer.json is missing"),
-    (linked, "no regular file"),
+    (linked, "not a regular file"),
     (pickled, r"pytorch_model.bin is not in the manifest"),
     (forged, "manifest.json has sha256"),
 ]

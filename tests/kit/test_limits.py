@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aeenc import errors
-from services.kit.checks import Limits, check_count, check_k, check_texts
+from services.kit.limits import Limits, check_count, check_k, check_texts
 
 LIMITS = Limits(items=4, text_bytes=16, k=10)
 

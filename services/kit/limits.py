@@ -1,4 +1,4 @@
-"""Checks of request fields that several services share; they raise InvalidArgument with field, value and remedy."""
+"""The limits of a service, and checks of request fields against them; they raise InvalidArgument with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aeenc.errors import FieldViolation, InvalidArgument, TooLarge
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a service enforces and states in GetInfo. 0 means that the limit does not apply to it."""
+    """The limits that a service enforces and states in GetInfo. 0 means that the service does not have this limit."""
 
     message_bytes: int = 4 * 1024 * 1024
     items: int = 1024
@@ -22,7 +22,7 @@ class Limits:
 
 
 def check_count(count: int, limits: Limits, field: str) -> None:
-    """Refuses nothing and too much."""
+    """Refuses an empty list and one over the limit."""
     if count == 0:
         raise InvalidArgument.field(field, f"is empty; give 1 to {limits.items}")
     if count > limits.items:
@@ -31,7 +31,7 @@ def check_count(count: int, limits: Limits, field: str) -> None:
 
 
 def check_texts(texts: Sequence[str], limits: Limits, field: str = "texts") -> None:
-    """Refuses no texts, too many, empty ones, and texts over the size limit; names every bad one."""
+    """Refuses no texts, too many, empty ones, and texts over the size limit; the error names every bad one."""
     check_count(len(texts), limits, field)
     violations, over_size = [], False
     for position, text in enumerate(texts):
@@ -49,6 +49,6 @@ def check_texts(texts: Sequence[str], limits: Limits, field: str = "texts") -> N
 
 
 def check_k(k: int, limits: Limits) -> None:
-    """Refuses 0 and what is above the limit."""
+    """Refuses a k below 1 or over the limit."""
     if not 1 <= k <= limits.k:
         raise InvalidArgument.field("k", f"is {k}; give 1 to {limits.k:,}")

@@ -1,0 +1,69 @@
+"""Building blocks for asyncio: tasks that surely end, threads that are waited for, reads with pauses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+REPEAT_S = 0.2
+
+
+async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `work` as `asyncio.to_thread` does, but returns only when the thread has ended, even when cancelled.
+
+    So a lock that is held around the call is held as long as the work goes on.
+    """
+    task = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    await finish(task)
+    return task.result()
+
+
+async def finish(task: asyncio.Task[Any]) -> None:
+    """Waits until a task has ended, however often the waiting task is cancelled meanwhile."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits until they have ended.
+
+    Repeats the cancellation: a library may swallow one (a timeout that fires at the same moment does in Python 3.11),
+    and its task would run for ever.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=REPEAT_S)
+
+
+def observe_failure(future: asyncio.Future[Any]) -> None:
+    """Done-callback for a future that nobody may await: asyncio then does not report its failure as lost."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def with_pauses(messages: AsyncIterator[Sequence[T]], pause_s: float) -> AsyncGenerator[Sequence[T], None]:
+    """Yields the messages, and an empty one whenever none has come for `pause_s`."""
+    while True:
+        read = asyncio.ensure_future(anext(messages, None))
+        try:
+            while not (await asyncio.wait([read], timeout=pause_s))[0]:
+                yield ()
+        finally:
+            read.cancel()  # does nothing to a read that has ended
+        message = read.result()
+        if message is None:
+            return
+        yield message

@@ -1,0 +1,63 @@
+"""Conversions that several servicers share: a call's context, times, durations, page tokens and enums."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aeenc import errors
+
+E = TypeVar("E", bound=int)
+T = TypeVar("T")
+
+REQUEST_ID_CHARS_MAX = 64
+
+
+def deadline_s(context: Any) -> float | None:
+    """Returns the seconds until the caller's deadline, or None without one."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > 1e9 else float(left_s)
+
+
+def request_id(context: Any) -> str:
+    """Returns the call's `x-request-id`, or a fresh one where the caller sent none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "x-request-id":
+            return str(value)[:REQUEST_ID_CHARS_MAX]
+    return uuid.uuid4().hex
+
+
+def to_timestamp(at: datetime | None) -> Timestamp | None:
+    """Converts a time; None stays unset."""
+    if at is None:
+        return None
+    timestamp = Timestamp()
+    timestamp.FromDatetime(at)
+    return timestamp
+
+
+def to_duration(seconds: float) -> Duration:
+    """Converts a length of time, cut to whole nanoseconds."""
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+def position_of(page_token: str) -> int:
+    """Returns the number in a page token, 0 for an empty one. Raises InvalidArgument for a malformed one."""
+    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
+        raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
+    return int(page_token or 0)
+
+
+def decode_enum(values: Mapping[E, T], sent: E, field: str, unset: T) -> T:
+    """Returns the value of an enum's number; 0 is `unset`. Raises InvalidArgument for a number not in `values`."""
+    if sent != 0 and sent not in values:
+        raise errors.InvalidArgument.field(
+            field, f"{sent} is unknown to this service; use one of {sorted(values)}, or update it"
+        )
+    return values.get(sent, unset)
