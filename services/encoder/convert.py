@@ -10,7 +10,7 @@ from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
-from services.kit.wire import known, to_duration, to_timestamp
+from services.kit.convert import decode_enum, to_duration, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}

@@ -12,10 +12,9 @@ from services.encoder import convert
 from services.encoder.batching.encoder import Encoder
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.versions import Versions
-from services.kit.checks import Limits
-from services.kit.context import deadline_s, request_id
-from services.kit.server import GrpcServer
-from services.kit.service_info import to_service_info
+from services.kit.convert import deadline_s, request_id
+from services.kit.limits import Limits
+from services.kit.server import GrpcServer, to_service_info
 
 A = TypeVar("A")
 B = TypeVar("B")

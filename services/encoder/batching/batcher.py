@@ -28,8 +28,8 @@ from services.encoder.batching.queues import LANES, Batch, Call, Item, Lane, Que
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import Runner, Tokens
 from services.encoder.runtime.thread_priority import WORKER, lower_priority
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
 
 log = get(__name__)
 

@@ -25,7 +25,7 @@ from services.encoder.rollout.loading import LoadOptions, check_place, load_mode
 from services.encoder.rollout.versions import STABLE, ServedLabel, Versions
 from services.encoder.runtime.model import CROSS_ENCODERS, Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
-from services.kit.tasks import seen
+from services.kit.concurrency import observe_failure
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
 
@@ -110,7 +110,7 @@ class CandidateLoader:
     def _mark_idle(self, quiet: asyncio.Future[Model]) -> None:
         """Drops the result: a model that came too late must not stay in memory."""
         self._idle_is_busy = False
-        seen(quiet)
+        observe_failure(quiet)
 
     async def _at_low_priority(self, load: Callable[[], Model]) -> Model:
         return await asyncio.get_running_loop().run_in_executor(self._low, load)
