@@ -25,6 +25,7 @@ from services.encoder.rollout.candidates import PREMISES, CandidateLoader, Space
 from services.encoder.rollout.history import SavedLabel, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Versions
 from services.encoder.runtime.model import CROSS_ENCODERS, Model
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.store.registry import LabelRow, Registry, RolloutRow
