@@ -18,7 +18,8 @@ from typing import Any
 import grpc
 import structlog
 
-from aeenc import errors, status
+from aeenc import errors
+from aeenc.transport import status
 from services.kit.logs import get
 from services.kit.metrics import RpcMetrics
 from services.kit.readiness import Readiness

@@ -16,7 +16,7 @@ import pytest
 
 import aeenc
 from aeenc import Channel, EncoderClient, errors
-from aeenc.addresses import Address, resolve, split
+from aeenc.transport.addresses import Address, resolve, split
 from aeenc.v1 import encoder_pb2_grpc
 from support.models.hashed_encoder import HashedEncoder, RunningEncoder, raises, until, vector_of
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, errors
-from aeenc.bulk import BulkEncoder
-from aeenc.bulk_stream import Work
-from aeenc.encoded import Encoded, EncodeOptions
+from aeenc.calls.bulk import BatchQueue, BulkEncoder
+from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.v1 import encoder_pb2, types_pb2
 from support.models.hashed_encoder import RunningEncoder, raises, until, vector_of
 
@@ -51,14 +50,14 @@ async def connect(encoders: list[RunningEncoder]) -> AsyncIterator[Callable[...,
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the batches whose answers the client received, in the order of arrival."""
     numbers: list[int] = []
-    original = Work.answered
+    original = BatchQueue.answered
 
-    def noted(self: Work, batch: Any, outcome: Any) -> None:
+    def noted(self: BatchQueue, batch: Any, outcome: Any) -> None:
         if isinstance(outcome, Encoded):
             numbers.append(int(batch.seq))
         original(self, batch, outcome)
 
-    monkeypatch.setattr(Work, "answered", noted)
+    monkeypatch.setattr(BatchQueue, "answered", noted)
     return numbers
 
 

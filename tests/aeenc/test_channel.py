@@ -12,8 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import Channel, EncoderClient, IndexClient, errors, status, vectors
-from aeenc.status import _all_subclasses
+from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
+from aeenc.transport import status
+from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2_grpc
 
 Outcome = Callable[[int], errors.AeencError | None]

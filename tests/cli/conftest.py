@@ -15,8 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from aeenc import errors, status
+from aeenc import errors
 from aeenc.cli.main import app
+from aeenc.transport import status
 from aeenc.v1 import (
     encoder_pb2,
     encoder_pb2_grpc,

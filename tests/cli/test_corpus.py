@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aeenc import AsyncClient
-from aeenc.cli.facts import read_facts
+from aeenc.cli.corpus import read_facts
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
 from support.models.hashed_encoder import FACTS, VERSION

@@ -9,8 +9,8 @@ import pytest
 from ir_measures import AP
 
 from aeenc import Channel, IndexClient
-from aeenc.cli.loop import rounds_table
-from aeenc.cli.reports import report_dict, report_tables
+from aeenc.cli.learning.loop import rounds_table
+from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.evaluation import query_id, read_qrels, read_run
 from aeenc.loop import Round
 from aeenc.trees import Dataset

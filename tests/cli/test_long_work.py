@@ -5,10 +5,10 @@ import json
 import pytest
 from google.protobuf import timestamp_pb2
 
-from aeenc.cli.evaluate import corpus_name
+from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import metrics_table
-from aeenc.cli.reports import report_dict
-from aeenc.cli.sample import hypotheses_of
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 

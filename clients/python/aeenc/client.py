@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
-from aeenc.sync import LOOP, Blocking
 from aeenc.trainer import TrainerClient
+from aeenc.transport.channel import Channel
+from aeenc.transport.sync import LOOP, Blocking
 
 ENCODER = "127.0.0.1:50051"
 INDEX = "127.0.0.1:50052"

@@ -6,21 +6,35 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, vectors
-from aeenc.channel import Channel
-from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
-from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
-from aeenc.index_streams import build_requests, explanation_requests
-from aeenc.rankings import RankingCall, Rankings, Retrieval, rank
+from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
+from aeenc.calls.retrieval import (
+    MODES,
+    Fusion,
+    Hit,
+    Mode,
+    RankingCall,
+    Rankings,
+    Retrieval,
+    Retrieved,
+    SearchResult,
+    rank,
+)
+from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
+CHUNK_ITEMS = 512
+CHUNK_BYTES = 512 * 1024  # about
 BUILD_TIMEOUT_S = 24 * 3600.0
 RESUME_S = 60.0
 RESUME_EVERY_S = 0.5
+
+Item = TypeVar("Item", types_pb2.Premise, index_pb2.Explanation)
 
 
 class IndexClient:
@@ -151,7 +165,7 @@ class IndexClient:
     ) -> Rankings:
         """The first k premises for any number of texts, by as many calls of Retrieve as it takes."""
         call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
-        return await rank(self, call, texts, k, accepted)
+        return await rank(self.retrieve, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
         """Looks premises up by id or alias, in the order asked."""
@@ -160,17 +174,9 @@ class IndexClient:
 
     async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[types_pb2.Premise]:
         """All premises of a generation in the order of insertion, page by page."""
-        token = ""
-        while True:
-            request = index_pb2.ListPremisesRequest(
-                corpus=corpus, page_size=1024, page_token=token, generation=generation
-            )
-            page = await self.channel.unary(self._stub.ListPremises, request)
-            for premise in page.premises:
-                yield premise
-            token = page.next_page_token
-            if not token:
-                return
+        request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=1024, generation=generation)
+        async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
+            yield premise
 
     async def build(
         self,
@@ -211,7 +217,7 @@ class IndexClient:
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         while True:
             before = reached
-            requests = build_requests(header, islice(premises, header.resume_from, None))
+            requests = _build_requests(header, islice(premises, header.resume_from, None))
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 async for progress in self._admin_channel.stream(
@@ -243,15 +249,9 @@ class IndexClient:
 
     async def generations(self, corpus: str) -> list[index_pb2.Generation]:
         """All generations of a corpus, newest first."""
-        found: list[index_pb2.Generation] = []
-        token = ""
-        while True:
-            request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000, page_token=token)
-            page = await self._admin_channel.unary(self._admin.ListGenerations, request)
-            found.extend(page.generations)
-            token = page.next_page_token
-            if not token:
-                return found
+        request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000)
+        pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
+        return [generation async for generation in pages]
 
     async def delete(self, corpus: str, generation: str) -> None:
         """Deletes a generation that is not active."""
@@ -266,7 +266,7 @@ class IndexClient:
         Premises of a hypothesis put before are joined; with `replace`, these are all there are.
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
-        requests = explanation_requests(header, explanations)
+        requests = _explanation_requests(header, explanations)
         response = await self._admin_channel.send_stream(self._admin.PutExplanations, requests, timeout_s=600.0)
         return int(response.total_size)
 
@@ -277,3 +277,33 @@ class IndexClient:
 
 def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
     return index_pb2.PremiseFilter(any_split=splits) if splits else None
+
+
+async def _build_requests(
+    header: index_pb2.BuildHeader, premises: Iterable[types_pb2.Premise]
+) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
+    yield index_pb2.BuildGenerationRequest(header=header)
+    for chunk in _chunks(premises):
+        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
+
+
+async def _explanation_requests(
+    header: index_pb2.ExplanationsHeader, explanations: Iterable[tuple[str, Sequence[str]]]
+) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
+    yield index_pb2.PutExplanationsRequest(header=header)
+    for chunk in _chunks(index_pb2.Explanation(text=text, premise_ids=ids) for text, ids in explanations):
+        yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
+
+
+def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cuts a long list into messages of at most CHUNK_ITEMS items and about CHUNK_BYTES."""
+    chunk: list[Item] = []
+    size_bytes = 0
+    for item in items:
+        chunk.append(item)
+        size_bytes += item.ByteSize()
+        if len(chunk) >= CHUNK_ITEMS or size_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+    if chunk:
+        yield chunk

@@ -28,7 +28,8 @@ from typing import Any
 
 import grpc
 
-from aeenc import errors, status
+from aeenc import errors
+from aeenc.transport import status
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
 
-from aeenc.channel import Channel
 from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
@@ -118,15 +118,9 @@ class PeopleClient:
         self, run_id: str, *, state: sampler_pb2.TaskState = sampler_pb2.TASK_STATE_UNSPECIFIED
     ) -> AsyncIterator[sampler_pb2.JudgedTask]:
         """The tasks of a run with the answers that hold, page by page, in the order in which they were queued."""
-        token = ""
-        while True:
-            request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE, page_token=token)
-            page = await self.channel.unary(self._stub.ListTasks, request)
-            for task in page.tasks:
-                yield task
-            token = page.next_page_token
-            if not token:
-                return
+        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE)
+        async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
+            yield task
 
     async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""

@@ -6,7 +6,7 @@ import uuid
 
 from google.protobuf import duration_pb2
 
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated

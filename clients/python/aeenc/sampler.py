@@ -6,14 +6,14 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.calls.waiting import wait_for_end
+from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
 CHUNK_BYTES = 2 * 1024 * 1024
-_ENDED = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
+_END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
 class SamplerClient:
@@ -60,15 +60,8 @@ class SamplerClient:
 
     async def runs(self) -> list[sampler_pb2.Run]:
         """All runs, newest first."""
-        found: list[sampler_pb2.Run] = []
-        token = ""
-        while True:
-            request = sampler_pb2.ListRunsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListRuns, request)
-            found.extend(page.runs)
-            token = page.next_page_token
-            if not token:
-                return found
+        request = sampler_pb2.ListRunsRequest(page_size=1000)
+        return [run async for run in self.channel.pages(self._stub.ListRuns, request, "runs")]
 
     async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, sampler_pb2.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
@@ -80,18 +73,9 @@ class SamplerClient:
         self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None
     ) -> sampler_pb2.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it whatever its end."""
-        seq = 0
-        while True:
-            try:
-                async for event_seq, run in self.watch(run_id, from_seq=seq + 1):
-                    seq = event_seq
-                    if on_progress is not None:
-                        on_progress(run)
-            except errors.Unavailable:
-                pass  # the sampler restarts; GetRun waits for it
-            run = await self.run(run_id)
-            if run.state in _ENDED:
-                return run
+        return await wait_for_end(
+            lambda seq: self.watch(run_id, from_seq=seq), lambda: self.run(run_id), _END_STATES, on_progress
+        )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
         """Stops a run; what it recorded stays. Raises FailedPrecondition for one that has ended."""
@@ -110,15 +94,9 @@ class SamplerClient:
         self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
     ) -> AsyncIterator[types_pb2.Pair]:
         """All pairs of a run in the order they were recorded, page by page."""
-        token = ""
-        while True:
-            request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, page_token=token, sign=sign)
-            page = await self.channel.unary(self._stub.ListPairs, request)
-            for pair in page.pairs:
-                yield pair
-            token = page.next_page_token
-            if not token:
-                return
+        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=sign)
+        async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
+            yield pair
 
     async def import_pairs(
         self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""

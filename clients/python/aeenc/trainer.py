@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from aeenc import errors
-from aeenc.channel import Channel
-from aeenc.encoder import selector
-from aeenc.rankings import Retrieval
+from aeenc.calls.encoding import selector
+from aeenc.calls.retrieval import Retrieval
+from aeenc.calls.waiting import wait_for_end
+from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
 from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
-_ENDED = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
+_END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 
@@ -58,15 +58,8 @@ class TrainerClient:
 
     async def jobs(self) -> list[trainer_pb2.Job]:
         """All jobs, newest first."""
-        found: list[trainer_pb2.Job] = []
-        token = ""
-        while True:
-            request = trainer_pb2.ListJobsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListJobs, request)
-            found.extend(page.jobs)
-            token = page.next_page_token
-            if not token:
-                return found
+        request = trainer_pb2.ListJobsRequest(page_size=1000)
+        return [job async for job in self.channel.pages(self._stub.ListJobs, request, "jobs")]
 
     async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, trainer_pb2.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
@@ -78,18 +71,9 @@ class TrainerClient:
         self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
     ) -> trainer_pb2.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it whatever its end."""
-        seq = 0
-        while True:
-            try:
-                async for event_seq, job in self.watch(job_id, from_seq=seq + 1):
-                    seq = event_seq
-                    if on_progress is not None:
-                        on_progress(job)
-            except errors.Unavailable:
-                pass  # the trainer restarts; GetJob waits for it
-            job = await self.job(job_id)
-            if job.state in _ENDED:
-                return job
+        return await wait_for_end(
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
+        )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
@@ -140,15 +124,10 @@ class TrainerClient:
 
     async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
         """All checkpoints, newest first."""
-        found: list[trainer_pb2.Checkpoint] = []
-        token = ""
-        while True:
-            request = trainer_pb2.ListCheckpointsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListCheckpoints, request)
-            found.extend(page.checkpoints)
-            token = page.next_page_token
-            if not token:
-                return found
+        request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
+        return [
+            checkpoint async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
+        ]
 
     async def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
         """Gets a checkpoint."""

@@ -1,11 +1,12 @@
-"""The command `aeenc`: global options, the commands, and errors turned into exit codes.
+"""The command `aeenc`: global options, the list of commands, and errors turned into exit codes.
 
-What a command does stands in its own module. Other distributions add commands through the entry-point group
+Commands are functions of the modules beside this one. Other distributions add commands through the entry-point group
 `aeenc.commands`: each names a function `register(app: typer.Typer) -> None`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,24 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import (
-    compare,
-    corpus,
-    data,
-    evaluate,
-    exchange,
-    loop,
-    oracle,
-    output,
-    people,
-    registry,
-    retrieve,
-    sample,
-    status,
-    targets,
-    train,
-    work,
-)
+from aeenc.cli import corpus, data, fleet, oracle, output, people, targets, terminal
+from aeenc.cli.learning import evaluation, jobs, loop, runs
 
 EXIT_CODES = """Exit codes:
 
@@ -49,6 +34,40 @@ EXIT_CODES = """Exit codes:
 
 130  interrupted
 """
+# In the order of `aeenc --help`; the name is the function's.
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(fleet.status, corpus.retrieve, runs.sample),
+    *(people.tasks, people.agreement, people.adjudicate),
+    *(jobs.train, jobs.runs, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
+    *(fleet.publish, fleet.rollback),
+    *(loop.loop, evaluation.evaluate, evaluation.compare),
+)
+# name -> help, and its commands by name
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "corpus": ("Corpora: the premises that are searched.", {"build": corpus.build, "explain": corpus.explain}),
+    "export": (
+        "What runs have recorded, as files.",
+        {
+            "pairs": data.export_pairs,
+            "triplets": data.export_triplets,
+            "beir": data.export_beir,
+            "trees": data.export_trees,
+        },
+    ),
+    "import": ("Judgements made elsewhere.", {"pairs": data.import_pairs}),
+    "data": ("Data sets.", {"fetch": data.fetch}),
+    "oracle": (
+        "Oracles: who says what explains.",
+        {
+            "gold": oracle.gold,
+            "noisy": oracle.noisy,
+            "model": oracle.model,
+            "composite": oracle.composite,
+            "terminal": terminal.terminal,
+            "controls": oracle.controls,
+        },
+    ),
+}
 # The first class that fits decides.
 _EXIT_CODES: tuple[tuple[type[errors.AeencError], int], ...] = (
     (output.EndedBadly, 5),
@@ -132,9 +151,15 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    learning = (sample, people, train, work, registry, loop, evaluate, compare)
-    for module in (status, corpus, retrieve, *learning, exchange, data, oracle):
-        module.register(made)
+    for command in _COMMANDS:
+        made.command()(command)
+    for name, (about, commands) in _GROUPS.items():
+        group = typer.Typer(help=about, no_args_is_help=True)
+        if name == "import":
+            group.callback()(lambda: None)  # or its only command would be the group itself
+        for own_name, command in commands.items():
+            group.command(own_name)(command)
+        made.add_typer(group, name=name)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
         try:

@@ -129,9 +129,3 @@ def _word(verdict: oracle_pb2.Verdict) -> str:
 def _number(figure: float) -> float | None:
     """JSON knows no NaN."""
     return None if math.isnan(figure) else figure
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (tasks, agreement, adjudicate):
-        app.command(command.__name__)(command)

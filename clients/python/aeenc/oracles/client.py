@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from aeenc.channel import Channel
 from aeenc.errors import AeencError
 from aeenc.oracle import Task, Verdict
+from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aeenc.channel import Channel
 from aeenc.errors import Unavailable
 from aeenc.oracle import Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.transport.channel import Channel
 
 TIMEOUT_S = 3600.0  # a person may sit there
 

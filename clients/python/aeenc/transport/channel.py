@@ -1,7 +1,7 @@
 """One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
 
-It does no discovery of its own: gRPC resolves `dns:///name:port` and spreads calls over what it finds; over a static
-list `aeenc.spread` does.
+gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `SpreadChannel` deals calls to those of a
+static list.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
-from aeenc import errors, status
-from aeenc.addresses import Address, resolve, split
-from aeenc.spread import SpreadChannel
+from aeenc import errors
+from aeenc.transport import status
+from aeenc.transport.addresses import Address, resolve, split
 
 T = TypeVar("T")
 
@@ -152,6 +152,16 @@ class Channel:
         finally:
             call.cancel()
 
+    async def pages(self, method: Callable[..., Awaitable[Any]], request: Any, field: str) -> AsyncIterator[Any]:
+        """Yields the items of a list, page after page; `field` of an answer holds them."""
+        while True:
+            page = await self.unary(method, request)
+            for item in getattr(page, field):
+                yield item
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     @asynccontextmanager
     async def conversation(self, method: Callable[..., Any]) -> AsyncIterator[Any]:
         """Opens a stream in both directions and gives the call, to be written to and iterated over in the body.
@@ -194,6 +204,55 @@ class Channel:
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error
+
+
+class SpreadChannel:
+    """Deals the calls of stubs to several gRPC channels in turn; passes over a server that cannot be reached.
+
+    gRPC itself takes a list of IP addresses only and checks one name in all their certificates. Here each server has a
+    channel of its own, so that names work and each certificate is checked against its own name.
+    """
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel]) -> None:
+        self._channels = list(channels)
+        self._turn = 0
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """As grpc.aio.Channel has it; so are the three others."""
+        return self._dealt([channel.unary_unary(*arguments, **options) for channel in self._channels])
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """One question, many answers."""
+        return self._dealt([channel.unary_stream(*arguments, **options) for channel in self._channels])
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """Many questions, one answer."""
+        return self._dealt([channel.stream_unary(*arguments, **options) for channel in self._channels])
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """Many questions, many answers; the stream stays with one server."""
+        return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes all channels."""
+        await asyncio.gather(*(channel.close(grace) for channel in self._channels))
+
+    def _dealt(self, methods: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            return methods[self._next()](*arguments, **options)
+
+        return call
+
+    def _next(self) -> int:
+        """The next connected server in turn; without any, the next that has not just failed; else the next."""
+        count = len(self._channels)
+        turns = [(self._turn + step) % count for step in range(count)]
+        states = [channel.get_state(try_to_connect=True) for channel in self._channels]
+        ready = [n for n in turns if states[n] is grpc.ChannelConnectivity.READY]
+        hopeful = [n for n in turns if states[n] is not grpc.ChannelConnectivity.TRANSIENT_FAILURE]
+        chosen = (ready or hopeful or turns)[0]
+        self._turn = chosen + 1
+        return chosen
 
 
 def _is_ours(rpc_error: grpc.aio.AioRpcError) -> bool:

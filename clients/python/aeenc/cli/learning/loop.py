@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, Loss, validation_of
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import output_of, table
-from aeenc.cli.reports import report_dict
-from aeenc.cli.sample import hypotheses_of
 from aeenc.cli.targets import client, home
-from aeenc.cli.train import TRAINING_SPLIT, Loss, validation_of
 from aeenc.errors import InvalidArgument
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.trees import Dataset
@@ -130,8 +130,3 @@ def loop(
         "journal": str(kept.path),
     }
     out.result(result, rounds_table(done), f"{kept.ended}; {label} names round {best.number}, {best.version}")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command("loop")(loop)

@@ -1,6 +1,6 @@
-"""What the encoder is asked and what it answers, as values: options, embeddings and scores, and their messages.
+"""Encoding as values: options, embeddings and scores, and their messages.
 
-No connection is opened here; `aeenc.encoder` calls, `aeenc.bulk` streams.
+Opens no connection; `aeenc.encoder` calls, `aeenc.calls.bulk` streams.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Encoded:
 
     @classmethod
     def of(cls, response: encoder_pb2.EncodeResponse) -> Encoded:
-        """The answer as a value."""
+        """Reads the encoder's answer."""
         return cls(
             vectors=vectors.from_proto(response.embeddings),
             model_version=response.model_version,
@@ -61,7 +61,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Scored:
-    """How well each premise explains the query: `scores` (n,) float32, larger is better; `truncated` pairs were cut."""
+    """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut."""
 
     scores: NDArray[np.float32]
     model_version: str
@@ -71,7 +71,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How texts are encoded. None and "" leave a choice to the encoder; `label` or `version` names a query encoder."""
+    """Options of encoding. None and "" leave a choice to the encoder; `label` or `version` names a query encoder."""
 
     role: Role = "query"
     label: str | None = None
@@ -83,7 +83,7 @@ class EncodeOptions:
     routing_key: str = ""
 
     def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
-        """The message that asks for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
+        """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
         refuse_single_text(texts)
         if self.role not in _ROLES:
             raise InvalidArgument.field("role", f"is {self.role!r}; give one of {', '.join(_ROLES)}")
@@ -102,20 +102,20 @@ class EncodeOptions:
 
 
 def refuse_single_text(texts: object, field: str = "texts") -> None:
-    """Raises InvalidArgument for one string in the place of a list, which would be taken for its characters."""
+    """Raises InvalidArgument for one string in place of a list, which would count as a list of its characters."""
     if isinstance(texts, str):
         raise InvalidArgument.field(field, f"is one string ({texts[:40]!r}); give a list of strings")
 
 
 def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
-    """The model named by a label or a version; None where neither is."""
+    """Names a model by version or label; None where neither is given."""
     if version:
         return types_pb2.ModelSelector(version=version)
     return types_pb2.ModelSelector(label=label) if label else None
 
 
 def precision_number(precision: str | None) -> types_pb2.Precision | None:
-    """The message's value of a precision. Raises InvalidArgument for an unknown one."""
+    """Returns the number of a precision in messages. Raises InvalidArgument for an unknown one."""
     if precision not in _PRECISIONS:
         raise InvalidArgument.field(
             "precision", f"is {precision!r}; give one of {', '.join(_PRECISION_NAMES.values())}"
@@ -124,5 +124,5 @@ def precision_number(precision: str | None) -> types_pb2.Precision | None:
 
 
 def precision_name(number: int) -> Precision | None:
-    """The precision that a message names; None where it names none."""
+    """Returns the precision that a message names; None where it names none."""
     return cast("Precision | None", _PRECISION_NAMES.get(cast("types_pb2.Precision", number)))

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client
+from aeenc.calls.encoding import selector
 from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
-from aeenc.encoder import selector
 from aeenc.errors import InvalidArgument
 from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
@@ -116,8 +116,3 @@ def sample(
         )
         out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
         show_run(follow_run(connected, run, out) if wait else run, out)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command("sample")(sample)
