@@ -13,7 +13,7 @@ from aeenc.errors import InvalidTree, NotFound
 from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, tree_from_record, write_trees
 from support.real_data import ENTAILMENTBANK, need
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SAMPLE = ROOT / "data" / "sample"
 
 RECORD = {

@@ -26,7 +26,7 @@ from aeenc.exports.pairs import pair_of, record_of
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 POSITIVE, NEGATIVE, SKIPPED = (
     types_pb2.PAIR_SIGN_POSITIVE,
     types_pb2.PAIR_SIGN_NEGATIVE,

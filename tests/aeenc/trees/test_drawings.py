@@ -13,7 +13,7 @@ import pytest
 
 from aeenc.trees import Dataset, Step, Tree, to_dot, to_svg
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a "quoted" <b>text</b> & \\n a back\\slash, \x07 and \ud7ff'
 
