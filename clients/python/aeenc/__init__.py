@@ -1,4 +1,4 @@
-"""Client of the AE-Enc services: premise retrieval that learns what explains.
+"""The client of the AE-Enc services: premise retrieval that learns what explains.
 
 import aeenc
 client = aeenc.connect()

@@ -1,4 +1,4 @@
-"""The sampler's client: start runs, follow them, read what they recorded."""
+"""The sampler's client: start runs, follow them, read their pairs and trees."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SamplerClient:
         return run
 
     async def runs(self) -> list[sampler_pb2.Run]:
-        """All runs, newest first."""
+        """Lists all runs, newest first."""
         request = sampler_pb2.ListRunsRequest(page_size=1000)
         return [run async for run in self.channel.pages(self._stub.ListRuns, request, "runs")]
 
@@ -72,13 +72,13 @@ class SamplerClient:
     async def wait(
         self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None
     ) -> sampler_pb2.Run:
-        """Waits until a run has ended, across restarts of the sampler, and returns it whatever its end."""
+        """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
         return await wait_for_end(
             lambda seq: self.watch(run_id, from_seq=seq), lambda: self.run(run_id), _END_STATES, on_progress
         )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
-        """Stops a run; what it recorded stays. Raises FailedPrecondition for one that has ended."""
+        """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
         request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         run: sampler_pb2.Run = (await self.channel.unary(self._stub.CancelRun, request)).run
         return run
@@ -93,7 +93,7 @@ class SamplerClient:
     async def pairs(
         self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
     ) -> AsyncIterator[types_pb2.Pair]:
-        """All pairs of a run in the order they were recorded, page by page."""
+        """Yields all pairs of a run in the order they were recorded."""
         request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=sign)
         async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
             yield pair
@@ -101,9 +101,9 @@ class SamplerClient:
     async def import_pairs(
         self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
     ) -> sampler_pb2.ImportPairsResponse:
-        """Adds any number of pairs that were judged elsewhere, as a run of their own or to an earlier import.
+        """Adds any number of pairs judged elsewhere, as a new run or to an earlier import.
 
-        With a `request_id` a repetition adds nothing twice, also after one that broke off half-way.
+        With a `request_id`, repeating the call adds nothing twice, even after it broke off half-way.
         """
         total = sampler_pb2.ImportPairsResponse(run_id=run_id)
         for number, chunk in enumerate(_chunks(pairs)):
@@ -120,18 +120,18 @@ class SamplerClient:
         return total
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
-        """The trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
+        """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
         request = sampler_pb2.ExportTreesRequest(run_id=run_id)
         async for tree in self.channel.stream(self._stub.ExportTrees, request):
             yield tree.hypothesis_id, tree.record_json
 
     async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
-        """What the sampler says about itself: oracles, active runs, limits, state."""
+        """Gets the sampler's oracles, active runs, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
 
 
 def _chunks(pairs: Iterable[types_pb2.Pair]) -> Iterator[list[types_pb2.Pair]]:
-    """Pairs in lists that fit into one call each; one empty list for none."""
+    """Cuts pairs into lists that fit into one call each; no pairs make one empty list."""
     chunk: list[types_pb2.Pair] = []
     size_bytes, empty = 0, True
     for pair in pairs:

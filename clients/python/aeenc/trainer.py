@@ -22,12 +22,12 @@ Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """A gold query from its message or from (text, premise texts)."""
+    """Makes a gold query from its message or from (text, premise texts)."""
     return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
 
 
 def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
-    """What an evaluation looks at of a tree: the texts of its inner nodes and of its leaves."""
+    """Reduces a tree to what an evaluation needs: the texts of its inner nodes and of its leaves."""
     inner = dict.fromkeys(tree.texts[label] for label in tree.children)
     inner.pop(tree.hypothesis, None)
     leaves = dict.fromkeys(tree.texts[label] for label in tree.leaves)
@@ -57,7 +57,7 @@ class TrainerClient:
         return job
 
     async def jobs(self) -> list[trainer_pb2.Job]:
-        """All jobs, newest first."""
+        """Lists all jobs, newest first."""
         request = trainer_pb2.ListJobsRequest(page_size=1000)
         return [job async for job in self.channel.pages(self._stub.ListJobs, request, "jobs")]
 
@@ -70,7 +70,7 @@ class TrainerClient:
     async def wait(
         self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
     ) -> trainer_pb2.Job:
-        """Waits until a job has ended, across restarts of the trainer, and returns it whatever its end."""
+        """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
         return await wait_for_end(
             lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
         )
@@ -105,8 +105,8 @@ class TrainerClient:
     ) -> types_pb2.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
-        With `retrieval`, what the index retrieves that way. `training` (gold queries) splits the report by what
-        training has seen; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
+        seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         """
         config = trainer_pb2.EvaluateConfig(
             corpus=corpus,
@@ -123,7 +123,7 @@ class TrainerClient:
         return response.report
 
     async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
-        """All checkpoints, newest first."""
+        """Lists all checkpoints, newest first."""
         request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
         return [
             checkpoint async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
@@ -136,7 +136,7 @@ class TrainerClient:
         return checkpoint
 
     async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
-        """What the trainer says about itself: space, device, active job, limits, state."""
+        """Gets the trainer's space, device, active job, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
 
 

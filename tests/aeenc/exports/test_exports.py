@@ -109,8 +109,8 @@ def test_a_grade_that_is_no_number_is_left_out():
         ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
-        ('["q", "p"]', "no JSON object"),
-        ('{"query": ', "no JSON"),
+        ('["q", "p"]', "must be a JSON object"),
+        ('{"query": ', "not JSON"),
         ('{"query": "\xff"}', "not UTF-8"),
     ],
 )

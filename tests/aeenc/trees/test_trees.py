@@ -61,7 +61,7 @@ def test_a_tree_knows_its_children_leaves_and_depth() -> None:
         ({"proof": "sent1 -> int1; int1 -> hypothesis; "}, "has no text"),
         ({"context": "leo is a constellation"}, "context must read"),
         ({"context": "sent1: a sent1: b"}, "'sent1' twice"),
-        ({"hypothesis": None}, "'hypothesis' is missing"),
+        ({"hypothesis": None}, "'hypothesis' must be a string"),
     ],
 )
 def test_a_malformed_tree_is_named_by_file_and_line(change: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`aeenc corpus build`, `corpus explain` and `aeenc retrieve`: premises in, explanations for the prior, premises out.
 
-A file of facts is an alternative to trees. Its suffix says the form; an error names file and line:
+A file of facts is an alternative to trees. The suffix names the format; errors name file and line:
 
     *.txt and others   one fact a line
     *.jsonl            one object with `id` and `text` a line
@@ -32,7 +32,7 @@ from aeenc.v1 import types_pb2
 
 
 def read_facts(path: Path) -> list[types_pb2.Premise]:
-    """The facts of a file in its order. Raises InvalidArgument naming file and line."""
+    """Reads the facts of a file in order. Raises InvalidArgument naming file and line."""
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -41,14 +41,14 @@ def read_facts(path: Path) -> list[types_pb2.Premise]:
     facts: dict[str, str] = {}
     for place, fact_id, text in _facts(path, content):
         if facts.setdefault(fact_id, text) != text:
-            raise InvalidArgument(f"{place}: the id {fact_id!r} has stood before with another text")
+            raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
     if not facts:
         raise InvalidArgument(f"{path}:1: holds no facts; write one a line")
     return [types_pb2.Premise(id=fact_id, text=text) for fact_id, text in facts.items()]
 
 
 def _facts(path: Path, content: str) -> Iterator[tuple[str, str, str]]:
-    """(place, id, text) of each fact."""
+    """Yields (place, id, text) of each fact."""
     if path.suffix == ".json":
         listed = _parse(f"{path}", content)
         if isinstance(listed, dict):
@@ -74,25 +74,25 @@ def _parse(place: str, content: str) -> object:
         parsed: object = json.loads(content)
     except json.JSONDecodeError as error:
         line = "" if place.rpartition(":")[2].isdigit() else f":{error.lineno}"
-        raise InvalidArgument(f"{place}{line}: no JSON ({error.msg})") from None
+        raise InvalidArgument(f"{place}{line}: not JSON ({error.msg})") from None
     return parsed
 
 
 def _fact(place: str, item: object) -> tuple[str, str]:
-    """(id, text) of a text, or of an object with `text` and perhaps `id`."""
+    """Returns (id, text) of a text, or of an object with `text` and perhaps `id`."""
     fact = item if isinstance(item, dict) else {"text": item}
     text = fact.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise InvalidArgument(f"{place}: `text` is missing, empty or no string")
+        raise InvalidArgument(f"{place}: `text` must be a string that is not empty")
     fact_id = fact.get("id", f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
     if not isinstance(fact_id, str) or not fact_id:
-        raise InvalidArgument(f"{place}: `id` is empty or no string")
+        raise InvalidArgument(f"{place}: `id` must be a string that is not empty")
     return fact_id, text
 
 
 @dataclass(frozen=True)
 class CorpusBuild:
-    """A finished build: `premises` distinct texts, the time it took, and facts sent a second."""
+    """A finished build: the number of distinct premises, the time it took, and facts sent per second."""
 
     corpus: str
     generation: str
@@ -103,7 +103,7 @@ class CorpusBuild:
 
 
 def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
-    """The candidates of a dataset as premises, in the order of insertion."""
+    """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
         types_pb2.Premise(id=found.id, text=found.text, aliases=found.aliases, splits=found.splits)
         for found in dataset.candidates()
@@ -134,7 +134,7 @@ def build_corpus(
         expected_premises=len(premises),
         space_id=space_id,
         on_progress=progressed,
-        request_id=uuid.uuid4().hex,  # so that it outlives a restart of the index
+        request_id=uuid.uuid4().hex,  # lets the build outlive a restart of the index
     )
     seconds = time.monotonic() - started
     progressed(len(premises), len(premises))

@@ -9,11 +9,8 @@ import hashlib
 import http.client
 import json
 import re
-import shutil
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -63,7 +60,7 @@ class Name(StrEnum):
 
 
 def blob_id(content: bytes) -> str:
-    """The id that git gives to a file of this content."""
+    """Computes the id that git gives to a file of this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -74,15 +71,15 @@ def fetch_entailmentbank(
     files: dict[str, str] = ENTAILMENTBANK_FILES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> bool:
-    """Fetches EntailmentBank into `folder`, whole or not at all; False when it is there already.
+    """Fetches EntailmentBank into `folder`, whole or not at all; returns False when it is there already.
 
-    Raises Unavailable when a file cannot be fetched, DataLoss when one is not what the commit holds, AlreadyExists when
+    Raises Unavailable when a file cannot be fetched, DataLoss when one differs from the commit, AlreadyExists when
     `folder` holds something else.
     """
     if folder.exists() and any(folder.iterdir()):
         _check_there(folder, files)
         return False
-    with _temporary(folder) as temporary:
+    with whole_folder(folder) as temporary:
         for number, (name, expected) in enumerate(files.items(), start=1):
             content = _download(f"{url}/{name}")
             if blob_id(content) != expected:
@@ -92,7 +89,6 @@ def fetch_entailmentbank(
             target.write_bytes(content)
             if on_progress is not None:
                 on_progress(number, len(files))
-        temporary.rename(folder)
     return True
 
 
@@ -101,20 +97,8 @@ def _check_there(folder: Path, files: dict[str, str]) -> None:
         path = folder / name
         if not path.is_file() or blob_id(path.read_bytes()) != expected:
             raise AlreadyExists(
-                f"{folder} exists and its {name} is not the expected one; remove it, or give another --to"
+                f"{folder} exists and its {name} is not the expected file; remove it, or give another --to"
             )
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder`, gone at the end unless renamed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    temporary.mkdir()
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _download(url: str) -> bytes:
@@ -148,7 +132,7 @@ Split = Annotated[str, typer.Option(help="The split of --data, and of the qrels.
 
 
 class Sign(StrEnum):
-    """Which pairs are wanted."""
+    """A choice of pairs by their sign."""
 
     ALL = "all"
     POSITIVE = "positive"
@@ -157,7 +141,7 @@ class Sign(StrEnum):
 
 
 class Form(StrEnum):
-    """How trees are written: lines of JSON, drawn for a terminal, or one Graphviz or picture file a tree."""
+    """A format of trees: lines of JSON, drawings for a terminal, or one Graphviz or SVG file per tree."""
 
     JSONL = "jsonl"
     TEXT = "text"
@@ -263,7 +247,7 @@ def import_pairs(
     Importing the same file again adds nothing and prints the same run. Of a
     verdict that the file amends, the last word is imported.
     """
-    pairs = list(last_words(read_pairs(file)))  # the whole file is right before anything is stored
+    pairs = list(last_words(read_pairs(file)))  # reads the whole file before anything is stored
     if not pairs:
         raise InvalidArgument(f"{file}:1: holds no pairs; write one a line")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
@@ -292,7 +276,7 @@ def _write(to: Path, form: Form, trees: list[Tree]) -> None:
 
 
 def _file_names(trees: list[Tree]) -> Iterator[str]:
-    """A file name for each tree, from its id; what would stand twice is numbered."""
+    """Yields a file name for each tree, from its id; numbers repeated ones."""
     used: set[str] = set()
     for tree in trees:
         name = plain = re.sub(r"[^\w.-]", "_", tree.id).strip(".")[:100] or "tree"

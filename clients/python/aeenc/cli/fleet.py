@@ -19,7 +19,7 @@ ServiceReport = dict[str, Any] | AeencError
 
 
 def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
-    """The encoder's versions and labels."""
+    """Reads the encoder's versions and labels."""
     return {
         **_service(info.service),
         "space_id": info.default_space_id,
@@ -30,7 +30,7 @@ def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, A
 
 
 def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
-    """The index's corpora with what serves them."""
+    """Reads the index's corpora and their active generations."""
     corpora = {
         found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
     }
@@ -38,14 +38,14 @@ def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
 
 
 def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
-    """The sampler's oracles and runs."""
+    """Reads the sampler's oracles and runs."""
     waiting = {run.run_id: run.reason for run in info.waiting_runs}
     told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
     return {**_service(info.service), **told}
 
 
 def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
-    """The trainer's space, device and job."""
+    """Reads the trainer's space, device and job."""
     told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
     return {**_service(info.service), **told}
 
@@ -56,7 +56,7 @@ def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
 
 
 async def ask(targets: Targets) -> dict[str, ServiceReport]:
-    """What each service answers, or the error it ended with; all are asked at once."""
+    """Asks all services at once; returns the report of each, or its error."""
     async with aeenc.connect_async(**targets.options(timeout_s=min(targets.timeout_s, PATIENCE_S))) as client:
 
         async def encoder() -> dict[str, Any]:
@@ -123,14 +123,14 @@ def status(context: typer.Context) -> None:
         raise failed[0]
 
 
-OPTIONAL = {"share", "generation"}  # told where there is one
+OPTIONAL = {"share", "generation"}  # shown when set
 LabelMove = registry_pb2.PublishResponse | registry_pb2.RollbackResponse
 Label = Annotated[str, typer.Option(help="The label to move.")]
 Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait for every live encoder.")]
 
 
 def moved_dict(moved: LabelMove) -> dict[str, Any]:
-    """A moved label and its rollout as plain values."""
+    """Converts a moved label and its rollout to plain values."""
     label = moved.label
     return {
         "label": label.name,
@@ -155,7 +155,7 @@ def moved_dict(moved: LabelMove) -> dict[str, Any]:
 
 
 def _lag(rollout: registry_pb2.Rollout, revision: int) -> str:
-    """Why an encoder does not serve a revision; empty when it does. What it said of an earlier one does not count."""
+    """Says why an encoder does not serve a revision; empty when it does. Ignores reports on earlier revisions."""
     if rollout.revision < revision:
         at = f"is still at revision {rollout.revision}" if rollout.revision else ""
         return ": ".join(part for part in (at, rollout.reason) if part) or "has not answered yet"
@@ -177,7 +177,7 @@ def publish(
     A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all.
     """
     with client(context) as connected:
-        connected.registry.labels()  # an unreachable registry is found within --timeout, not --timeout and --wait
+        connected.registry.labels()  # so that an unreachable registry fails within --timeout, not --timeout and --wait
         moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
     _show(output_of(context), moved, wait_s, version)
 

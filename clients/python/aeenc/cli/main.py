@@ -88,12 +88,12 @@ _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permiss
 
 
 def exit_code_of(error: errors.AeencError) -> int:
-    """The exit code of a command that ended with this error."""
+    """Returns the exit code of a command that ended with this error."""
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 class Commands(TyperGroup):
-    """The root of all commands: turns errors into one line and an exit code, and takes --json wherever it stands."""
+    """The root command: turns errors into one line and an exit code, and accepts --json anywhere."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -156,7 +156,7 @@ def _app() -> typer.Typer:
     for name, (about, commands) in _GROUPS.items():
         group = typer.Typer(help=about, no_args_is_help=True)
         if name == "import":
-            group.callback()(lambda: None)  # or its only command would be the group itself
+            group.callback()(lambda: None)  # otherwise its only command would become the group itself
         for own_name, command in commands.items():
             group.command(own_name)(command)
         made.add_typer(group, name=name)
@@ -164,7 +164,7 @@ def _app() -> typer.Typer:
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(made)
-        except ImportError as error:  # a distribution without its extras must not take the other commands away
+        except ImportError as error:  # a distribution without its extras must not hide the other commands
             missing.append(f"The commands of `{entry.name}` are not available: {error}")
     made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
     return made

@@ -27,7 +27,7 @@ from aeenc.trees import Dataset
 
 
 class Mode(StrEnum):
-    """What counts as explaining: a query's own premises, or all that stands below it."""
+    """The premises that explain a query: its own, or all its descendants."""
 
     DIRECT = "direct"
     SUBTREE = "subtree"
@@ -46,7 +46,7 @@ async def serve(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM; says where it listens as soon as it does, so that port 0 can be given."""
+    """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
     server = await oracle.start(address, token=token, cert=cert, key=key)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

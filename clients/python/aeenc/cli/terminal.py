@@ -34,7 +34,7 @@ from aeenc.errors import FailedPrecondition
 from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
 from aeenc.v1 import sampler_pb2
 
-END = ""  # nothing will come any more
+END = ""  # the input is closed
 
 
 class Keys:
@@ -44,7 +44,7 @@ class Keys:
         self._descriptor = descriptor
 
     def key(self, timeout_s: float | None = None) -> str | None:
-        """The next key; None when none comes in time, END when none can come."""
+        """Waits for the next key; None when none comes in time, END when none can come."""
         ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
         if not ready:
             return None
@@ -54,7 +54,7 @@ class Keys:
 
 @contextmanager
 def terminal_keys() -> Iterator[Keys]:
-    """Keys from stdin while the body runs; the terminal is afterwards as it was."""
+    """Reads keys from stdin while the body runs; restores the terminal afterwards."""
     try:
         import termios
         import tty
@@ -81,7 +81,7 @@ Show = Callable[[RenderableType], None]
 
 @dataclass
 class Screen:
-    """One task in front of a person: what is ticked, which page is shown, and the lowest rank that was shown."""
+    """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown."""
 
     lease: sampler_pb2.Lease
     ticked: set[str] = field(default_factory=set)
@@ -91,13 +91,13 @@ class Screen:
     since: float = field(default_factory=time.monotonic)
 
     def shown(self) -> list[Any]:
-        """The candidates of the page; looking at them counts as having seen them."""
+        """Returns the candidates of the page, which count as seen from now on."""
         candidates = list(self.lease.task.candidates)[self.page * PAGE : (self.page + 1) * PAGE]
         self.seen_upto = max([self.seen_upto, *(candidate.rank for candidate in candidates)])
         return candidates
 
     def turn(self, pages: int) -> None:
-        """Turns to another page, if there is one."""
+        """Turns pages, as far as there are any."""
         last = max(0, (len(self.lease.task.candidates) - 1) // PAGE)
         self.page = min(max(self.page + pages, 0), last)
 
@@ -115,15 +115,15 @@ class Screen:
             self.leaves &= self.ticked
 
     def verdicts(self) -> dict[str, Verdict]:
-        """What was ticked."""
+        """Returns verdicts on the ticked candidates."""
         return {premise_id: Verdict(EXPLAINS, leaf=premise_id in self.leaves) for premise_id in self.ticked}
 
     def abstentions(self) -> dict[str, Verdict]:
-        """The same for every candidate: this person will not say."""
+        """Returns an abstention on every candidate."""
         return {candidate.premise_id: Verdict(ABSTAINS) for candidate in self.lease.task.candidates}
 
     def drawn(self, note: str) -> RenderableType:
-        """The screen."""
+        """Draws the screen."""
         task = self.lease.task
         lines: list[Text] = [Text(note, style="dim"), Text()]
         lines += [Text(f"{'  ' * depth}{text}", style="dim") for depth, text in enumerate(task.path)]
@@ -139,7 +139,7 @@ class Screen:
 
 
 class JudgingSession:
-    """The loop: lease, show, read keys, submit. `people` and `runs` are the blocking clients of the SDK."""
+    """The loop: lease, show, read keys, submit. `client` is a blocking client of the SDK."""
 
     def __init__(self, client: Any, annotator: str, run_id: str, keys: Keys, show: Show, *, wait: bool) -> None:
         self._people, self._runs = client.people, client.sampler
@@ -150,12 +150,12 @@ class JudgingSession:
 
     @property
     def answered(self) -> int:
-        """The answers of this session that hold."""
+        """The number of answers of this session, without undone ones."""
         return len(self._past)
 
     def work(self) -> int:
-        """Judges until the person quits, the run has ended or (without `wait`) nothing waits. The answers given."""
-        open_screens: list[Screen] = []  # an undone task lies on top of the one that it has interrupted
+        """Judges until the person quits, the run has ended or (without `wait`) nothing waits. Counts the answers."""
+        open_screens: list[Screen] = []  # an undone task lies on top of the interrupted one
         while True:
             if not open_screens:
                 open_screens += [Screen(lease) for lease in self._people.lease(self._annotator, run_id=self._run_id)]
@@ -174,7 +174,7 @@ class JudgingSession:
                 open_screens.pop()
 
     def _idle(self) -> str:
-        """Waits a while for tasks or a key. `q`: it is over."""
+        """Waits a while for a key; `q` when the session is over."""
         if not self._wait or (self._run_id and self._runs.run(self._run_id).ended_at.seconds):
             return "q"
         self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
@@ -182,7 +182,7 @@ class JudgingSession:
         return "q" if key == END else key or ""
 
     def _judge(self, screen: Screen) -> str:
-        """Reads keys until the task is done with. `q` and `u` are for the caller."""
+        """Reads keys until the task is finished. The caller handles `q` and `u`."""
         leaf = False
         while True:
             self._show(screen.drawn(f"{self._annotator}, {self.answered} answered. {self._note}"))
@@ -242,7 +242,7 @@ class JudgingSession:
 
         def renew() -> None:
             while not done.wait(left_s / 3):
-                with contextlib.suppress(errors.AeencError):  # the answer may still come late
+                with contextlib.suppress(errors.AeencError):  # a late answer may still be accepted
                     self._people.renew(lease.lease_id)
 
         thread = threading.Thread(target=renew, name="aeenc-lease", daemon=True)
@@ -277,7 +277,7 @@ def terminal(
     name = annotator or getpass.getuser()
     with client(context) as connected:
         if run:
-            connected.sampler.run(run)  # an unknown one is told before the terminal changes
+            connected.sampler.run(run)  # refuses an unknown run before the terminal changes
         with terminal_keys() as keys:
             answered = JudgingSession(connected, name, run, keys, show, wait=wait).work()
     output_of(context).result({"annotator": name, "answered": answered}, f"{name} has answered {answered}")

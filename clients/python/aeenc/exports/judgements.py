@@ -29,9 +29,9 @@ class Judgements:
 
 
 def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
-    """Pairs in their order without those that an amended one of the same run has replaced since.
+    """Yields pairs in order without those that a later amended pair of the same run replaces.
 
-    Holds all of them, because an amendment may be the last: about a kilobyte each.
+    Holds all pairs in memory, about a kilobyte each, because the last one may be an amendment.
     """
     held: dict[int, types_pb2.Pair] = {}
     standing: dict[tuple[str, str, str, str], list[int]] = {}
@@ -48,9 +48,9 @@ def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
 
 
 def judgements_of(pairs: Iterable[types_pb2.Pair]) -> tuple[dict[str, Judgements], int]:
-    """The judgements by query, and how many premises were both accepted and refused: those are in neither list.
+    """Returns judgements by query, and the number of premises both accepted and refused, which are in neither list.
 
-    Skipped pairs say nothing, but that an amended one takes back what was said before it in its run.
+    Skipped pairs add nothing, but an amended one takes back the earlier verdicts of its run.
     """
     by_query: dict[str, Judgements] = {}
     for pair in last_words(pairs):
@@ -79,7 +79,7 @@ class Triplet:
 
 @dataclass(frozen=True)
 class Triplets:
-    """What was written: triplets, and of how many queries; `one_sided` queries gave none, `conflicts` were left out."""
+    """Counts of a file of triplets. `one_sided` queries gave none; `conflicts` were left out."""
 
     triplets: int
     queries: int
@@ -88,12 +88,12 @@ class Triplets:
 
 
 def triplets_of(by_query: Mapping[str, Judgements], *, per_query: int = 0, seed: int = 0) -> Iterator[Triplet]:
-    """All triplets, or at most `per_query` of each query (0: all), drawn from `seed`."""
+    """Yields all triplets, or at most `per_query` of each query (0: all), drawn from `seed`."""
     for query, judged in by_query.items():
         positives, negatives = list(judged.positives.items()), list(judged.negatives.items())
         places: Iterable[int] = range(len(positives) * len(negatives))
         if 0 < per_query < len(positives) * len(negatives):
-            drawing = random.Random(f"{seed}\0{query}")  # noqa: S311 -- a sample, no secret
+            drawing = random.Random(f"{seed}\0{query}")  # noqa: S311 -- draws a sample, protects nothing
             places = sorted(drawing.sample(range(len(positives) * len(negatives)), per_query))
         for place in places:
             (positive, positive_id), (negative, negative_id) = (

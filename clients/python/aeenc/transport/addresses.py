@@ -1,9 +1,9 @@
-"""Which servers a target stands for: one address, a static list, or whatever a DNS name resolves to.
+"""The servers that a target names: one address, a static list, or the addresses of a DNS name.
 
 host:port, unix:path         one server
-host:port,host:port          these servers; calls are dealt to them in turn
-ipv4:1.2.3.4:1,5.6.7.8:1     the same, in gRPC's own spelling
-dns:///name:port             all addresses of the name, looked up again as time goes by
+host:port,host:port          these servers, in turn
+ipv4:1.2.3.4:1,5.6.7.8:1     the same, in gRPC's spelling
+dns:///name:port             all addresses of the name, looked up again and again
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Address:
 
 
 def split(target: str) -> list[str]:
-    """The targets of a list, each once; one alone for all else. Raises InvalidArgument for an empty one."""
+    """Splits a list into distinct targets; any other target stays whole. Raises InvalidArgument for an empty one."""
     scheme = next((scheme for scheme in _LISTS if target.startswith(scheme)), "")
     parts = [part.strip() for part in target.removeprefix(scheme).split(",")]
     if not all(parts):
@@ -37,12 +37,12 @@ def split(target: str) -> list[str]:
 
 
 def is_dynamic(target: str) -> bool:
-    """Whether the servers of a target change as time goes by."""
+    """Whether the servers of a target may change."""
     return any(part.startswith(_DNS) for part in split(target))
 
 
 async def resolve(target: str) -> list[Address]:
-    """The servers of a target at this moment. Raises Unavailable when a DNS name cannot be resolved."""
+    """Looks up the servers of a target now. Raises Unavailable when a DNS name cannot be resolved."""
     found: list[Address] = []
     for part in split(target):
         found += await _look_up(part) if part.startswith(_DNS) else [Address(part)]
@@ -53,7 +53,7 @@ async def _look_up(target: str) -> list[Address]:
     host, _, port = target.removeprefix(_DNS).rpartition("/")[2].rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdecimal():
-        raise InvalidArgument.field("target", f"{target!r} names no host and port; write dns:///name:port")
+        raise InvalidArgument.field("target", f"{target!r} lacks a host or a port; write dns:///name:port")
     try:
         async with asyncio.timeout(LOOKUP_S):
             rows = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)

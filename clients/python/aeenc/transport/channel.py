@@ -22,10 +22,10 @@ from aeenc.transport.addresses import Address, resolve, split
 
 T = TypeVar("T")
 
-MESSAGE_BYTES = 64 * 1024 * 1024  # what we accept; what a service accepts stands in its GetInfo
+MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
-_FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; it hides why: grpc/grpc#36066
+_FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -91,7 +91,7 @@ class Channel:
         self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
-        """The metadata of one call: the credential, and the request id, a fresh one unless given."""
+        """Makes the metadata of one call: the credential, and the request id, by default a new one."""
         return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
 
     async def unary(
@@ -164,9 +164,9 @@ class Channel:
 
     @asynccontextmanager
     async def conversation(self, method: Callable[..., Any]) -> AsyncIterator[Any]:
-        """Opens a stream in both directions and gives the call, to be written to and iterated over in the body.
+        """Opens a stream in both directions; write to the call and iterate over it in the body. No deadline.
 
-        The call is cancelled at the end, which does nothing to one that has ended. No deadline.
+        The call is cancelled at the end, which does nothing to one that has ended.
         """
         call = method(metadata=self.metadata())
         try:
@@ -177,11 +177,11 @@ class Channel:
             call.cancel()
 
     async def addresses(self) -> list[Address]:
-        """The servers behind the target at this moment. Raises Unavailable when its name cannot be resolved."""
+        """Looks up the servers behind the target now. Raises Unavailable when its name cannot be resolved."""
         return await resolve(self.target)
 
     def to(self, address: Address) -> Channel:
-        """A connection of its own to one server, with this one's credentials."""
+        """Makes a connection to one server, with the credentials of this one."""
         return Channel(address.target, tls_name=address.name or self._tls_name, **self._options)
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class Channel:
             return errors.Unavailable(f"no service answers at {self.target} ({reason}); is it running there?")
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
-        if isinstance(error, errors.Cancelled):  # not by us: grpc's core sheds what a server does not take on in time
+        if isinstance(error, errors.Cancelled):  # not by us: grpc's core drops calls not accepted in time
             return errors.Unavailable(f"{self.target} has dropped the call, as a server with too many does; try later")
         if rpc_error.code() is grpc.StatusCode.INTERNAL and error.message == _FAILED_WRITE:
             return errors.Unavailable(f"{self.target} ended the call while a message was being sent to it; try again")
@@ -218,19 +218,19 @@ class SpreadChannel:
         self._turn = 0
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """As grpc.aio.Channel has it; so are the three others."""
+        """Makes a callable as grpc.aio.Channel does; so do the other three."""
         return self._dealt([channel.unary_unary(*arguments, **options) for channel in self._channels])
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """One question, many answers."""
+        """One request, many responses."""
         return self._dealt([channel.unary_stream(*arguments, **options) for channel in self._channels])
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """Many questions, one answer."""
+        """Many requests, one response."""
         return self._dealt([channel.stream_unary(*arguments, **options) for channel in self._channels])
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """Many questions, many answers; the stream stays with one server."""
+        """Many requests, many responses; the stream stays with one server."""
         return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
 
     async def close(self, grace: float | None = None) -> None:
@@ -244,7 +244,7 @@ class SpreadChannel:
         return call
 
     def _next(self) -> int:
-        """The next connected server in turn; without any, the next that has not just failed; else the next."""
+        """Chooses the next connected server; without any, the next that has not just failed; else the next."""
         count = len(self._channels)
         turns = [(self._turn + step) % count for step in range(count)]
         states = [channel.get_state(try_to_connect=True) for channel in self._channels]

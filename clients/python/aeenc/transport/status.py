@@ -32,19 +32,19 @@ _BY_CODE = {cls.code: cls for cls in reversed(_CLASSES)}  # the first declared c
 
 
 def code_of(error: errors.AeencError) -> grpc.StatusCode:
-    """The gRPC status code of an error."""
+    """Returns the gRPC status code of an error."""
     return grpc.StatusCode[error.code]
 
 
 def message_of(error: errors.AeencError) -> str:
-    """The status message: the error's own, cut to what a trailer carries."""
+    """Returns the error's message, cut to fit into a trailer."""
     if len(error.message) <= MAX_MESSAGE_CHARS:
         return error.message
     return error.message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def details_of(error: errors.AeencError) -> bytes:
-    """The serialised `google.rpc.Status` for the trailer `grpc-status-details-bin`."""
+    """Serialises the `google.rpc.Status` for the trailer `grpc-status-details-bin`."""
     status = status_pb2.Status(code=code_of(error).value[0], message=message_of(error))
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     if len(error.violations) > MAX_VIOLATIONS:
@@ -71,12 +71,12 @@ def _pack(status: status_pb2.Status, detail: object) -> None:
 
 
 def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
-    """The error that a service raised, rebuilt at its caller: same class, message, reason, violations and delay."""
+    """Rebuilds the error that a service raised: same class, message, reason, violations and delay."""
     code, message = rpc_error.code(), rpc_error.details() or ""
     status = status_pb2.Status()
     for key, value in rpc_error.trailing_metadata() or ():
         if key == DETAILS_KEY:
-            with contextlib.suppress(DecodeError):  # a server that is not ours may send anything
+            with contextlib.suppress(DecodeError):  # a foreign server may send anything
                 status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     retry_after_s: float | None = None
@@ -87,7 +87,7 @@ def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
             else:
                 _ = detail.Unpack(info) or detail.Unpack(bad)
     cls = _BY_REASON.get(info.reason, errors.AeencError)
-    if cls.code != code.name:  # an own reason under a common code, or a server that is not ours
+    if cls.code != code.name:  # our own reason under a common code, or a foreign server
         cls = _BY_CODE.get(code.name, errors.AeencError)
     return cls(
         message,

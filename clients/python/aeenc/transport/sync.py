@@ -1,6 +1,6 @@
-"""The blocking face of the async SDK: one generic wrapper over one background event loop a process.
+"""The blocking face of the async SDK: one generic wrapper over one background event loop per process.
 
-Methods block, async iterators become iterators. It is no second copy of the clients: whatever they offer appears here.
+Methods block, and async iterators become iterators. Nothing is written twice: all that the clients offer appears here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from aeenc.errors import FailedPrecondition
 
 T = TypeVar("T")
-# Python misses a signal that comes just before a thread begins to wait, or that another thread gets: it looks for one
+# Python misses a signal that comes just before a thread begins to wait, or that another thread gets. It checks again
 # when the wait is over.
 SIGNAL_S = 0.5
 
 
 class _Loop:
-    """The event loop of this process's blocking clients, running in a daemon thread, started at first use."""
+    """The event loop of this process's blocking clients; runs in a daemon thread, started at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

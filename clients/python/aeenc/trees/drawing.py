@@ -21,13 +21,13 @@ _DOT_HEAD = """  graph [rankdir=LR, nodesep=0.15]
 # Pixels.
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
 LINE_HEIGHT, FONT_SIZE = 16, 12
-LINE_CHARACTERS = 32  # what fits into a box in a wide sans-serif font of this size; of capitals and ideographs half
+LINE_CHARACTERS = 32  # in a box, in a wide sans-serif font; half as many capitals or ideographs
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FILL = {"root": "#fff3c4", "inner": "#e8eef7", "leaf": "#ffffff", "marked": "#d9f2d9"}
 
 
 def draw(tree: Tree, *, width: int = 100, marked: Collection[str] = ()) -> str:
-    """The tree as text, the hypothesis first. Premises whose text is in `marked` get a check mark."""
+    """Draws the tree as text, the hypothesis first. Premises whose text is in `marked` get a check mark."""
     lines = textwrap.wrap(tree.hypothesis, width)
     lines += _below(tree, ROOT, "", width, marked)
     return "\n".join(lines)
@@ -48,7 +48,7 @@ def _below(tree: Tree, label: str, indent: str, width: int, marked: Collection[s
 
 
 def to_dot(tree: Tree, *, width: int = 36, marked: Collection[str] = ()) -> str:
-    """The tree as a `digraph`. A premise of two conclusions is one node. Those whose text is in `marked` are green."""
+    """Draws the tree as a `digraph`. A premise of two conclusions is one node. Texts in `marked` are green."""
     lines = [f"digraph {_quoted(tree.id)} {{", _DOT_HEAD]
     drawn: set[str] = set()
     waiting = [ROOT]
@@ -104,14 +104,14 @@ class _Box:
         return self.top + self.height / 2
 
     def all(self) -> Iterator[_Box]:
-        """This box and all to the right of it."""
+        """Yields this box and all boxes to its right."""
         yield self
         for premise in self.premises:
             yield from premise.all()
 
 
 def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
-    """The tree as one SVG document. Boxes whose text is in `marked` are green."""
+    """Draws the tree as one SVG document. Boxes whose text is in `marked` are green."""
     root, _ = _placed(tree, ROOT, MARGIN, MARGIN, marked)
     boxes = list(root.all())
     width = max(box.left for box in boxes) + BOX_WIDTH + MARGIN
@@ -132,7 +132,7 @@ def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
 
 
 def _placed(tree: Tree, label: str, left: int, top: float, marked: Collection[str]) -> tuple[_Box, float]:
-    """The box of a node with all below it, and the height they take together."""
+    """Lays out a node with its subtree; returns its box and the height of all."""
     text = tree.texts[label]
     lines = tuple(_wrapped(text))
     kind = "marked" if text in marked else "root" if label == ROOT else "inner" if label in tree.children else "leaf"

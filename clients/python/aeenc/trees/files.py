@@ -23,10 +23,10 @@ _LABEL = re.compile(r"(?:sent|int)\d+")
 
 
 def tree_from_record(record: Mapping[str, Any]) -> Tree:
-    """A tree from one JSON object of a file. Raises InvalidTree saying what is wrong."""
+    """Reads a tree from one JSON object of a file. Raises InvalidTree naming the mistake."""
     for name in _REQUIRED:
         if not isinstance(record.get(name), str):
-            raise InvalidTree(f"the field {name!r} is missing or no string")
+            raise InvalidTree(f"the field {name!r} must be a string")
     tree = Tree(
         id=record["id"],
         hypothesis=record["hypothesis"],
@@ -41,7 +41,7 @@ def tree_from_record(record: Mapping[str, Any]) -> Tree:
 
 
 def record_from_tree(tree: Tree) -> dict[str, Any]:
-    """The JSON object of a tree: that it was read from, with its known fields as the tree has them now."""
+    """Returns the JSON object that the tree was read from, with its known fields as they are now."""
     known = {
         "id": tree.id,
         "question": tree.question,
@@ -69,7 +69,7 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 
 def write_trees(path: Path | str, trees: Iterable[Tree]) -> None:
-    """Writes a tree file as a whole: a reader sees the old one or the new one."""
+    """Writes a tree file; a reader sees the whole old one or the whole new one."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
@@ -87,14 +87,14 @@ def _tree_from_line(line: bytes) -> Tree:
     except UnicodeDecodeError as error:
         raise InvalidTree(f"not UTF-8 ({error.reason}); save the file as UTF-8") from None
     except ValueError as error:
-        raise InvalidTree(f"no JSON ({error}); write one JSON object a line") from None
+        raise InvalidTree(f"not JSON ({error}); write one JSON object a line") from None
     if not isinstance(record, dict):
-        raise InvalidTree("the line is no JSON object; write one a line")
+        raise InvalidTree("the line must be a JSON object; write one a line")
     return tree_from_record(record)
 
 
 def parse_context(context: str) -> dict[str, str]:
-    """The sentences of a context by label, in order. Raises InvalidTree for stray text or a label defined twice."""
+    """Parses the sentences of a context by label, in order. Raises InvalidTree for stray text or a repeated label."""
     starts = list(_SENTENCE.finditer(context))
     if not starts or context[: starts[0].start()].strip():
         raise InvalidTree("the context must read `sent1: … sent2: …`")
@@ -109,12 +109,12 @@ def parse_context(context: str) -> dict[str, str]:
 
 
 def format_context(sentences: Mapping[str, str]) -> str:
-    """The context of sentences by label."""
+    """Formats sentences by label as a context."""
     return " ".join(f"{label}: {text}" for label, text in sentences.items())
 
 
 def parse_proof(proof: str, hypothesis: str) -> tuple[Step, ...]:
-    """The steps of a proof, in order; the root's text is the hypothesis. Raises InvalidTree for what is no proof."""
+    """Parses the steps of a proof, in order; the root's text is the hypothesis. Raises InvalidTree."""
     starts = list(_STEP_START.finditer(proof))
     if not starts or starts[0].start() != 0:
         raise InvalidTree("the proof must read `sent1 & sent2 -> int1: …; int1 & sent3 -> hypothesis; `")
@@ -135,7 +135,7 @@ def parse_proof(proof: str, hypothesis: str) -> tuple[Step, ...]:
 
 
 def format_proof(steps: Sequence[Step]) -> str:
-    """The proof of steps."""
+    """Formats steps as a proof."""
     return "".join(
         f"{' & '.join(s.premises)} -> {s.conclusion}{'' if s.conclusion == ROOT else f': {s.text}'}; " for s in steps
     )

@@ -38,14 +38,14 @@ from aeenc.evaluation import (
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
 
-TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU takes its time
+TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
 PART = 64  # texts whose rankings are held before they are written
 
 Gold = tuple[str, tuple[str, ...]]  # a query and its gold premises, as texts
 
 
 def corpus_name(dataset: Dataset) -> str:
-    """`eval-` and 8 hex digits over the candidates' texts in their order."""
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
     digest = hashlib.sha256()
     for candidate in dataset.candidates():
         digest.update(candidate.text.encode() + b"\0")
@@ -53,7 +53,7 @@ def corpus_name(dataset: Dataset) -> str:
 
 
 def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> str:
-    """The corpus of a dataset's candidates, built unless it serves in the trainer's space; returns its name."""
+    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
     name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
     serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
     if name not in serving:
@@ -64,9 +64,9 @@ def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, 
 def generation_for(
     client: Client, corpus: str, version: str, dataset: Dataset | None, on_progress: Callable[[int, int], None]
 ) -> str:
-    """The generation of a corpus in a version's space: what the version's premise encoder made of the candidates.
+    """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
 
-    Where there is none it is built from `dataset`, and not activated; without one, FailedPrecondition is raised.
+    Builds a missing one from `dataset` without activating it; raises FailedPrecondition without a dataset.
     """
     space_id = client.trainer.checkpoint(version).space_id
     active = {found.corpus: found.active for found in client.index.info().corpora}
@@ -85,14 +85,14 @@ def generation_for(
 
 
 def explain_training(client: Client, corpus: str, dataset: Dataset) -> None:
-    """Tells the index what explains what in train, so that the prior has something to learn from."""
+    """Stores the explanations of split train in the index, for the prior to learn from."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
     gold = [(text, [ids[one] for one in premises]) for text, premises in validation_of(dataset, TRAINING_SPLIT)]
     client.index.put_explanations(corpus, gold, replace=True)
 
 
 def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The gold queries of training, to tell what it has seen; none where the directory has no others than asked."""
+    """Lists the gold queries seen in training; none when the directory has no others than `split`."""
     return (
         validation_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
     )
@@ -101,7 +101,7 @@ def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]
 def retrieval_of(
     mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, **options: Any
 ) -> Retrieval | None:
-    """How the index is to retrieve; None for no wish, which evaluates the encoder by all its cosines."""
+    """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines."""
     if mode is None and not any(options.values()):
         return None
     chosen = Fusion(fusion, lexical_weight) if mode == "hybrid" else None
@@ -209,16 +209,16 @@ def evaluate(
 
 
 def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
-    """Each query's gold premises but its own text; queries without any are left out."""
+    """Yields each query's gold premises except its own text; leaves out queries without any."""
     for query, premises in queries:
         if gold := tuple(text for text in premises if text != query):
             yield query, gold
 
 
 def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]) -> list[Gold]:
-    """Each query's gold premises by the ids that they have in a generation, as its rankings name them.
+    """Lists each query's gold premises by their ids in a generation, as its rankings name them.
 
-    Raises FailedPrecondition for a gold premise that the generation does not have.
+    Raises FailedPrecondition for a gold premise that the generation lacks.
     """
     gold = list(strict_gold(queries))
     ids = {premise.text: premise.id for premise in client.index.list_premises(corpus, generation=generation)}
@@ -232,7 +232,7 @@ def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]
 
 @dataclass(frozen=True)
 class Ranker:
-    """What ranks premises for a run file: a generation of a corpus, a way to retrieve, and what was evaluated."""
+    """Ranks premises for a run file: by a way to retrieve, a version, and a generation of a corpus."""
 
     client: Client
     corpus: str
@@ -243,7 +243,7 @@ class Ranker:
     def rankings(
         self, texts: list[str], on_progress: Callable[[int], None]
     ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """The ranking of each text, (premise id, score), a part at a time. `on_progress` gets how many are done."""
+        """Yields the ranking of each text, (premise id, score). `on_progress` gets the number of finished texts."""
         for start in range(0, len(texts), PART):
             part = texts[start : start + PART]
             found = self.client.index.rankings(
@@ -254,7 +254,7 @@ class Ranker:
             on_progress(start + len(part))
 
 
-# What is tested: one value a query. Hit@k counts pairs, which are not independent; the test is over queries' shares.
+# One value per query. Hit@k counts pairs, which are not independent, so the test is over shares of queries.
 _PER_QUERY: dict[str, Callable[[Ranks], float]] = {
     "MAP": average_precision,
     "NDCG": ndcg,

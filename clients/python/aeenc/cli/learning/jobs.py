@@ -20,7 +20,7 @@ TRAINING_SPLIT = "train"
 
 
 class Loss(StrEnum):
-    """A training objective, by the name that people type."""
+    """A training objective, as people type it."""
 
     FULL_CORPUS_SOFTMAX = "full-corpus-softmax"
     TRIPLET_MARGIN = "triplet-margin"
@@ -33,14 +33,14 @@ class Loss(StrEnum):
 
 
 class Batching(StrEnum):
-    """What a step of the optimiser takes, by the name that people type."""
+    """The unit of a step of the optimiser, as people type it."""
 
     QUERIES = "queries"
     ITEMS = "items"
 
 
 class Mode(StrEnum):
-    """Which encoders are trained, by the name that people type."""
+    """The encoders to train, as people type it."""
 
     SINGLE = "single"
     SIAMESE = "siamese"
@@ -49,12 +49,12 @@ class Mode(StrEnum):
 
 
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
-    """(text, gold premise texts) of each query of a split."""
+    """Lists (text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
 
 
 def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
-    """A job as plain values: id, state, the checkpoint it made, and its counts."""
+    """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
     return {
         "job": job.id,
@@ -76,7 +76,7 @@ def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
 
 
 def describe(job: trainer_pb2.Job) -> str:
-    """What a job does at the moment, in a few words."""
+    """Describes the progress of a job in a few words."""
     progress = job.progress
     words = [f"job {job.id}", progress.phase]
     if progress.loss:
@@ -196,7 +196,7 @@ Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 
 
 def find(client: Client, work_id: str) -> RunOrJob:
-    """The run or the job of this id. Raises NotFound when it is neither."""
+    """Finds the run or the job of this id. Raises NotFound when it is neither."""
     found: RunOrJob
     for get in (client.sampler.run, client.trainer.job):
         try:

@@ -23,15 +23,15 @@ DEFAULT_LOSS = Loss("full-corpus-softmax")
 
 
 def job_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of JobConfig that were given."""
+    """Drops the fields of JobConfig that were not given."""
     return {name: value for name, value in values.items() if value not in {None, 0, "", ()}}
 
 
 def rounds_table(rounds: list[Round]) -> Table:
-    """Quality on the validation queries round by round: protocol strict, and the MAP of paper."""
+    """Makes a table of the quality on the validation queries, round by round: protocol strict, and the MAP of paper."""
     rows = []
     for one in rounds:
-        if not one.report:  # begun, and then fewer rounds were asked for
+        if not one.report:  # started before somebody asked for fewer rounds
             continue
         figures = [one.report["strict"][name] for name in SHOWN] + [one.report["paper"]["MAP"]]
         pairs = f"{one.positives:,}+{one.negatives:,}" if one.number else ""

@@ -1,4 +1,4 @@
-"""Evaluation reports as plain values and as tables, by the names that people print."""
+"""Evaluation reports as plain values and as tables, under the printed names of metrics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from rich.table import Table
 
 from aeenc.cli.output import METRICS, table
+from aeenc.evaluation.metrics import METRIC_FIELDS
 from aeenc.v1 import types_pb2
 
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 
 
 def report_dict(report: types_pb2.EvaluationReport) -> dict[str, Any]:
-    """A report as plain values; what it does not have is left out."""
+    """Converts a report to plain values without its absent parts."""
     values: dict[str, Any] = {
         "strict": metrics_dict(report.strict),
         **({"paper": metrics_dict(report.paper)} if report.HasField("paper") else {}),
@@ -34,20 +35,12 @@ def report_dict(report: types_pb2.EvaluationReport) -> dict[str, Any]:
 
 
 def metrics_dict(metrics: types_pb2.RetrievalMetrics) -> dict[str, float]:
-    """Metrics by name."""
-    return {
-        "MAP": metrics.map,
-        "NDCG": metrics.ndcg,
-        "NDCG@10": metrics.ndcg_at_10,
-        "NDCG@50": metrics.ndcg_at_50,
-        "Hit@10": metrics.hit_at_10,
-        "Hit@20": metrics.hit_at_20,
-        "Hit@50": metrics.hit_at_50,
-    }
+    """Converts metrics to values by name."""
+    return {name: getattr(metrics, field) for name, field in METRIC_FIELDS.items()}
 
 
 def report_tables(values: Mapping[str, Any]) -> list[Table]:
-    """The tables of `report_dict`: both protocols, the parts under the strict one, whole trees."""
+    """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees."""
     protocols = [name for name in ("strict", "paper") if name in values]
     rows = [[name, *(f"{values[protocol][name]:.3f}" for protocol in protocols)] for name in METRICS]
     made = [table(["metric", *protocols], rows, right=len(protocols))]

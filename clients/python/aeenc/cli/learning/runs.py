@@ -17,9 +17,9 @@ from aeenc.v1 import sampler_pb2
 
 
 def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
-    """(id, text) of each distinct hypothesis, with ids that are unique as a run needs them.
+    """Lists (id, text) of each distinct hypothesis, with ids made unique for a run.
 
-    Trees that share an id but not the hypothesis all stay: the second one's id gets `-2`, and so on.
+    Trees that share an id but not the hypothesis all stay: the second id gets `-2`, and so on.
     """
     named: dict[str, str] = {}
     for tree_id, text in dataset.hypotheses(split):
@@ -32,7 +32,7 @@ def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
 
 
 def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
-    """A run as plain values: id, state, what it used, and its counts."""
+    """Converts a run to plain values: id, state, model and generation, and counts."""
     progress = run.progress
     return {
         "run": run.id,
