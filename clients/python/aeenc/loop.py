@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,21 +236,16 @@ class Loop:
         self._journal.save()
 
     def _sample(self, now: Round) -> None:
-        plan, client = self._plan, self._client
-        known = bool(now.run)
-        if not known:
-            now.run = client.sampler.start_run(
-                plan.hypotheses,
-                corpus=plan.corpus,
-                oracle=plan.oracle,
-                model=types_pb2.ModelSelector(label=plan.label),
-                idempotency_key=f"loop-{self._journal.identity}-{now.number}",
-                **plan.run,
-            ).id
-            self._journal.save()
-        self._say(f"round {now.number}: sampling, run {now.run}")
-        name = f"run {now.run} of round {now.number}"
-        run = _succeeded(client.sampler, client.sampler.run, now.run, _RUN, name, known=known)
+        plan, sampler = self._plan, self._client.sampler
+        start = partial(
+            sampler.start_run,
+            plan.hypotheses,
+            corpus=plan.corpus,
+            oracle=plan.oracle,
+            model=types_pb2.ModelSelector(label=plan.label),
+            **plan.run,
+        )
+        run = self._finish(now, "run", "sampling", sampler, _RUN, start)
         if not run.progress.positives:
             raise errors.FailedPrecondition(
                 f"run {run.id} of round {now.number} found nothing that explains; look at the oracle {plan.oracle!r}",
@@ -259,24 +255,31 @@ class Loop:
         self._journal.save()
 
     def _train(self, now: Round) -> None:
-        plan, client = self._plan, self._client
-        known = bool(now.job)
-        if not known:
-            rounds = self._journal.rounds
-            now.job = client.trainer.start_job(
-                validation=plan.validation,
-                corpus=plan.corpus,
-                run_ids=[one.run for one in rounds if one.run],
-                base_version="" if plan.restart else rounds[now.number - 1].version,
-                idempotency_key=f"loop-{self._journal.identity}-{now.number}",
-                **plan.job,
-            ).id
-            self._journal.save()
-        self._say(f"round {now.number}: training, job {now.job}")
-        name = f"job {now.job} of round {now.number}"
-        job = _succeeded(client.trainer, client.trainer.job, now.job, _JOB, name, known=known)
+        plan, trainer = self._plan, self._client.trainer
+        start = partial(
+            trainer.start_job,
+            validation=plan.validation,
+            corpus=plan.corpus,
+            run_ids=[one.run for one in self.rounds if one.run],
+            base_version="" if plan.restart else self.rounds[now.number - 1].version,
+            **plan.job,
+        )
+        job = self._finish(now, "job", "training", trainer, _JOB, start)
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
+
+    def _finish(
+        self, now: Round, kind: str, phase: str, service: Any, ends: _EndStates, start: Callable[..., Any]
+    ) -> Any:
+        """Starts the run or job of a round unless an earlier start of the loop did; waits for it to succeed."""
+        known = bool(getattr(now, kind))
+        if not known:
+            setattr(now, kind, start(idempotency_key=f"loop-{self._journal.identity}-{now.number}").id)
+            self._journal.save()
+        work_id = getattr(now, kind)
+        self._say(f"round {now.number}: {phase}, {kind} {work_id}")
+        look = getattr(service, kind)
+        return _succeeded(service, look, work_id, ends, f"{kind} {work_id} of round {now.number}", known=known)
 
     def _publish(self, version: str, label: str, *, force: bool) -> None:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)

@@ -30,6 +30,15 @@ from aeenc.exports import judgements_of
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 
+Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
+NegativeFeedback = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
+]
+Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")]
+RerankWeight = Annotated[
+    float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+]
+
 
 def read_facts(path: Path) -> list[types_pb2.Premise]:
     """Reads the facts of a file in order. Raises InvalidArgument naming file and line."""
@@ -217,14 +226,10 @@ def retrieve(
         Literal["dense", "lexical", "hybrid", "iterative_lexical"],
         typer.Option(help="By encoder, by words, or by both."),
     ] = "dense",
-    prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
-    negative_feedback: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
-    ] = 0.0,
-    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
-    rerank_weight: Annotated[
-        float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
-    ] = 0.0,
+    prior: Prior = 0.0,
+    negative_feedback: NegativeFeedback = 0.0,
+    rerank: Rerank = 0,
+    rerank_weight: RerankWeight = 0.0,
     precision: Annotated[
         Literal["float32", "float16", "int8"] | None,
         typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),

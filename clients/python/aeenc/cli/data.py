@@ -18,19 +18,10 @@ from typing import Annotated
 
 import typer
 
-from aeenc import Client
+from aeenc import Client, exports
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
-from aeenc.exports import (
-    gold_judgements,
-    last_words,
-    read_pairs,
-    write_beir,
-    write_pairs,
-    write_pairs_as_beir,
-    write_triplets,
-)
 from aeenc.exports.whole import whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_trees
 from aeenc.v1 import types_pb2
@@ -171,8 +162,8 @@ def export_pairs(
     """
     wanted = _SIGNS[sign]
     with client(context) as connected:
-        found = _pairs(connected, runs) if overruled else last_words(_pairs(connected, runs))
-        count = write_pairs(to, (pair for pair in found if not wanted or pair.sign == wanted))
+        found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
+        count = exports.write_pairs(to, (pair for pair in found if not wanted or pair.sign == wanted))
     output_of(context).result({"to": str(to), "pairs": count})
 
 
@@ -185,7 +176,7 @@ def export_triplets(
 ) -> None:
     """Writes query, positive and negative triplets, one JSON object a line."""
     with client(context) as connected:
-        written = write_triplets(to, _pairs(connected, runs), per_query=per_query, seed=seed)
+        written = exports.write_triplets(to, _pairs(connected, runs), per_query=per_query, seed=seed)
     output_of(context).result({"to": str(to), **asdict(written)})
 
 
@@ -200,13 +191,13 @@ def export_beir(
     if data is not None and run is None:
         dataset = Dataset.load(data)
         corpus = ((candidate.id, candidate.text) for candidate in dataset.candidates())
-        written = write_beir(to, corpus, gold_judgements(dataset, split), split=split)
+        written = exports.write_beir(to, corpus, exports.gold_judgements(dataset, split), split=split)
     elif run is not None and data is None:
         with client(context) as connected:
             of = connected.sampler.run(run)
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
-            written = write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split)
+            written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split)
     else:
         raise InvalidArgument("give either a run or --data DIR")
     output_of(context).result({"to": str(to), **asdict(written)})
@@ -247,7 +238,7 @@ def import_pairs(
     Importing the same file again adds nothing and prints the same run. Of a
     verdict that the file amends, the last word is imported.
     """
-    pairs = list(last_words(read_pairs(file)))  # reads the whole file before anything is stored
+    pairs = list(exports.last_words(exports.read_pairs(file)))  # reads the whole file before anything is stored
     if not pairs:
         raise InvalidArgument(f"{file}:1: holds no pairs; write one a line")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:32]

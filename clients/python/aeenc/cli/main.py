@@ -68,28 +68,21 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
 }
-# The first class that fits decides.
-_EXIT_CODES: tuple[tuple[type[errors.AeencError], int], ...] = (
-    (output.EndedBadly, 5),
-    (errors.InvalidArgument, 2),
-    (errors.NotFound, 2),
-    (errors.Unauthenticated, 2),
-    (errors.PermissionDenied, 2),
-    (errors.Unavailable, 3),
-    (errors.DeadlineExceeded, 3),
-    (errors.Overloaded, 3),
-    (errors.FailedPrecondition, 4),
-    (errors.Aborted, 4),
-    (errors.AlreadyExists, 4),
-    (errors.AeencError, 1),
-)
+# code -> classes of errors; the first that fits decides
+_EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
+    5: (output.EndedBadly,),
+    2: (errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
+    3: (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded),
+    4: (errors.FailedPrecondition, errors.Aborted, errors.AlreadyExists),
+    1: (errors.AeencError,),
+}
 INTERRUPTED = 130
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def exit_code_of(error: errors.AeencError) -> int:
     """Returns the exit code of a command that ended with this error."""
-    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+    return next(code for code, classes in _EXIT_CODES.items() if isinstance(error, classes))
 
 
 class Commands(TyperGroup):

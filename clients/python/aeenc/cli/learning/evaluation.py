@@ -18,7 +18,7 @@ import typer
 
 from aeenc import Client, Retrieval
 from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
-from aeenc.cli.corpus import build_corpus, check_model
+from aeenc.cli.corpus import NegativeFeedback, Prior, Rerank, RerankWeight, build_corpus, check_model
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.cli.output import METRICS, output_of, table
@@ -131,14 +131,10 @@ def evaluate(
         float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
     ] = None,
     fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
-    prior: Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")] = 0.0,
-    negative_feedback: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
-    ] = 0.0,
-    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
-    rerank_weight: Annotated[
-        float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
-    ] = 0.0,
+    prior: Prior = 0.0,
+    negative_feedback: NegativeFeedback = 0.0,
+    rerank: Rerank = 0,
+    rerank_weight: RerankWeight = 0.0,
     conditioned: Annotated[
         bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
     ] = False,
