@@ -53,10 +53,7 @@ class SamplerClient:
 
     async def run(self, run_id: str) -> sampler_pb2.Run:
         """Gets a run."""
-        run: sampler_pb2.Run = (
-            await self.channel.unary(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
-        ).run
-        return run
+        return await self._run(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
 
     async def runs(self) -> list[sampler_pb2.Run]:
         """Lists all runs, newest first."""
@@ -80,14 +77,14 @@ class SamplerClient:
     async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
         request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
-        run: sampler_pb2.Run = (await self.channel.unary(self._stub.CancelRun, request)).run
-        return run
+        return await self._run(self._stub.CancelRun, request)
 
     async def resume(self, run_id: str) -> sampler_pb2.Run:
         """Continues a run that was cancelled or failed."""
-        run: sampler_pb2.Run = (
-            await self.channel.unary(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
-        ).run
+        return await self._run(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
+
+    async def _run(self, method: Callable[..., Any], request: Any) -> sampler_pb2.Run:
+        run: sampler_pb2.Run = (await self.channel.unary(method, request)).run
         return run
 
     async def pairs(

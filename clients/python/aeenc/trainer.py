@@ -46,15 +46,11 @@ class TrainerClient:
         config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
         request = trainer_pb2.StartJobRequest(config=config)
         retry = bool(config.idempotency_key)
-        job: trainer_pb2.Job = (await self.channel.unary(self._stub.StartJob, request, retry=retry)).job
-        return job
+        return await self._job(self._stub.StartJob, request, retry=retry)
 
     async def job(self, job_id: str) -> trainer_pb2.Job:
         """Gets a job."""
-        job: trainer_pb2.Job = (
-            await self.channel.unary(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
-        ).job
-        return job
+        return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
 
     async def jobs(self) -> list[trainer_pb2.Job]:
         """Lists all jobs, newest first."""
@@ -78,14 +74,14 @@ class TrainerClient:
     async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
         request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
-        job: trainer_pb2.Job = (await self.channel.unary(self._stub.CancelJob, request)).job
-        return job
+        return await self._job(self._stub.CancelJob, request)
 
     async def resume(self, job_id: str) -> trainer_pb2.Job:
         """Continues a job from its last finished epoch."""
-        job: trainer_pb2.Job = (
-            await self.channel.unary(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
-        ).job
+        return await self._job(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
+
+    async def _job(self, method: Callable[..., Any], request: Any, *, retry: bool = True) -> trainer_pb2.Job:
+        job: trainer_pb2.Job = (await self.channel.unary(method, request, retry=retry)).job
         return job
 
     async def evaluate(

@@ -87,6 +87,13 @@ def test_an_async_iterator_becomes_an_iterator(served: tuple[Servicer, str]) -> 
         assert [len(batch.vectors) for batch in batches] == [1, 2, 3]
 
 
+def await_no_stream(servicer: Servicer) -> None:
+    deadline = time.monotonic() + 4
+    while servicer.open_streams:
+        assert time.monotonic() < deadline, "the server still works on it"
+        time.sleep(0.01)
+
+
 def test_bulk_work_is_an_iterator_too_and_may_be_left_early(served: tuple[Servicer, str]) -> None:
     servicer, target = served
     with aeenc.connect(encoder=target) as client:
@@ -95,10 +102,7 @@ def test_bulk_work_is_an_iterator_too_and_may_be_left_early(served: tuple[Servic
         endless = client.encoder.encode_all("a" for _ in itertools.count())
         assert len(next(endless).vectors) == 128
         endless.close()
-        deadline = time.monotonic() + 4
-        while servicer.open_streams:
-            assert time.monotonic() < deadline, "the server still works on it"
-            time.sleep(0.01)
+        await_no_stream(servicer)
 
 
 def test_an_iterator_left_early_ends_the_call(served: tuple[Servicer, str]) -> None:
@@ -108,10 +112,7 @@ def test_an_iterator_left_early_ends_the_call(served: tuple[Servicer, str]) -> N
         assert len(next(batches).vectors) == 1
         assert servicer.open_streams == 1
         batches.close()
-        deadline = time.monotonic() + 4
-        while servicer.open_streams:
-            assert time.monotonic() < deadline, "the server still works on it"
-            time.sleep(0.01)
+        await_no_stream(servicer)
 
 
 def test_an_error_is_raised_in_the_calling_thread(served: tuple[Servicer, str]) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client
-from aeenc.cli.learning.runs import follow_run, run_dict, show_run
-from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of, table
+from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
+from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
 from aeenc.trees import Dataset
@@ -56,10 +56,7 @@ def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ..
 def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
     """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
-    return {
-        "job": job.id,
-        "state": trainer_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_"),
-        "error": job.error,
+    values = {
         "version": job.version,
         "epochs": progress.epochs_done,
         "steps": progress.steps_done,
@@ -71,8 +68,8 @@ def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
         "dropped": progress.dropped,
         "skipped": progress.skipped,
         "outside": progress.outside,
-        "seconds": lasted_s(job.created_at, job.ended_at),
     }
+    return work_dict("job", job, trainer_pb2.JobState.Name(job.state), values)
 
 
 def describe(job: trainer_pb2.Job) -> str:
@@ -99,8 +96,7 @@ def show_job(job: trainer_pb2.Job, out: Output) -> None:
     """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = job_dict(job)
     out.result(result)
-    if result["state"] in {"FAILED", "CANCELLED"}:
-        raise EndedBadly(f"job {job.id} has {result['state'].lower()}: {job.error or 'no reason given'}")
+    check_end("job", result)
 
 
 def train(

@@ -13,7 +13,7 @@ from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.trees import Dataset
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import sampler_pb2, trainer_pb2
 
 
 def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
@@ -31,13 +31,24 @@ def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
     return list(named.items())
 
 
+def work_dict(kind: str, work: sampler_pb2.Run | trainer_pb2.Job, state: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Puts `values` of a run or a job between its id, state and error and the seconds that it took."""
+    state = state.removeprefix(f"{kind.upper()}_STATE_")
+    seconds = lasted_s(work.created_at, work.ended_at)
+    return {kind: work.id, "state": state, "error": work.error, **values, "seconds": seconds}
+
+
+def check_end(kind: str, result: dict[str, Any]) -> None:
+    """Raises EndedBadly for a run or job that has failed or was cancelled."""
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        reason = result["error"] or "no reason given"
+        raise EndedBadly(f"{kind} {result[kind]} has {result['state'].lower()}: {reason}")
+
+
 def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
     """Converts a run to plain values: id, state, model and generation, and counts."""
     progress = run.progress
-    return {
-        "run": run.id,
-        "state": sampler_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"),
-        "error": run.error,
+    values = {
         "model_version": run.model_version,
         "generation": run.generation,
         "trees": progress.trees,
@@ -49,8 +60,8 @@ def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
         "positives": progress.positives,
         "negatives": progress.negatives,
         "skipped": progress.skipped,
-        "seconds": lasted_s(run.created_at, run.ended_at),
     }
+    return work_dict("run", run, sampler_pb2.RunState.Name(run.state), values)
 
 
 def follow_run(client: Client, run: sampler_pb2.Run, out: Output) -> sampler_pb2.Run:
@@ -68,8 +79,7 @@ def show_run(run: sampler_pb2.Run, out: Output) -> None:
     out.result(result)
     if result["judgements"] and result["skipped"] == result["judgements"]:
         out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know the queries of {run.config.split!r}?")
-    if result["state"] in {"FAILED", "CANCELLED"}:
-        raise EndedBadly(f"run {run.id} has {result['state'].lower()}: {run.error or 'no reason given'}")
+    check_end("run", result)
 
 
 def sample(
