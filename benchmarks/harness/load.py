@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 
 from aeenc import EncoderClient
-from aeenc.encoded import EncodeOptions, Role
+from aeenc.calls.encoding import EncodeOptions, Role
 
 
 @dataclass

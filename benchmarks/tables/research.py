@@ -19,10 +19,10 @@ from typing import Any
 
 import aeenc
 from aeenc import Retrieval
-from aeenc.cli.evaluate import ensure_corpus, explain_training, training_of
-from aeenc.cli.reports import report_dict
-from aeenc.cli.sample import hypotheses_of
-from aeenc.cli.train import TRAINING_SPLIT, validation_of
+from aeenc.cli.learning.evaluation import ensure_corpus, explain_training, training_of
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, trainer_pb2

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from aeenc import Channel, TrainerClient
-from aeenc.cli.evaluate import corpus_name
+from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.encoder.encoder_fleet import end, serving
 from benchmarks.harness.checkpoints import FOLDER

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aeenc import errors
-from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
+from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
 from services.index.backend import Backend
 from services.index.building import Builder, BuildOptions

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from services.corpus.generation import (
     Generation,
     PremiseRecord,

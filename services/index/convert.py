@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf import timestamp_pb2
 
 from aeenc import errors
-from aeenc.encoded import precision_name
+from aeenc.calls.encoding import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.backend import Searched

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoded import Encoded, Precision
+from aeenc.calls.encoding import Encoded, Precision
 from aeenc.encoder import EncoderClient
 from services.index.queries import TextQuery
 

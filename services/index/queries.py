@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aeenc.encoded import Precision
+from aeenc.calls.encoding import Precision
 from services.index.fusion import LEXICAL_WEIGHT, Method
 
 Mode = Literal["DENSE", "LEXICAL", "ITERATIVE_LEXICAL", "HYBRID"]

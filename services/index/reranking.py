@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aeenc import errors
-from aeenc.encoded import Scored
+from aeenc.calls.encoding import Scored
 from aeenc.encoder import EncoderClient
 from services.index.encoding import ANSWER_SHARE
 from services.index.search import Found

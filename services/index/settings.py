@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from aeenc.addresses import split
 from aeenc.errors import InvalidArgument
+from aeenc.transport.addresses import split
 from services.index.plan import EngineOptions
 from services.kit.limits import Limits
 from services.kit.settings import ServiceSettings

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.bulk import BulkEncoder
-from aeenc.channel import Channel
-from aeenc.encoded import Encoded, EncodeOptions
+from aeenc.calls.bulk import BulkEncoder
+from aeenc.calls.encoding import Encoded, EncodeOptions
+from aeenc.transport.channel import Channel
 from services.corpus.generation import Storage
 from services.corpus.inner_products import norms_of
 from services.index.folding import Draft

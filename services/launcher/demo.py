@@ -26,10 +26,10 @@ from typing import Any
 import aeenc
 from aeenc import errors
 from aeenc.cli.corpus import build_corpus
+from aeenc.cli.learning.jobs import describe, validation_of
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
-from aeenc.cli.reports import report_dict
-from aeenc.cli.sample import hypotheses_of
-from aeenc.cli.train import describe, validation_of
 from aeenc.trees import Dataset, Tree, draw
 from aeenc.v1 import sampler_pb2, trainer_pb2
 from services.launcher.fleet import Fleet, Options

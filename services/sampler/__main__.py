@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aeenc.channel import Channel
 from aeenc.index import IndexClient
 from aeenc.registry import RegistryClient
+from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run

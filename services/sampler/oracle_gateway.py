@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from aeenc import errors
-from aeenc.channel import Channel
 from aeenc.oracle import EXPLAINS, REFUSES, Task
 from aeenc.oracles.client import Answer, OracleClient
+from aeenc.transport.channel import Channel
 from services.kit.logs import get
 from services.sampler.acs import Ruling
 from services.sampler.breaker import Breaker, Down

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from aeenc import errors
-from aeenc.found import Hit
+from aeenc.calls.retrieval import Hit
 from aeenc.index import IndexClient
 from services.kit.logs import get
 from services.sampler.acs import Candidate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
+from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run

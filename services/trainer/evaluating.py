@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from aeenc.calls.retrieval import Retrieval
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
-from aeenc.rankings import Retrieval
 from services.corpus.generation import Generation, open_generation, read_active
 from services.kit.concurrency import run_in_thread
 from services.kit.limits import Limits, check_texts

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from aeenc.calls.retrieval import Hit, Rankings, Retrieval
 from aeenc.evaluation import UNRANKED
-from aeenc.found import Hit
 from aeenc.index import IndexClient
-from aeenc.rankings import Rankings, Retrieval
 from services.corpus.generation import Generation
 from services.kit.concurrency import run_in_thread
 from services.trainer.evaluation.protocol import Ranks

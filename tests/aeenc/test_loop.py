@@ -14,7 +14,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.cli.reports import report_dict
+from aeenc.cli.learning.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
 from support.worlds.loop_world import Services, all_three
 from support.worlds.sampler_world import serving
@@ -222,5 +222,5 @@ async def test_a_journal_of_another_loop_is_not_gone_on_with(world: World):
     with pytest.raises(errors.AlreadyExists, match="other settings"):
         await world.go(rounds=1, job={"seed": 6})
     world.journal.write_text("[]")
-    with pytest.raises(errors.InvalidArgument, match="no journal"):
+    with pytest.raises(errors.InvalidArgument, match="not the journal of a loop"):
         await world.go(rounds=1)

@@ -15,8 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from aeenc import errors, status
+from aeenc import errors
 from aeenc.cli.main import app
+from aeenc.transport import status
 from aeenc.v1 import (
     encoder_pb2,
     encoder_pb2_grpc,
@@ -32,6 +33,7 @@ from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from support.models.hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
+from support.small_trees import record, write_small_trees
 from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
 
 
@@ -202,26 +204,8 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
             )
 
 
-def record(name: str, hypothesis: str, context: str, proof: str) -> dict[str, str]:
-    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof, "question": "", "answer": ""}
-
-
 @pytest.fixture
 def trees(tmp_path: Path) -> Path:
     """A directory in EntailmentBank's layout; two train trees share an id, two a hypothesis."""
-    train = [
-        record(
-            "one",
-            "the nail moves",
-            "sent1: iron is magnetic sent2: a magnet pulls iron sent3: a nail is iron",
-            "sent1 & sent2 -> int1: the magnet pulls the nail; int1 & sent3 -> hypothesis; ",
-        ),
-        record("two", "the nail moves", "sent1: forces move things", "sent1 -> hypothesis; "),
-        record("one", "steel is magnetic", "sent1: steel holds iron", "sent1 -> hypothesis; "),
-    ]
-    dev = [record("three", "ice floats", "sent1: ice is light", "sent1 -> hypothesis; ")]
-    folder = tmp_path / "trees"
-    (folder / "dataset" / "task_1").mkdir(parents=True)
-    for split, records in (("train", train), ("dev", dev)):
-        (folder / "dataset" / "task_1" / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    return folder
+    third = record("one", "steel is magnetic", "sent1: steel holds iron", "sent1 -> hypothesis; ")
+    return write_small_trees(tmp_path / "trees", third)

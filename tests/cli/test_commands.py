@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.main import app
-from aeenc.cli.sample import hypotheses_of
-from aeenc.sync import LOOP
+from aeenc.transport.sync import LOOP
 from aeenc.trees import Dataset
 from services.index.__main__ import build
 from services.index.settings import IndexSettings

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aeenc import AsyncClient
-from aeenc.cli.facts import read_facts
+from aeenc.cli.corpus import read_facts
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
 from support.models.hashed_encoder import FACTS, VERSION
@@ -113,11 +113,11 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "place"),
     [
-        ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: no JSON"),
-        ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` is missing"),
-        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` is"),
+        ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: not JSON"),
+        ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` must be"),
+        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` must be"),
         ("f.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "f.jsonl:2: the id 'x'"),
-        ("f.json", b'[\n"a",\n', "f.json:3: no JSON"),
+        ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
         ("f.json", b"7", "f.json:1: must be"),
         ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
         ("f.txt", b"a fact\n\xff\n", "f.txt:2: not UTF-8"),

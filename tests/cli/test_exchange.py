@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
-from aeenc.oracle import EXPLAINS
+from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import Dataset, read_trees
 from aeenc.v1 import oracle_pb2, sampler_pb2
+from support.worlds.queue_world import at_work, take
+from support.worlds.sampler_world import World
 
 
 async def sampled(aeenc, sampler, trees):
@@ -132,3 +135,29 @@ async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, f
         assert ended.code == 0, ended.stderr
     assert ended.json["premises"] == 60
     assert (ended.json["explains"], ended.json["refused"]) == (run["positives"], run["negatives"])
+
+
+async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: World, tmp_path):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        ids = [c.premise_id for c in lease.task.candidates]
+        answer = await people.submit(lease, ids[:2])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        await people.amend(answer.answer_id, {ids[0]: REFUSES}, "bob")
+        target = ("--sampler", sampler.channel.target, "--json")
+
+        async def exported(kind: str, *options: str) -> list[dict[str, object]]:
+            file = tmp_path / f"{kind}.jsonl"
+            ended = await aeenc(*target, "export", kind, run_id, "--to", file, *options)
+            assert ended.code == 0, ended.stderr
+            return [json.loads(line) for line in file.read_text().splitlines()]
+
+        signs = [(one["premise_id"], one["sign"]) for one in await exported("pairs")]
+        assert sorted(signs) == sorted(zip(ids, ["negative", "positive", "negative", "negative"], strict=True))
+        assert [one["premise_id"] for one in await exported("pairs", "--sign", "positive")] == [ids[1]]
+        assert {one["positive_id"] for one in await exported("triplets")} == {ids[1]}
+        assert len(await exported("pairs", "--overruled")) == 5
+        ended = await aeenc(*target, "import", "pairs", tmp_path / "pairs.jsonl", "--corpus", "science")
+        assert ended.json["pairs"] == 4
+        imported = await sampler.run(ended.json["run"])
+        assert (imported.progress.positives, imported.progress.negatives) == (1, 3)

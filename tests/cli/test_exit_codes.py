@@ -10,7 +10,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.cli.main import exit_code_of
-from aeenc.status import _CLASSES
+from aeenc.transport.status import _CLASSES
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_command_with_130():
 # A signal does not wake a main thread that is just on its way into a wait; neither does one that another thread gets.
 MISSED = """
 import asyncio, os, signal, threading
-from aeenc.sync import LOOP
+from aeenc.transport.sync import LOOP
 LOOP.get()
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

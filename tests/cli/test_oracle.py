@@ -1,22 +1,53 @@
-"""`aeenc oracle gold` as a process: it says where it listens, answers, and goes when told."""
+"""`aeenc oracle gold`, `noisy`, `model` and `composite` as processes: they say where they listen, answer, and end."""
+
+from __future__ import annotations
 
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from aeenc import Channel, errors
-from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.oracles.model import ModelOracle
+from support.models.tiny_classifier import write_model
+from support.waiting import reached
 
-COMMAND = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle", "gold"]
+AEENC = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle"]
+TEXTS = ("iron is magnetic", "the magnet pulls the nail", "ice is light")
+
+
+@contextmanager
+def served(*words: object) -> Iterator[str]:
+    """The address of an oracle that runs as a process; ended by SIGTERM, without a complaint."""
+    command = [*AEENC, *(str(word) for word in words), "--address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield json.loads(line)["address"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+
+
+async def ask(address: str, query: str = "the nail moves") -> dict[str, Verdict]:
+    client = OracleClient(Channel(address, timeout_s=20))
+    candidates = tuple(Candidate(text, text, n, 0.5) for n, text in enumerate(TEXTS, start=1))
+    [answer] = await reached(lambda: client.judge("run", [Task("t", "run", query, (), (), candidates)]))
+    await client.channel.close()
+    return dict(answer.verdicts)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_gold_oracle_serves_until_it_is_told_to_stop(trees, number):
-    command = [*COMMAND, "--trees", trees, "--mode", "subtree", "--address", "127.0.0.1:0", "--token", "secret"]
+    command = [*AEENC, "gold", "--trees", trees, "--mode", "subtree", "--address", "127.0.0.1:0", "--token", "secret"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:  # noqa: ASYNC220 -- nothing else runs in this loop
         try:
@@ -47,3 +78,63 @@ async def judge(address, task, token):
 
 async def test_an_open_address_or_an_unknown_split_is_wrong_use(aeenc, trees):
     assert (await aeenc("oracle", "gold", "--trees", trees, "--split", "test")).code == 2
+
+
+async def test_a_noisy_oracle_wraps_gold_trees_or_a_running_oracle(trees):
+    with served("noisy", "--trees", trees, "--flip", 1) as flipped:
+        assert [verdict.judgement for verdict in (await ask(flipped)).values()] == [EXPLAINS, REFUSES, EXPLAINS]
+        with served("noisy", "--remote", flipped, "--abstain", 1) as silent:
+            assert {verdict.judgement for verdict in (await ask(silent)).values()} == {ABSTAINS}
+
+
+async def test_a_composite_passes_on_what_gold_does_not_know(trees):
+    with (
+        served("gold", "--trees", trees, "--split", "dev") as other,
+        served("composite", "--trees", trees, "--remote", other) as both,
+    ):
+        known = await ask(both)
+        assert {(verdict.judgement, verdict.annotator) for verdict in known.values()} == {
+            (EXPLAINS, "gold"),
+            (REFUSES, "gold"),
+        }
+        passed_on = await ask(both, "ice floats")  # a query of dev
+        assert passed_on["ice is light"].judgement == EXPLAINS
+        assert {verdict.judgement for verdict in (await ask(both, "who knows")).values()} == {UNSEEN}
+
+
+async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
+    write_model(tmp_path / "nli", 2, id2label={"0": "neutral", "1": "entailment"})
+    expected = ModelOracle(tmp_path / "nli").probabilities("the nail moves", TEXTS)
+    with served("model", tmp_path / "nli", "--accept", 0.5, "--refuse", 0.4999) as model:
+        verdicts = await ask(model)
+        assert [verdict.grade for verdict in verdicts.values()] == pytest.approx(expected, abs=1e-6)
+        assert [v.judgement == EXPLAINS for v in verdicts.values()] == [grade >= 0.5 for grade in expected]
+    words = ("--trees", trees, "--split", "dev", "--model", tmp_path / "nli", "--accept", 0.5, "--refuse", 0.4999)
+    with served("composite", *words) as both:
+        assert {verdict.annotator for verdict in (await ask(both)).values()} == {"model-nli"}
+        assert {verdict.annotator for verdict in (await ask(both, "ice floats")).values()} == {"gold"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("noisy",), "--trees DIR or --remote"),
+        (("noisy", "--trees", "TREES", "--remote", "127.0.0.1:1"), "--trees DIR or --remote"),
+        (("composite", "--trees", "TREES"), "at least two"),
+        (("model", "EMPTY"), "config.json"),
+        (("noisy", "--trees", "TREES", "--cert", "EMPTY"), "cert and key"),
+        (("gold", "--trees", "TREES", "--key", "EMPTY"), "cert and key"),
+    ],
+)
+async def test_what_makes_no_oracle_is_wrong_use(aeenc, trees, tmp_path, words, told):
+    (tmp_path / "empty").mkdir()
+    real = {"TREES": trees, "EMPTY": tmp_path / "empty"}
+    ended = await aeenc("--json", "oracle", *(real.get(word, word) for word in words))
+    assert ended.code == 2
+    assert told in ended.error["message"]
+
+
+async def test_a_rate_above_one_is_wrong_use(aeenc, trees):
+    ended = await aeenc("oracle", "noisy", "--trees", trees, "--flip", 1.5)
+    assert ended.code == 2
+    assert "--flip" in ended.stderr

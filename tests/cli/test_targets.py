@@ -45,7 +45,7 @@ async def test_the_environment_goes_before_the_file_and_an_option_before_both(ae
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{\n,", ":2: no JSON"),
+        ("{\n,", ":2: not JSON"),
         ("[]", ":1: format_version must be 1"),
         ('{"format_version": 2, "targets": {}}', ":1: format_version must be 1"),
         ('{"format_version": 1}', ":1: `targets`"),

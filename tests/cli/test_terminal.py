@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 import aeenc as sdk
-from aeenc.cli.judging import HELP, Judging
+from aeenc.cli.terminal import HELP, JudgingSession
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
 from support.waiting import eventually
@@ -60,7 +60,7 @@ async def judge(target: str, run_id: str, keys: str, name: str = "ann") -> tuple
 
     def work() -> int:
         with sdk.connect(sampler=target) as client:
-            return Judging(client, name, run_id, Typed(keys), show, wait=False).work()  # type: ignore[arg-type]
+            return JudgingSession(client, name, run_id, Typed(keys), show, wait=False).work()  # type: ignore[arg-type]
 
     return await asyncio.to_thread(work), screens
 

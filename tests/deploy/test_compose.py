@@ -23,7 +23,7 @@ import yaml
 import aeenc
 from aeenc import errors
 from aeenc.oracles.client import OracleClient
-from aeenc.sync import LOOP
+from aeenc.transport.sync import LOOP
 from aeenc.v1 import sampler_pb2
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings

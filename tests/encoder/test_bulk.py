@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from aeenc import Channel, EncoderClient
-from aeenc.bulk_stream import BulkStream, Work
+from aeenc.calls.bulk import BatchQueue, BulkStream
 from support.models.tinymodel import WORDS, register
 
 TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)) for n in range(2000)]
@@ -16,7 +16,7 @@ async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tin
     answered: list[float] = []
     returned: list[float] = []
     is_under_way = asyncio.Event()
-    original, give_back, take = Work.answered, Work.give_back, BulkStream._answered
+    original, give_back, take = BatchQueue.answered, BatchQueue.give_back, BulkStream._answered
 
     def noted(self, batch, outcome):
         answered.append(batch.seq)
@@ -32,8 +32,8 @@ async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tin
         if self.channel.target.endswith(f":{first.port}") and self.is_awaited and len(answered) > 10:
             is_under_way.set()
 
-    monkeypatch.setattr(Work, "answered", noted)
-    monkeypatch.setattr(Work, "give_back", noted_back)
+    monkeypatch.setattr(BatchQueue, "answered", noted)
+    monkeypatch.setattr(BatchQueue, "give_back", noted_back)
     monkeypatch.setattr(BulkStream, "_answered", taken)
     async with serve(state_dir=tmp_path / "a") as (first, _), serve(state_dir=tmp_path / "b") as (second, alone):
         expected = [batch async for batch in alone.encode_all(TEXTS, role="premise", batch=16)]

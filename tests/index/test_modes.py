@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.found import Fusion
+from aeenc.calls.retrieval import Fusion
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.fusion import fuse

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aeenc import Retrieval, errors, rankings
+from aeenc import Retrieval, errors
+from aeenc.calls import retrieval as rankings
 from support.models.hashed_encoder import FACTS, facts, raises
 
 

@@ -19,7 +19,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import OracleServer
-from aeenc.sync import LOOP
+from aeenc.transport.sync import LOOP
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import ProcessId, end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,12 @@ from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset
-
-
-def record(name: str, hypothesis: str, context: str, proof: str) -> dict[str, str]:
-    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof, "question": "", "answer": ""}
-
-
-TRAIN = [
-    record(
-        "one",
-        "the nail moves",
-        "sent1: iron is magnetic sent2: a magnet pulls iron sent3: a nail is iron",
-        "sent1 & sent2 -> int1: the magnet pulls the nail; int1 & sent3 -> hypothesis; ",
-    ),
-    record("two", "the nail moves", "sent1: forces move things", "sent1 -> hypothesis; "),
-]
-DEV = [record("three", "ice floats", "sent1: ice is light", "sent1 -> hypothesis; ")]
+from support.small_trees import write_small_trees
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    folder = tmp_path / "dataset" / "task_1"
-    folder.mkdir(parents=True)
-    for split, records in (("train", TRAIN), ("dev", DEV)):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    return Dataset.load(tmp_path)
+    return Dataset.load(write_small_trees(tmp_path / "trees"))
 
 
 async def ask(oracle: GoldOracle, query: str, *texts: str) -> dict[str, Verdict]:

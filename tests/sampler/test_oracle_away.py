@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 import aeenc
-from aeenc import errors, status
+from aeenc import errors
 from aeenc.oracle import REFUSES, Task, Verdict
+from aeenc.transport import status
 from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
 from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import (

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from aeenc import errors
+from aeenc.calls.retrieval import Hit, Rankings, Retrieval
 from aeenc.evaluation import UNRANKED
-from aeenc.found import Hit
-from aeenc.rankings import Rankings, Retrieval
 from services.corpus.generation import PremiseRecord, Premises
 from services.trainer import index_ranks
 from services.trainer.index_ranks import IndexRanks

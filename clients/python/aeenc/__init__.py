@@ -1,4 +1,4 @@
-"""Client of the AE-Enc services: premise retrieval that learns what explains.
+"""The client of the AE-Enc services: premise retrieval that learns what explains.
 
 import aeenc
 client = aeenc.connect()
@@ -7,19 +7,18 @@ for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], 
 """
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.calls.encoding import Encoded, Scored
+from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
 from aeenc.client import AsyncClient, Client, connect, connect_async
-from aeenc.encoded import Encoded, Scored
 from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
-from aeenc.found import Fusion, Hit, Retrieved, SearchResult
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate, Oracle, Task, Verdict
 from aeenc.people import PeopleClient
-from aeenc.rankings import Retrieval
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
+from aeenc.transport.channel import Channel
 
 __version__ = "0.1.0"
 

@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
 from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
-from aeenc.sync import LOOP, Blocking
 from aeenc.trainer import TrainerClient
+from aeenc.transport.channel import Channel
+from aeenc.transport.sync import LOOP, Blocking
 
 ENCODER = "127.0.0.1:50051"
 INDEX = "127.0.0.1:50052"
@@ -22,10 +22,11 @@ TRAINER = "127.0.0.1:50054"
 
 
 class AsyncClient:
-    """The clients of the four services, of human queues and of the registry. Connects at the first call, not before.
+    """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
-    `token` opens the services, `admin_token` those that change what is served (default: `token`). Calls that fail in
-    passing (UNAVAILABLE, RESOURCE_EXHAUSTED) are repeated within `timeout_s`, unless `retry` is False.
+    `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
+    Calls that fail transiently (UNAVAILABLE, RESOURCE_EXHAUSTED) are retried within `timeout_s`, unless `retry` is
+    False.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ else:
 
 
 def connect_async(**options: Any) -> AsyncClient:
-    """The awaiting client. Options are those of AsyncClient; call it inside a running event loop."""
+    """Makes the awaiting client. Options are those of AsyncClient; call it inside a running event loop."""
     return AsyncClient(**options)
 
 
 def connect(**options: Any) -> Client:
-    """The blocking client: the same methods as AsyncClient, each blocking until its answer is there."""
+    """Makes the blocking client: the methods of AsyncClient, each blocking until it has its answer."""
 
-    async def build() -> AsyncClient:  # channels belong to the loop they are made in
+    async def build() -> AsyncClient:  # a channel belongs to the event loop that makes it
         return AsyncClient(**options)
 
     return cast("Client", Blocking(LOOP.run(build())))

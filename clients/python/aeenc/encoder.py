@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import numpy as np
 
-from aeenc.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder, each
-from aeenc.channel import Channel
-from aeenc.encoded import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
+from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder, each
+from aeenc.calls.encoding import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
+from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 
 __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
@@ -18,9 +18,9 @@ __all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector
 class EncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
-    What calls have in common: `label` or `version` names the query encoder (default: label `stable`); `precision` says
-    how exactly to compute (default: what the encoder is set to); texts of the `lane` "bulk" let interactive ones go
-    first; while label `canary` has a share, calls with one `routing_key` go the same way.
+    Options of all calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is that of
+    the computation (default: the encoder's setting); texts of the `lane` "bulk" let interactive ones go first; while
+    label `canary` has a share, calls with the same `routing_key` get the same version.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -42,9 +42,9 @@ class EncoderClient:
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Encoded:
-        """Embeds texts, at most `Limits.items` of them. A text too long for the model is an error unless `truncate`.
+        """Embeds texts, at most `Limits.items` in a call. A text too long for the model is an error unless `truncate`.
 
-        `request_id` carries on the `x-request-id` of a call that this one is part of.
+        `request_id` passes on the `x-request-id` of the call that this one is part of.
         """
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
         response = await self.channel.unary(
@@ -66,9 +66,9 @@ class EncoderClient:
         routing_key: str = "",
         timeout_s: float | None = None,
     ) -> AsyncIterator[Encoded]:
-        """Embeds any number of batches, in order, while later ones are already on their way. One stream, one encoder.
+        """Embeds any number of batches in order over one stream to one encoder; sends later ones meanwhile.
 
-        The lane is bulk unless said otherwise. What breaks the stream is raised; `encode_all` goes on.
+        The lane is bulk by default. Raises the error that breaks the stream; `encode_all` resumes instead.
         """
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
 
@@ -99,9 +99,9 @@ class EncoderClient:
     ) -> AsyncIterator[Encoded]:
         """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
 
-        Each encoder has at most `window` batches at once. What breaks is resumed: answered batches are kept, the others
-        sent again. Raises Unavailable once no encoder has answered for `patience_s`, FailedPrecondition when the
-        version changes meanwhile. The lane is bulk unless said otherwise.
+        Each encoder has at most `window` batches at once. Broken streams are resumed: answered batches are kept, the
+        others sent again. Raises Unavailable once no encoder has answered for `patience_s`, FailedPrecondition when the
+        version changes meanwhile. The lane is bulk by default.
         """
         refuse_single_text(texts)
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
@@ -124,7 +124,7 @@ class EncoderClient:
     ) -> Scored:
         """Scores premises against a query with a cross-encoder, by default the one that label `stable` names.
 
-        A pair too long for the model is an error unless `truncate`, which cuts the premise. Raises Unimplemented where
+        A pair too long for the model is an error unless `truncate`, which cuts the premise. Raises Unimplemented when
         no cross-encoder has been published.
         """
         refuse_single_text(premises, "premises")
@@ -143,7 +143,7 @@ class EncoderClient:
         )
 
     async def info(self) -> encoder_pb2.EncoderServiceGetInfoResponse:
-        """What the encoder says about itself: versions, labels, limits, state, last swaps."""
+        """Gets the encoder's versions, labels, limits, state and last swaps."""
         return await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
 
 

@@ -1,4 +1,4 @@
-"""The index's client: from vectors or texts to premises, and the building of generations."""
+"""The index's client: vectors or texts in, premises out; and builds of generations."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, vectors
-from aeenc.channel import Channel
-from aeenc.encoded import Precision, precision_number, refuse_single_text, selector
-from aeenc.found import MODES, Fusion, Hit, Mode, Retrieved, SearchResult
-from aeenc.index_streams import build_requests, explanation_requests
-from aeenc.rankings import RankingCall, Rankings, Retrieval, rank
+from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
+from aeenc.calls.retrieval import (
+    MODES,
+    Fusion,
+    Hit,
+    Mode,
+    RankingCall,
+    Rankings,
+    Retrieval,
+    Retrieved,
+    SearchResult,
+    rank,
+)
+from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 
+CHUNK_ITEMS = 512
+CHUNK_BYTES = 512 * 1024  # about
 BUILD_TIMEOUT_S = 24 * 3600.0
 RESUME_S = 60.0
 RESUME_EVERY_S = 0.5
+
+Item = TypeVar("Item", types_pb2.Premise, index_pb2.Explanation)
 
 
 class IndexClient:
@@ -49,7 +63,7 @@ class IndexClient:
     ) -> SearchResult:
         """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
 
-        `exact` searches exactly whatever the engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
+        `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
         """
         request = index_pb2.SearchRequest(
             corpus=corpus,
@@ -96,14 +110,13 @@ class IndexClient:
     ) -> Retrieved:
         """Finds the k premises that best explain each text. `splits` restricts to premises of these splits.
 
-        `mode` says how texts are matched: by the encoder, by words, or by both, put together as `fusion` says. With
-        `accepted` (ids by text), premises are sought for what those accepted before leave unexplained;
-        `prior` is the share, from 0 to 1, of what explained similar hypotheses (`put_explanations`); a cross-encoder
-        orders the first `rerank` premises anew, at least k of them, by its score alone or, with `rerank_weight`, by
-        their score so far plus so much of its own. `negative_feedback` is the share of what the five best premises have
-        in common that is taken off the query for a second ranking; 0.1 is a good start.
-        `precision` says how exactly to encode the texts (default: what the encoder is set to); while label `canary` has
-        a share, calls with one `routing_key` go the same way.
+        `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
+        retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
+        premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
+        premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
+        its own. `negative_feedback` is the share of the five best premises' common direction that is taken off the
+        query for a second ranking; 0.1 is a good start.
+        `precision` and `routing_key` are those of the encoder's calls.
         """
         refuse_single_text(texts)
         request = index_pb2.RetrieveRequest(
@@ -149,28 +162,20 @@ class IndexClient:
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
     ) -> Rankings:
-        """The first k premises for any number of texts, by as many calls of Retrieve as it takes."""
+        """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes."""
         call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
-        return await rank(self, call, texts, k, accepted)
+        return await rank(self.retrieve, call, texts, k, accepted)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
-        """Looks premises up by id or alias, in the order asked."""
+        """Looks premises up by id or alias, in the order of `ids`."""
         request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
         return list((await self.channel.unary(self._stub.GetPremises, request)).premises)
 
     async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[types_pb2.Premise]:
-        """All premises of a generation in the order of insertion, page by page."""
-        token = ""
-        while True:
-            request = index_pb2.ListPremisesRequest(
-                corpus=corpus, page_size=1024, page_token=token, generation=generation
-            )
-            page = await self.channel.unary(self._stub.ListPremises, request)
-            for premise in page.premises:
-                yield premise
-            token = page.next_page_token
-            if not token:
-                return
+        """Yields all premises of a generation in the order of insertion."""
+        request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=1024, generation=generation)
+        async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
+            yield premise
 
     async def build(
         self,
@@ -190,10 +195,10 @@ class IndexClient:
     ) -> index_pb2.Generation:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
 
-        `fold_similar` takes texts for one that differ in case, white space, punctuation or Unicode form alone; the
-        first one stays. `space_id` is that of the premises' vectors (default: the encoder's own). With a `request_id`
-        the index keeps what it has acknowledged as durable, and a call with the same one and the same premises goes on
-        there. This call does so itself while the index is away, or comes no further, for up to `resume_s`, unless
+        `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
+        them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
+        index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
+        after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
         `premises` is an iterator, which cannot begin again.
         """
         header = index_pb2.BuildHeader(
@@ -211,7 +216,7 @@ class IndexClient:
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         while True:
             before = reached
-            requests = build_requests(header, islice(premises, header.resume_from, None))
+            requests = _build_requests(header, islice(premises, header.resume_from, None))
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 async for progress in self._admin_channel.stream(
@@ -235,23 +240,17 @@ class IndexClient:
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None
     ) -> index_pb2.ActivateGenerationResponse:
-        """Makes a generation the one that searches see. With `expected`, only if that one is active now."""
+        """Makes searches use a generation. With `expected`, only if that one is active now."""
         request = index_pb2.ActivateGenerationRequest(
             corpus=corpus, generation=generation, expected_generation=expected
         )
         return await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
 
     async def generations(self, corpus: str) -> list[index_pb2.Generation]:
-        """All generations of a corpus, newest first."""
-        found: list[index_pb2.Generation] = []
-        token = ""
-        while True:
-            request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000, page_token=token)
-            page = await self._admin_channel.unary(self._admin.ListGenerations, request)
-            found.extend(page.generations)
-            token = page.next_page_token
-            if not token:
-                return found
+        """Lists all generations of a corpus, newest first."""
+        request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000)
+        pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
+        return [generation async for generation in pages]
 
     async def delete(self, corpus: str, generation: str) -> None:
         """Deletes a generation that is not active."""
@@ -261,19 +260,49 @@ class IndexClient:
     async def put_explanations(
         self, corpus: str, explanations: Iterable[tuple[str, Sequence[str]]], *, replace: bool = False
     ) -> int:
-        """Tells which premises (ids) explained which hypotheses (texts), for `prior`; returns how many are known now.
+        """Stores for `prior` which premises (ids) explained which hypotheses (texts); returns how many are known now.
 
-        Premises of a hypothesis put before are joined; with `replace`, these are all there are.
+        Adds to the premises of known hypotheses; with `replace`, drops everything stored before.
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
-        requests = explanation_requests(header, explanations)
+        requests = _explanation_requests(header, explanations)
         response = await self._admin_channel.send_stream(self._admin.PutExplanations, requests, timeout_s=600.0)
         return int(response.total_size)
 
     async def info(self) -> index_pb2.IndexServiceGetInfoResponse:
-        """What the index says about itself: corpora, active generations, limits, state."""
+        """Gets the index's corpora, active generations, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
 
 
 def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
     return index_pb2.PremiseFilter(any_split=splits) if splits else None
+
+
+async def _build_requests(
+    header: index_pb2.BuildHeader, premises: Iterable[types_pb2.Premise]
+) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
+    yield index_pb2.BuildGenerationRequest(header=header)
+    for chunk in _chunks(premises):
+        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
+
+
+async def _explanation_requests(
+    header: index_pb2.ExplanationsHeader, explanations: Iterable[tuple[str, Sequence[str]]]
+) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
+    yield index_pb2.PutExplanationsRequest(header=header)
+    for chunk in _chunks(index_pb2.Explanation(text=text, premise_ids=ids) for text, ids in explanations):
+        yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
+
+
+def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cuts a long list into messages of at most CHUNK_ITEMS items and about CHUNK_BYTES."""
+    chunk: list[Item] = []
+    size_bytes = 0
+    for item in items:
+        chunk.append(item)
+        size_bytes += item.ByteSize()
+        if len(chunk) >= CHUNK_ITEMS or size_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+    if chunk:
+        yield chunk

@@ -1,43 +1,147 @@
 """The iterative loop (Bogatu et al. 2022, section 3): sample, train, publish, and begin again with the new encoder.
 
-Everything happens through the RPCs. What is done stands in a journal, a JSON file, after every step; runs and jobs have
-idempotency keys of the journal's own, so a loop that was stopped anywhere goes on where it was.
+    round 0: measure ─► sample ─► train ─► try (publish under a trial label, measure) ─► serve (move the label) ─┐
+                          ▲  after each step the journal, a JSON file, is written                               │
+                          └──────────────── next round, unless rounds or patience are used up ◄─────────────────┘
+
+Everything happens through RPCs. Runs and jobs have idempotency keys from the journal, so a loop that was stopped
+anywhere goes on where it was.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aeenc import errors
 from aeenc.client import Client
-from aeenc.loop_journal import STABLE, Gold, Journal, LoopPlan, Round
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
 
+FORMAT_VERSION = 1
+STABLE = "stable"
 PUBLISH_S = 60.0
 
+Gold = tuple[str, Sequence[str]]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """The states in which a run or a job ends."""
+class LoopPlan:
+    """The plan of a loop. `run` and `job` are further fields of RunConfig and JobConfig.
+
+    Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
+    from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on
+    `validation` (0: never); the label then names the best version.
+    """
+
+    corpus: str
+    hypotheses: Sequence[tuple[str, str]] = field(repr=False)
+    validation: Sequence[Gold] = field(repr=False)
+    oracle: str = "gold"
+    rounds: int = 4
+    restart: bool = True
+    patience: int = 1
+    label: str = STABLE
+    run: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
+        values = {**vars(self), "rounds": 0, "patience": 0, "run": dict(self.run), "job": dict(self.job)}
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass
+class Round:
+    """The results of one round so far; empty: not yet. Round 0 is the encoder that the loop began with.
+
+    `report` evaluates the trained encoder. `published`: the label has named it; a last round without a gain never is.
+    """
+
+    number: int
+    run: str = ""
+    positives: int = 0
+    negatives: int = 0
+    job: str = ""
+    version: str = ""
+    validation_map: float = 0.0
+    published: bool = False
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """The record of a loop's rounds, in a file that is replaced as a whole after every step."""
+
+    def __init__(self, path: Path, identity: str, fingerprint: str, rounds: list[Round], ended: str = "") -> None:
+        self.path, self.identity, self.fingerprint = path, identity, fingerprint
+        self.rounds, self.ended = rounds, ended
+
+    @classmethod
+    def open(cls, path: Path, plan: LoopPlan) -> Journal:
+        """Opens the journal of a plan, or begins one. Raises AlreadyExists for the journal of another plan."""
+        if not path.exists():
+            journal = cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), [])
+            journal.save()
+            return journal
+        try:
+            record = json.loads(path.read_bytes())
+            found = cls(path, record["id"], record["plan"], [Round(**one) for one in record["rounds"]], record["ended"])
+            version = record["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.InvalidArgument(f"{path} is not the journal of a loop ({error}); name another file") from None
+        if version != FORMAT_VERSION or found.fingerprint != plan.fingerprint():
+            raise errors.AlreadyExists(
+                f"{path} is the journal of a loop with other settings or data; name another file, or remove it"
+            )
+        return found
+
+    def save(self) -> None:
+        """Writes the journal; it is on disk when this returns."""
+        record = {
+            "format_version": FORMAT_VERSION,
+            "id": self.identity,
+            "plan": self.fingerprint,
+            "ended": self.ended,
+            "rounds": [vars(one) for one in self.rounds],
+        }
+        folder = self.path.parent
+        unknown = [folder, *(one.parent for one in (folder, *folder.parents) if not one.exists())]
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(record, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        for one in unknown:  # a journal whose name is lost would begin run and job a second time
+            _sync(one)
+
+
+@dataclass(frozen=True)
+class _EndStates:
+    """The end states of a run or a job."""
 
     succeeded: int
     failed: int
     cancelled: int
 
 
-_RUN = _Ends(sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
-_JOB = _Ends(trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
+_RUN = _EndStates(sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
+_JOB = _EndStates(trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
 
 class Loop:
-    """One loop. `report_dict` turns an evaluation's report into what the journal keeps."""
+    """One loop. `report_dict` converts an evaluation's report to the values that the journal keeps."""
 
     def __init__(
         self,
@@ -51,9 +155,9 @@ class Loop:
         self._report_dict, self._say = report_dict, say
 
     def go(self) -> list[Round]:
-        """Does what is left of all rounds and returns them, round 0 first. Raises what the services raise.
+        """Finishes all rounds and returns them, round 0 first. Raises as the services do.
 
-        Raises Aborted when a run or a job has ended badly. A loop that has ended before moves no label.
+        Raises Aborted when a run or a job ends badly. A loop that had ended before moves no label.
         """
         rounds = self._journal.rounds
         if not rounds:
@@ -78,11 +182,11 @@ class Loop:
 
     @property
     def best(self) -> Round:
-        """The measured round with the highest strict MAP on the validation queries; the earliest of equal ones."""
+        """The round with the highest strict MAP on the validation queries; the earliest of equal ones."""
         return max((one for one in self._journal.rounds if one.report), key=lambda one: one.validation_map)
 
     def _stopped(self) -> str:
-        """Why there is no further round; empty: there is one."""
+        """Returns why there is no further round; empty while there is one."""
         done = [one for one in self._journal.rounds if one.report]
         if len(done) - 1 >= self._plan.rounds:
             return f"all {self._plan.rounds} rounds are done"
@@ -111,7 +215,7 @@ class Loop:
         self._journal.save()
 
     def _try(self, now: Round) -> None:
-        """Measures what was trained under a label of the loop's own, which goes again: encoders serve labels alone."""
+        """Measures the trained encoder under a trial label, then removes it: encoders serve labelled versions only."""
         trial = f"loop-{self._journal.identity}"
         try:
             self._publish(now.version, trial, force=True)
@@ -123,7 +227,7 @@ class Loop:
                         self._client.registry.delete_label(trial, space_id=label.space_id)
 
     def _serve(self, one: Round) -> None:
-        """Points the plan's label at a round's encoder unless it is there; by force where that lifts nothing."""
+        """Points the plan's label at a round's encoder unless it does already; forces one that lifts nothing."""
         label = self._plan.label
         if one.version not in {known.version for known in self._client.registry.labels() if known.name == label}:
             best_before = max((before.validation_map for before in self.rounds[: one.number]), default=0.0)
@@ -132,21 +236,16 @@ class Loop:
         self._journal.save()
 
     def _sample(self, now: Round) -> None:
-        plan, client = self._plan, self._client
-        known = bool(now.run)
-        if not known:
-            now.run = client.sampler.start_run(
-                plan.hypotheses,
-                corpus=plan.corpus,
-                oracle=plan.oracle,
-                model=types_pb2.ModelSelector(label=plan.label),
-                idempotency_key=f"loop-{self._journal.identity}-{now.number}",
-                **plan.run,
-            ).id
-            self._journal.save()
-        self._say(f"round {now.number}: sampling, run {now.run}")
-        name = f"run {now.run} of round {now.number}"
-        run = _succeeded(client.sampler, client.sampler.run, now.run, _RUN, name, known=known)
+        plan, sampler = self._plan, self._client.sampler
+        start = partial(
+            sampler.start_run,
+            plan.hypotheses,
+            corpus=plan.corpus,
+            oracle=plan.oracle,
+            model=types_pb2.ModelSelector(label=plan.label),
+            **plan.run,
+        )
+        run = self._finish(now, "run", "sampling", sampler, _RUN, start)
         if not run.progress.positives:
             raise errors.FailedPrecondition(
                 f"run {run.id} of round {now.number} found nothing that explains; look at the oracle {plan.oracle!r}",
@@ -156,24 +255,31 @@ class Loop:
         self._journal.save()
 
     def _train(self, now: Round) -> None:
-        plan, client = self._plan, self._client
-        known = bool(now.job)
-        if not known:
-            rounds = self._journal.rounds
-            now.job = client.trainer.start_job(
-                validation=plan.validation,
-                corpus=plan.corpus,
-                run_ids=[one.run for one in rounds if one.run],
-                base_version="" if plan.restart else rounds[now.number - 1].version,
-                idempotency_key=f"loop-{self._journal.identity}-{now.number}",
-                **plan.job,
-            ).id
-            self._journal.save()
-        self._say(f"round {now.number}: training, job {now.job}")
-        name = f"job {now.job} of round {now.number}"
-        job = _succeeded(client.trainer, client.trainer.job, now.job, _JOB, name, known=known)
+        plan, trainer = self._plan, self._client.trainer
+        start = partial(
+            trainer.start_job,
+            validation=plan.validation,
+            corpus=plan.corpus,
+            run_ids=[one.run for one in self.rounds if one.run],
+            base_version="" if plan.restart else self.rounds[now.number - 1].version,
+            **plan.job,
+        )
+        job = self._finish(now, "job", "training", trainer, _JOB, start)
         now.version, now.validation_map = job.version, job.progress.best_validation_map
         self._journal.save()
+
+    def _finish(
+        self, now: Round, kind: str, phase: str, service: Any, ends: _EndStates, start: Callable[..., Any]
+    ) -> Any:
+        """Starts the run or job of a round unless an earlier start of the loop did; waits for it to succeed."""
+        known = bool(getattr(now, kind))
+        if not known:
+            setattr(now, kind, start(idempotency_key=f"loop-{self._journal.identity}-{now.number}").id)
+            self._journal.save()
+        work_id = getattr(now, kind)
+        self._say(f"round {now.number}: {phase}, {kind} {work_id}")
+        look = getattr(service, kind)
+        return _succeeded(service, look, work_id, ends, f"{kind} {work_id} of round {now.number}", known=known)
 
     def _publish(self, version: str, label: str, *, force: bool) -> None:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
@@ -189,11 +295,13 @@ class Loop:
         self._say(f"round {now.number}: {now.version}, strict MAP {now.validation_map:.4f}")
 
 
-def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, ends: _Ends, name: str, *, known: bool) -> Any:
-    """Waits for a run or job and returns it; one that fails is resumed once.
+def _succeeded(
+    client: Any, look: Callable[[str], Any], work_id: str, ends: _EndStates, name: str, *, known: bool
+) -> Any:
+    """Waits for a run or job and returns it; resumes once one that fails.
 
-    `known`: an earlier start of the loop began it. If it was cancelled since, whoever starts the loop again wants it
-    resumed. Raises Aborted when it fails again, and when somebody cancels it while the loop waits.
+    `known`: an earlier start of the loop began it. If it was cancelled since, starting the loop again resumes it.
+    Raises Aborted when it fails again, or when somebody cancels it meanwhile.
     """
     if known and look(work_id).state == ends.cancelled:
         client.resume(work_id)
@@ -208,3 +316,11 @@ def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, ends: _End
     if work.state != ends.succeeded:
         raise errors.Aborted(f"{name} has not succeeded: {work.error}")
     return work
+
+
+def _sync(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

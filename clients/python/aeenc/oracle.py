@@ -6,8 +6,8 @@
 
     MyOracle().serve("127.0.0.1:50055")
 
-`judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it is reported to
-the sampler as UNAVAILABLE and the task is tried again; it is never taken for a refusal.
+`judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it
+reaches the sampler as UNAVAILABLE, and the task is tried again; it never counts as a refusal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any
 
 import grpc
 
-from aeenc import errors, status
+from aeenc import errors
+from aeenc.transport import status
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
@@ -49,13 +50,13 @@ class Candidate:
     score: float
 
     def to_proto(self) -> oracle_pb2.Candidate:
-        """As it travels."""
+        """Converts to the message."""
         return oracle_pb2.Candidate(premise_id=self.id, text=self.text, rank=self.rank, score=self.score)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One node to judge: which of `candidates` explain `query`? `path` holds the texts from the root to its parent."""
+    """One node to judge: which `candidates` explain `query`? `path` holds the texts from the root to its parent."""
 
     task_id: str
     run_id: str
@@ -65,7 +66,7 @@ class Task:
     candidates: tuple[Candidate, ...]
 
     def to_proto(self) -> oracle_pb2.OracleTask:
-        """As it travels; its run stands in the request around it."""
+        """Converts to the message, which leaves the run to the request around it."""
         return oracle_pb2.OracleTask(
             task_id=self.task_id,
             query=self.query,
@@ -77,9 +78,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle says of one candidate. A `leaf` explains the query and needs no explanation itself.
+    """The oracle's judgement of one candidate. A `leaf` explains the query and needs no explanation itself.
 
-    `annotator` names who said so, where that is not the oracle itself.
+    `annotator` names who judged, unless it was the oracle itself.
     """
 
     judgement: oracle_pb2.Judgement
@@ -106,7 +107,7 @@ class Oracle:
         raise NotImplementedError(f"{type(self).__name__} does not override judge(self, task)")
 
     def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:  # noqa: ARG002 -- a hook
-        """The message that goes out for a task; a place to look at it, or to spoil it in a test."""
+        """Returns the message to send for a task; override it to inspect or spoil the message in a test."""
         return answer
 
     def serve(
@@ -126,7 +127,7 @@ class Oracle:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         server = await self.start(address, **options)
-        sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # a person has started it and waits for this
+        sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # the person who started it waits for this line
         await stop.wait()
         await server.stop()
 
@@ -139,9 +140,9 @@ class Oracle:
         cert: Path | str | None = None,
         key: Path | str | None = None,
     ) -> OracleServer:
-        """Starts serving and returns at once. Beyond loopback a token is required unless `allow_insecure`.
+        """Starts serving and returns at once. Beyond loopback it needs a token, unless `allow_insecure`.
 
-        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address or half a pair.
+        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address or half a key pair.
         """
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
@@ -149,7 +150,7 @@ class Oracle:
             raise errors.InvalidArgument(
                 f"{address} is reachable from other machines; give a token, or allow_insecure=True if you mean it"
             )
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles would share a port unnoticed
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # or two oracles could share a port
         oracle_pb2_grpc.add_OracleServiceServicer_to_server(_Servicer(self, token), server)
         try:
             if cert is None or key is None:
@@ -170,7 +171,7 @@ class OracleServer:
         self.port = port
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Stops after what is in flight, at most `grace_s`."""
+        """Stops when the calls in flight are done, after `grace_s` at most."""
         await self._server.stop(grace_s)
 
 
@@ -220,7 +221,7 @@ def _candidate(message: oracle_pb2.Candidate) -> Candidate:
 
 
 async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = None) -> dict[str, Verdict]:
-    """What an oracle of this process says of each candidate of a task, by id. Raises whatever its `judge` raises."""
+    """Asks an oracle of this process for verdicts on all candidates of a task, by id. Raises as its `judge` does."""
     judge: Callable[[Task], Any] = oracle.judge
     if inspect.iscoroutinefunction(judge):
         verdicts = await judge(task)

@@ -1,7 +1,7 @@
 """The client of human queues: lease a task, judge it, hand the verdicts in; amend, adjudicate and watch.
 
 lease, = await client.people.lease("ann")
-await client.people.submit(lease, ticked, seen_upto=9)   # what was seen and not ticked is refused
+await client.people.submit(lease, ticked, seen_upto=9)   # candidates seen and not ticked are refused
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
 
-from aeenc.channel import Channel
 from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
@@ -24,8 +24,8 @@ PAGE = 200
 class PeopleClient:
     """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
 
-    Verdicts are the ids of what explains, or a mapping from id to a judgement or Verdict. Every call is safe to retry,
-    and is retried as the channel does.
+    Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
+    retry, and the channel retries it.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -35,14 +35,14 @@ class PeopleClient:
     async def lease(
         self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
     ) -> list[sampler_pb2.Lease]:
-        """Takes the next tasks of a run, or of any; none when nothing waits for this person."""
+        """Leases the next tasks of a run, or of any run; none when nothing waits for this person."""
         request = sampler_pb2.LeaseTaskRequest(
             run_id=run_id, annotator=annotator, max_tasks=max_tasks, request_id=request_id or _request_id()
         )
         return list((await self.channel.unary(self._stub.LeaseTask, request)).leases)
 
     async def renew(self, lease_id: str) -> datetime:
-        """Extends a lease; says when it ends now. Raises FailedPrecondition (LEASE_EXPIRED) for one that is over."""
+        """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
         request = sampler_pb2.RenewLeaseRequest(lease_id=lease_id)
         response: sampler_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
         return response.expires_at.ToDatetime(tzinfo=UTC)
@@ -62,10 +62,9 @@ class PeopleClient:
         note: str = "",
         client_seq: int = 0,
     ) -> sampler_pb2.SubmitVerdictsResponse:
-        """Answers a task. What is not in `verdicts` is refused up to rank `seen_upto` (default: all) and unseen beyond.
+        """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
 
-        `note` is a remark that is kept with the pairs.
-
+        `note` is a remark to keep with the pairs.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED.
         """
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
@@ -80,14 +79,14 @@ class PeopleClient:
         return await self.channel.unary(self._stub.SubmitVerdicts, request)
 
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
-        """Takes the last answers of a person back; their ids, the last first."""
+        """Takes the last answers of a person back and returns their ids, the last first."""
         request = sampler_pb2.UndoVerdictsRequest(
             annotator=annotator, run_id=run_id, count=count, request_id=request_id or _request_id()
         )
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
     async def amend(self, answer_id: str, verdicts: Ticks, annotator: str, *, request_id: str = "") -> str:
-        """Replaces the given verdicts of an answer; the id of the answer that holds from now on."""
+        """Replaces the given verdicts of an answer; returns the id of the answer that is valid from now on."""
         request = sampler_pb2.AmendVerdictsRequest(
             answer_id=answer_id,
             verdicts=_verdicts(verdicts),
@@ -110,23 +109,17 @@ class PeopleClient:
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
     async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
-        """How far the annotators of a run agree, and what each has done. Takes seconds."""
+        """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         request = sampler_pb2.GetAgreementRequest(run_id=run_id)
         return await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
 
     async def tasks(
         self, run_id: str, *, state: sampler_pb2.TaskState = sampler_pb2.TASK_STATE_UNSPECIFIED
     ) -> AsyncIterator[sampler_pb2.JudgedTask]:
-        """The tasks of a run with the answers that hold, page by page, in the order in which they were queued."""
-        token = ""
-        while True:
-            request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE, page_token=token)
-            page = await self.channel.unary(self._stub.ListTasks, request)
-            for task in page.tasks:
-                yield task
-            token = page.next_page_token
-            if not token:
-                return
+        """Yields the tasks of a run with their valid answers, in the order they were queued."""
+        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE)
+        async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
+            yield task
 
     async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""

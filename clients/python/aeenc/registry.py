@@ -1,4 +1,4 @@
-"""The registry's client: which checkpoint each label names, and who has followed. Served by the trainer."""
+"""The registry's client: which checkpoint each label names, and which encoders serve it. The trainer serves it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 
 from google.protobuf import duration_pb2
 
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
@@ -31,10 +31,10 @@ class RegistryClient:
     ) -> registry_pb2.PublishResponse:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
-        A version that was trained with a premise encoder becomes `stable` as one with its generation, which
-        `generation` of the answer names, or not at all: the call fails when an encoder does not serve it in time.
-        `share`, of label `canary` only: which part of the calls that name no model it gets, 0 to 1; None: as before.
-        When the label moves again meanwhile, the answer comes at once: not complete, and with the label as it is now.
+        A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
+        the answer) or not at all: the call fails when an encoder does not serve it in time.
+        `share`, for label `canary` only, is its part of the calls that name no model, 0 to 1; None: unchanged.
+        When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
         request = registry_pb2.PublishRequest(
             version=version,
@@ -70,9 +70,9 @@ class RegistryClient:
         expected_revision: int | None = None,
         corpus: str = "",
     ) -> registry_pb2.RollbackResponse:
-        """Points a label back at the version it named before; `space_id`: of another space than the trainer's own.
+        """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
-        With `corpus`, takes back a publication that has activated a generation of it, encoders and generation as one.
+        With `corpus`, takes back a publication that activated a generation of it, encoders and generation together.
         """
         request = registry_pb2.RollbackRequest(
             label=label,
@@ -85,12 +85,12 @@ class RegistryClient:
         return await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
 
     async def labels(self, *, space_id: str = "") -> list[registry_pb2.Label]:
-        """All labels, by space and name."""
+        """Lists all labels, by space and name."""
         request = registry_pb2.ListLabelsRequest(space_id=space_id)
         return list((await self.channel.unary(self._stub.ListLabels, request)).labels)
 
     async def rollouts(self, label: str = "stable", *, space_id: str = "") -> registry_pb2.ListRolloutsResponse:
-        """For each live encoder, which revision of the label it serves, or why it does not."""
+        """Lists, for each live encoder, the revision of the label it serves, or why it does not."""
         request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
         return await self.channel.unary(self._stub.ListRollouts, request)
 

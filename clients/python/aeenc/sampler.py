@@ -1,4 +1,4 @@
-"""The sampler's client: start runs, follow them, read what they recorded."""
+"""The sampler's client: start runs, follow them, read their pairs and trees."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.calls.waiting import wait_for_end
+from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
 CHUNK_BYTES = 2 * 1024 * 1024
-_ENDED = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
+_END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
 class SamplerClient:
@@ -53,22 +53,12 @@ class SamplerClient:
 
     async def run(self, run_id: str) -> sampler_pb2.Run:
         """Gets a run."""
-        run: sampler_pb2.Run = (
-            await self.channel.unary(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
-        ).run
-        return run
+        return await self._run(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
 
     async def runs(self) -> list[sampler_pb2.Run]:
-        """All runs, newest first."""
-        found: list[sampler_pb2.Run] = []
-        token = ""
-        while True:
-            request = sampler_pb2.ListRunsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListRuns, request)
-            found.extend(page.runs)
-            token = page.next_page_token
-            if not token:
-                return found
+        """Lists all runs, newest first."""
+        request = sampler_pb2.ListRunsRequest(page_size=1000)
+        return [run async for run in self.channel.pages(self._stub.ListRuns, request, "runs")]
 
     async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, sampler_pb2.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
@@ -79,53 +69,38 @@ class SamplerClient:
     async def wait(
         self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None
     ) -> sampler_pb2.Run:
-        """Waits until a run has ended, across restarts of the sampler, and returns it whatever its end."""
-        seq = 0
-        while True:
-            try:
-                async for event_seq, run in self.watch(run_id, from_seq=seq + 1):
-                    seq = event_seq
-                    if on_progress is not None:
-                        on_progress(run)
-            except errors.Unavailable:
-                pass  # the sampler restarts; GetRun waits for it
-            run = await self.run(run_id)
-            if run.state in _ENDED:
-                return run
+        """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
+        return await wait_for_end(
+            lambda seq: self.watch(run_id, from_seq=seq), lambda: self.run(run_id), _END_STATES, on_progress
+        )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
-        """Stops a run; what it recorded stays. Raises FailedPrecondition for one that has ended."""
+        """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
         request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
-        run: sampler_pb2.Run = (await self.channel.unary(self._stub.CancelRun, request)).run
-        return run
+        return await self._run(self._stub.CancelRun, request)
 
     async def resume(self, run_id: str) -> sampler_pb2.Run:
         """Continues a run that was cancelled or failed."""
-        run: sampler_pb2.Run = (
-            await self.channel.unary(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
-        ).run
+        return await self._run(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
+
+    async def _run(self, method: Callable[..., Any], request: Any) -> sampler_pb2.Run:
+        run: sampler_pb2.Run = (await self.channel.unary(method, request)).run
         return run
 
     async def pairs(
         self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
     ) -> AsyncIterator[types_pb2.Pair]:
-        """All pairs of a run in the order they were recorded, page by page."""
-        token = ""
-        while True:
-            request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, page_token=token, sign=sign)
-            page = await self.channel.unary(self._stub.ListPairs, request)
-            for pair in page.pairs:
-                yield pair
-            token = page.next_page_token
-            if not token:
-                return
+        """Yields all pairs of a run in the order they were recorded."""
+        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=sign)
+        async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
+            yield pair
 
     async def import_pairs(
         self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
     ) -> sampler_pb2.ImportPairsResponse:
-        """Adds any number of pairs that were judged elsewhere, as a run of their own or to an earlier import.
+        """Adds any number of pairs judged elsewhere, as a new run or to an earlier import.
 
-        With a `request_id` a repetition adds nothing twice, also after one that broke off half-way.
+        With a `request_id`, repeating the call adds nothing twice, even after it broke off half-way.
         """
         total = sampler_pb2.ImportPairsResponse(run_id=run_id)
         for number, chunk in enumerate(_chunks(pairs)):
@@ -142,18 +117,18 @@ class SamplerClient:
         return total
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
-        """The trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
+        """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
         request = sampler_pb2.ExportTreesRequest(run_id=run_id)
         async for tree in self.channel.stream(self._stub.ExportTrees, request):
             yield tree.hypothesis_id, tree.record_json
 
     async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
-        """What the sampler says about itself: oracles, active runs, limits, state."""
+        """Gets the sampler's oracles, active runs, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
 
 
 def _chunks(pairs: Iterable[types_pb2.Pair]) -> Iterator[list[types_pb2.Pair]]:
-    """Pairs in lists that fit into one call each; one empty list for none."""
+    """Cuts pairs into lists that fit into one call each; no pairs make one empty list."""
     chunk: list[types_pb2.Pair] = []
     size_bytes, empty = 0, True
     for pair in pairs:

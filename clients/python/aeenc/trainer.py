@@ -7,27 +7,27 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from aeenc import errors
-from aeenc.channel import Channel
-from aeenc.encoder import selector
-from aeenc.rankings import Retrieval
+from aeenc.calls.encoding import selector
+from aeenc.calls.retrieval import Retrieval
+from aeenc.calls.waiting import wait_for_end
+from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
 from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
-_ENDED = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
+_END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """A gold query from its message or from (text, premise texts)."""
+    """Makes a gold query from its message or from (text, premise texts)."""
     return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
 
 
 def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
-    """What an evaluation looks at of a tree: the texts of its inner nodes and of its leaves."""
+    """Reduces a tree to what an evaluation needs: the texts of its inner nodes and of its leaves."""
     inner = dict.fromkeys(tree.texts[label] for label in tree.children)
     inner.pop(tree.hypothesis, None)
     leaves = dict.fromkeys(tree.texts[label] for label in tree.leaves)
@@ -46,27 +46,16 @@ class TrainerClient:
         config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
         request = trainer_pb2.StartJobRequest(config=config)
         retry = bool(config.idempotency_key)
-        job: trainer_pb2.Job = (await self.channel.unary(self._stub.StartJob, request, retry=retry)).job
-        return job
+        return await self._job(self._stub.StartJob, request, retry=retry)
 
     async def job(self, job_id: str) -> trainer_pb2.Job:
         """Gets a job."""
-        job: trainer_pb2.Job = (
-            await self.channel.unary(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
-        ).job
-        return job
+        return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
 
     async def jobs(self) -> list[trainer_pb2.Job]:
-        """All jobs, newest first."""
-        found: list[trainer_pb2.Job] = []
-        token = ""
-        while True:
-            request = trainer_pb2.ListJobsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListJobs, request)
-            found.extend(page.jobs)
-            token = page.next_page_token
-            if not token:
-                return found
+        """Lists all jobs, newest first."""
+        request = trainer_pb2.ListJobsRequest(page_size=1000)
+        return [job async for job in self.channel.pages(self._stub.ListJobs, request, "jobs")]
 
     async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, trainer_pb2.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
@@ -77,31 +66,22 @@ class TrainerClient:
     async def wait(
         self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
     ) -> trainer_pb2.Job:
-        """Waits until a job has ended, across restarts of the trainer, and returns it whatever its end."""
-        seq = 0
-        while True:
-            try:
-                async for event_seq, job in self.watch(job_id, from_seq=seq + 1):
-                    seq = event_seq
-                    if on_progress is not None:
-                        on_progress(job)
-            except errors.Unavailable:
-                pass  # the trainer restarts; GetJob waits for it
-            job = await self.job(job_id)
-            if job.state in _ENDED:
-                return job
+        """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
+        return await wait_for_end(
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
+        )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
         request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
-        job: trainer_pb2.Job = (await self.channel.unary(self._stub.CancelJob, request)).job
-        return job
+        return await self._job(self._stub.CancelJob, request)
 
     async def resume(self, job_id: str) -> trainer_pb2.Job:
         """Continues a job from its last finished epoch."""
-        job: trainer_pb2.Job = (
-            await self.channel.unary(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
-        ).job
+        return await self._job(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
+
+    async def _job(self, method: Callable[..., Any], request: Any, *, retry: bool = True) -> trainer_pb2.Job:
+        job: trainer_pb2.Job = (await self.channel.unary(method, request, retry=retry)).job
         return job
 
     async def evaluate(
@@ -121,8 +101,8 @@ class TrainerClient:
     ) -> types_pb2.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
-        With `retrieval`, what the index retrieves that way. `training` (gold queries) splits the report by what
-        training has seen; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
+        seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
         """
         config = trainer_pb2.EvaluateConfig(
             corpus=corpus,
@@ -139,16 +119,11 @@ class TrainerClient:
         return response.report
 
     async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
-        """All checkpoints, newest first."""
-        found: list[trainer_pb2.Checkpoint] = []
-        token = ""
-        while True:
-            request = trainer_pb2.ListCheckpointsRequest(page_size=1000, page_token=token)
-            page = await self.channel.unary(self._stub.ListCheckpoints, request)
-            found.extend(page.checkpoints)
-            token = page.next_page_token
-            if not token:
-                return found
+        """Lists all checkpoints, newest first."""
+        request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
+        return [
+            checkpoint async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
+        ]
 
     async def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
         """Gets a checkpoint."""
@@ -157,7 +132,7 @@ class TrainerClient:
         return checkpoint
 
     async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
-        """What the trainer says about itself: space, device, active job, limits, state."""
+        """Gets the trainer's space, device, active job, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
 
 

@@ -1,4 +1,4 @@
-"""Embeddings on the wire: numpy matrices to `aeenc.v1.Embeddings` and back, without a copy where the host allows it."""
+"""Embeddings on the wire: numpy matrices to `aeenc.v1.Embeddings` and back, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIRE: dict[int, np.dtype[Any]] = {
 
 
 def to_proto(matrix: NDArray[np.floating]) -> types_pb2.Embeddings:
-    """Packs a matrix (n, dim). float16 travels as it is, everything else as float32.
+    """Packs a matrix (n, dim). float16 stays as it is, everything else becomes float32.
 
     Raises InvalidArgument unless the array has two dimensions.
     """

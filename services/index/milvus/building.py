@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from services.corpus.generation import PremiseRecord, check_corpus_name
 from services.index.building import BuildOptions, BuildSpec, Progress
 from services.index.checks import check_base

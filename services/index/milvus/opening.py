@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from services.index.backend import Backend
 from services.index.building import BuildOptions
 from services.index.encoding import QueryEncoder

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from itertools import zip_longest
 
 from aeenc import errors
+from aeenc.calls.retrieval import Fusion, FusionMethod, Mode, Retrieval
 from aeenc.evaluation import UNRANKED, Metrics
-from aeenc.found import Fusion, FusionMethod, Mode
-from aeenc.rankings import Retrieval
 from aeenc.v1 import index_pb2, trainer_pb2, types_pb2
 from services.kit.convert import decode_enum
 from services.trainer.evaluating import Evaluation, Inquiry

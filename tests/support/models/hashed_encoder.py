@@ -14,7 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import errors, status, vectors
+from aeenc import errors, vectors
+from aeenc.transport import status
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 from services.encoder.servicer import ordered
 from services.store.artifacts import ArtifactStore

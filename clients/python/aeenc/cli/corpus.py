@@ -1,29 +1,107 @@
-"""`aeenc corpus`: a new generation from trees or a file of facts, and explanations for the prior."""
+"""`aeenc corpus build`, `corpus explain` and `aeenc retrieve`: premises in, explanations for the prior, premises out.
+
+A file of facts is an alternative to trees. The suffix names the format; errors name file and line:
+
+    *.txt and others   one fact a line
+    *.jsonl            one object with `id` and `text` a line
+    *.json             a list of such objects, or one object from id to text
+
+A fact without an id gets one from its text, so that the same fact has the same id in every file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from aeenc import Client
-from aeenc.cli.facts import read_facts
-from aeenc.cli.output import output_of
+from aeenc import Client, Retrieved
+from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.exports import judgements_of
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 
+Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
+NegativeFeedback = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
+]
+Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")]
+RerankWeight = Annotated[
+    float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
+]
+
+
+def read_facts(path: Path) -> list[types_pb2.Premise]:
+    """Reads the facts of a file in order. Raises InvalidArgument naming file and line."""
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise InvalidArgument(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
+    facts: dict[str, str] = {}
+    for place, fact_id, text in _facts(path, content):
+        if facts.setdefault(fact_id, text) != text:
+            raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
+    if not facts:
+        raise InvalidArgument(f"{path}:1: holds no facts; write one a line")
+    return [types_pb2.Premise(id=fact_id, text=text) for fact_id, text in facts.items()]
+
+
+def _facts(path: Path, content: str) -> Iterator[tuple[str, str, str]]:
+    """Yields (place, id, text) of each fact."""
+    if path.suffix == ".json":
+        listed = _parse(f"{path}", content)
+        if isinstance(listed, dict):
+            listed = [{"id": fact_id, "text": text} for fact_id, text in listed.items()]
+        if not isinstance(listed, list):
+            raise InvalidArgument(f"{path}:1: must be a list of objects with `id` and `text`, or an object id to text")
+        for number, item in enumerate(listed, start=1):
+            place = f"{path}: fact {number}"
+            yield place, *_fact(place, item)
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        place = f"{path}:{number}"
+        if not line.strip():
+            continue
+        if path.suffix in {".jsonl", ".ndjson"}:
+            yield place, *_fact(place, _parse(place, line))
+        else:
+            yield place, *_fact(place, line.strip())
+
+
+def _parse(place: str, content: str) -> object:
+    try:
+        parsed: object = json.loads(content)
+    except json.JSONDecodeError as error:
+        line = "" if place.rpartition(":")[2].isdigit() else f":{error.lineno}"
+        raise InvalidArgument(f"{place}{line}: not JSON ({error.msg})") from None
+    return parsed
+
+
+def _fact(place: str, item: object) -> tuple[str, str]:
+    """Returns (id, text) of a text, or of an object with `text` and perhaps `id`."""
+    fact = item if isinstance(item, dict) else {"text": item}
+    text = fact.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidArgument(f"{place}: `text` must be a string that is not empty")
+    fact_id = fact.get("id", f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+    if not isinstance(fact_id, str) or not fact_id:
+        raise InvalidArgument(f"{place}: `id` must be a string that is not empty")
+    return fact_id, text
+
 
 @dataclass(frozen=True)
-class BuiltCorpus:
-    """A finished build: `premises` distinct texts, the time it took, and facts sent a second."""
+class CorpusBuild:
+    """A finished build: the number of distinct premises, the time it took, and facts sent per second."""
 
     corpus: str
     generation: str
@@ -34,7 +112,7 @@ class BuiltCorpus:
 
 
 def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
-    """The candidates of a dataset as premises, in the order of insertion."""
+    """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
         types_pb2.Premise(id=found.id, text=found.text, aliases=found.aliases, splits=found.splits)
         for found in dataset.candidates()
@@ -49,7 +127,7 @@ def build_corpus(
     *,
     activate: bool = True,
     space_id: str = "",
-) -> BuiltCorpus:
+) -> CorpusBuild:
     """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often, from another thread."""
     premises = premises_of(source) if isinstance(source, Dataset) else source
 
@@ -65,11 +143,11 @@ def build_corpus(
         expected_premises=len(premises),
         space_id=space_id,
         on_progress=progressed,
-        request_id=uuid.uuid4().hex,  # so that it outlives a restart of the index
+        request_id=uuid.uuid4().hex,  # lets the build outlive a restart of the index
     )
     seconds = time.monotonic() - started
     progressed(len(premises), len(premises))
-    return BuiltCorpus(
+    return CorpusBuild(
         corpus=name,
         generation=generation.id,
         premises=generation.premises,
@@ -128,9 +206,62 @@ def explain(
     output_of(context).result({"corpus": name, "put": len(found), "known": total})
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    corpus = typer.Typer(help="Corpora: the premises that are searched.", no_args_is_help=True)
-    corpus.command("build")(build)
-    corpus.command("explain")(explain)
-    app.add_typer(corpus, name="corpus")
+def check_model(label: str | None, version: str | None) -> None:
+    """Raises InvalidArgument when both name the query encoder."""
+    if label is not None and version is not None:
+        raise InvalidArgument("--label and --version both name the query encoder; give one")
+
+
+def retrieve(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Hypotheses to explain.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    version: Annotated[str | None, typer.Option(help="Query encoder by version; a label must name it.")] = None,
+    splits: Annotated[
+        list[str] | None, typer.Option("--split", help="Only premises of this split, or of none; may be repeated.")
+    ] = None,
+    mode: Annotated[
+        Literal["dense", "lexical", "hybrid", "iterative_lexical"],
+        typer.Option(help="By encoder, by words, or by both."),
+    ] = "dense",
+    prior: Prior = 0.0,
+    negative_feedback: NegativeFeedback = 0.0,
+    rerank: Rerank = 0,
+    rerank_weight: RerankWeight = 0.0,
+    precision: Annotated[
+        Literal["float32", "float16", "int8"] | None,
+        typer.Option(show_default="the encoder's", help="How exactly to encode the texts."),
+    ] = None,
+    routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
+) -> None:
+    """Finds the premises that best explain each text."""
+    check_model(label, version)
+    with client(context) as connected:
+        found: Retrieved = connected.index.retrieve(
+            name,
+            texts,
+            k=k,
+            label=label,
+            version=version,
+            mode=mode,
+            prior=prior,
+            negative_feedback=negative_feedback,
+            rerank=rerank,
+            rerank_weight=rerank_weight,
+            splits=splits or (),
+            precision=precision,
+            routing_key=routing_key,
+        )
+    results = [
+        {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
+    ]
+    tables = [
+        table(["id", "premise", "score"], [(hit.id, hit.text, f"{hit.score:.3f}") for hit in hits], title=text, right=1)
+        for text, hits in zip(texts, found, strict=True)
+    ]
+    origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
+    encoder = f"encoder {found.model_version}, " if found.model_version else ""
+    source = f"{encoder}generation {found.generation}"
+    output_of(context).result({"corpus": name, "results": results, **origin}, *tables, source)

@@ -1,4 +1,4 @@
-"""The script `aeenc`: the command line, or what to install where the SDK was installed without it."""
+"""The script `aeenc`: runs the command line, or says what to install when its packages are missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line. Exit status 1 where its packages are missing."""
+    """Runs the command line. The exit status is 1 when its packages are missing."""
     try:
         from aeenc.cli.main import main as run
     except ModuleNotFoundError as error:

@@ -1,11 +1,12 @@
-"""The command `aeenc`: global options, the commands, and errors turned into exit codes.
+"""The command `aeenc`: global options, the list of commands, and errors turned into exit codes.
 
-What a command does stands in its own module. Other distributions add commands through the entry-point group
+Commands are functions of the modules beside this one. Other distributions add commands through the entry-point group
 `aeenc.commands`: each names a function `register(app: typer.Typer) -> None`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,24 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import (
-    compare,
-    corpus,
-    data,
-    evaluate,
-    exchange,
-    loop,
-    oracle,
-    output,
-    people,
-    registry,
-    retrieve,
-    sample,
-    status,
-    targets,
-    train,
-    work,
-)
+from aeenc.cli import corpus, data, fleet, oracle, output, people, targets, terminal
+from aeenc.cli.learning import evaluation, jobs, loop, runs
 
 EXIT_CODES = """Exit codes:
 
@@ -49,32 +34,59 @@ EXIT_CODES = """Exit codes:
 
 130  interrupted
 """
-# The first class that fits decides.
-_EXIT_CODES: tuple[tuple[type[errors.AeencError], int], ...] = (
-    (output.EndedBadly, 5),
-    (errors.InvalidArgument, 2),
-    (errors.NotFound, 2),
-    (errors.Unauthenticated, 2),
-    (errors.PermissionDenied, 2),
-    (errors.Unavailable, 3),
-    (errors.DeadlineExceeded, 3),
-    (errors.Overloaded, 3),
-    (errors.FailedPrecondition, 4),
-    (errors.Aborted, 4),
-    (errors.AlreadyExists, 4),
-    (errors.AeencError, 1),
+# In the order of `aeenc --help`; the name is the function's.
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(fleet.status, corpus.retrieve, runs.sample),
+    *(people.tasks, people.agreement, people.adjudicate),
+    *(jobs.train, jobs.runs, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
+    *(fleet.publish, fleet.rollback),
+    *(loop.loop, evaluation.evaluate, evaluation.compare),
 )
+# name -> help, and its commands by name
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "corpus": ("Corpora: the premises that are searched.", {"build": corpus.build, "explain": corpus.explain}),
+    "export": (
+        "What runs have recorded, as files.",
+        {
+            "pairs": data.export_pairs,
+            "triplets": data.export_triplets,
+            "beir": data.export_beir,
+            "trees": data.export_trees,
+        },
+    ),
+    "import": ("Judgements made elsewhere.", {"pairs": data.import_pairs}),
+    "data": ("Data sets.", {"fetch": data.fetch}),
+    "oracle": (
+        "Oracles: who says what explains.",
+        {
+            "gold": oracle.gold,
+            "noisy": oracle.noisy,
+            "model": oracle.model,
+            "composite": oracle.composite,
+            "terminal": terminal.terminal,
+            "controls": oracle.controls,
+        },
+    ),
+}
+# code -> classes of errors; the first that fits decides
+_EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
+    5: (output.EndedBadly,),
+    2: (errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
+    3: (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded),
+    4: (errors.FailedPrecondition, errors.Aborted, errors.AlreadyExists),
+    1: (errors.AeencError,),
+}
 INTERRUPTED = 130
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def exit_code_of(error: errors.AeencError) -> int:
-    """The exit code of a command that ended with this error."""
-    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+    """Returns the exit code of a command that ended with this error."""
+    return next(code for code, classes in _EXIT_CODES.items() if isinstance(error, classes))
 
 
 class Commands(TyperGroup):
-    """The root of all commands: turns errors into one line and an exit code, and takes --json wherever it stands."""
+    """The root command: turns errors into one line and an exit code, and accepts --json anywhere."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -132,14 +144,20 @@ def options(
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    learning = (sample, people, train, work, registry, loop, evaluate, compare)
-    for module in (status, corpus, retrieve, *learning, exchange, data, oracle):
-        module.register(made)
+    for command in _COMMANDS:
+        made.command()(command)
+    for name, (about, commands) in _GROUPS.items():
+        group = typer.Typer(help=about, no_args_is_help=True)
+        if name == "import":
+            group.callback()(lambda: None)  # otherwise its only command would become the group itself
+        for own_name, command in commands.items():
+            group.command(own_name)(command)
+        made.add_typer(group, name=name)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(made)
-        except ImportError as error:  # a distribution without its extras must not take the other commands away
+        except ImportError as error:  # a distribution without its extras must not hide the other commands
             missing.append(f"The commands of `{entry.name}` are not available: {error}")
     made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
     return made

@@ -1,4 +1,7 @@
-"""`aeenc oracle gold`: serves an oracle that answers from gold trees, until told to stop. Others: oracle_kinds."""
+"""`aeenc oracle …`: serves gold trees, a model, or a composite of oracles; writes control items for people.
+
+`aeenc oracle terminal`, where a person judges, is in `aeenc.cli.terminal`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ from typing import Annotated
 
 import typer
 
-from aeenc.cli.controls import controls
 from aeenc.cli.output import Output, output_of
-from aeenc.cli.terminal import terminal
+from aeenc.cli.targets import targets_of
+from aeenc.errors import InvalidArgument
 from aeenc.oracle import Oracle
+from aeenc.oracles.composite import CompositeOracle
+from aeenc.oracles.controls import control_items, write_control_items
 from aeenc.oracles.gold import GoldOracle
+from aeenc.oracles.model import ModelOracle
+from aeenc.oracles.noisy import Noise, NoisyOracle
+from aeenc.oracles.remote import TIMEOUT_S, RemoteOracle
 from aeenc.trees import Dataset
 
 
 class Mode(StrEnum):
-    """What counts as explaining: a query's own premises, or all that stands below it."""
+    """The premises that explain a query: its own, or all its descendants."""
 
     DIRECT = "direct"
     SUBTREE = "subtree"
@@ -38,7 +46,7 @@ async def serve(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM; says where it listens as soon as it does, so that port 0 can be given."""
+    """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
     server = await oracle.start(address, token=token, cert=cert, key=key)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -66,13 +74,133 @@ def gold(
     asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    from aeenc.cli import oracle_kinds  # it serves by this module
+Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")]
+Token = Annotated[str | None, typer.Option(envvar="AEENC_ORACLE_TOKEN", help="Credential that callers need.")]
+Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
+Split = Annotated[str, typer.Option(help="The split whose trees answer.")]
+Remote = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Another oracle that is running; by TLS with --ca.")
+]
+RemoteToken = Annotated[
+    str | None, typer.Option(envvar="AEENC_REMOTE_ORACLE_TOKEN", help="Credential of the other oracle.")
+]
+RemoteTimeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the other oracle may take for a task.")]
+Accept = Annotated[float, typer.Option(min=0, max=1, help="Probability from which on a premise explains.")]
+Refuse = Annotated[float, typer.Option(min=0, max=1, help="Probability up to which it is refused; between: abstain.")]
+Label = Annotated[str | None, typer.Option(help="The model's label that means yes.  [default: entail…]")]
+HERE = "127.0.0.1:50055"
 
-    oracle = typer.Typer(help="Oracles: who says what explains.", no_args_is_help=True)
-    oracle.command("gold")(gold)
-    oracle_kinds.register(oracle)
-    oracle.command("terminal")(terminal)
-    oracle.command("controls")(controls)
-    app.add_typer(oracle, name="oracle")
+
+def noisy(
+    context: typer.Context,
+    trees: Trees = None,
+    split: Split = "train",
+    remote: Remote = None,
+    remote_token: RemoteToken = None,
+    flip: Annotated[float, typer.Option(min=0, max=1, help="Share of verdicts turned round.")] = 0.0,
+    abstain: Annotated[float, typer.Option(min=0, max=1, help="Share of verdicts withheld.")] = 0.0,
+    failure: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks that fail at an attempt.")] = 0.0,
+    hang: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks not answered in time.")] = 0.0,
+    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of tasks answered with nonsense.")] = 0.0,
+    latency: Annotated[float, typer.Option(min=0, help="Mean seconds of an answer.")] = 0.0,
+    hang_seconds: Annotated[float, typer.Option(min=0, help="How long what hangs takes.")] = 3600.0,
+    seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
+    address: Address = HERE,
+    token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Serves gold trees, or another oracle, made unreliable: to see what a run makes of bad answers."""
+    if (trees is None) == (remote is None):
+        raise InvalidArgument("give either --trees DIR or --remote HOST:PORT")
+    wrapped: Oracle = (
+        GoldOracle(Dataset.load(trees), split)
+        if trees is not None
+        else RemoteOracle(remote or "", token=remote_token, ca=targets_of(context).ca)
+    )
+    noise = Noise(flip, abstain, failure, hang, garbage, latency, hang_seconds)
+    asyncio.run(serve(NoisyOracle(wrapped, noise, seed=seed), address, token, output_of(context), cert=cert, key=key))
+
+
+def model(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Directory with model.onnx, tokenizer.json and config.json.")],
+    accept: Accept = 0.8,
+    refuse: Refuse = 0.2,
+    label: Label = None,
+    premise_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--premise-first/--query-first",
+            show_default="premise first where the model has labels",
+            help="The order of the model's two texts.",
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, show_default="CPU cores", help="Threads of the model.")] = None,
+    address: Address = HERE,
+    token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Serves a cross-encoder or an NLI model in ONNX as an oracle. Needs `pip install 'aeenc[oracle-model]'`."""
+    oracle = ModelOracle(
+        directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads
+    )
+    asyncio.run(serve(oracle, address, token, output_of(context), cert=cert, key=key))
+
+
+def composite(
+    context: typer.Context,
+    trees: Trees = None,
+    split: Split = "train",
+    model: Annotated[Path | None, typer.Option(help="A model's directory, as of `aeenc oracle model`.")] = None,
+    accept: Accept = 0.8,
+    refuse: Refuse = 0.2,
+    label: Label = None,
+    remote: Remote = None,
+    remote_token: RemoteToken = None,
+    remote_timeout: RemoteTimeout = TIMEOUT_S,
+    audit: Annotated[float, typer.Option(min=0, max=1, help="Share of decided candidates that the last checks.")] = 0.0,
+    audit_log: Annotated[Path | None, typer.Option(help="File that audited verdicts are appended to.")] = None,
+    seed: Annotated[int, typer.Option(help="Which are audited.")] = 0,
+    address: Address = HERE,
+    token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Serves gold trees, then a model, then another oracle (a person's), each asked what those before left open."""
+    stages: list[Oracle] = []
+    if trees is not None:
+        stages.append(GoldOracle(Dataset.load(trees), split))
+    if model is not None:
+        stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
+    if remote is not None:
+        ca = targets_of(context).ca
+        stages.append(RemoteOracle(remote, token=remote_token, ca=ca, timeout_s=remote_timeout))
+    if len(stages) < 2:
+        raise InvalidArgument("give at least two of --trees, --model and --remote")
+    oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)
+    out = output_of(context)
+    asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
+    for name, audited in oracle.audited.items():
+        if audited.agreed or audited.disagreed:
+            out.note(f"{name}: {audited.agreed} of {audited.agreed + audited.disagreed} audited verdicts confirmed")
+
+
+def controls(
+    context: typer.Context,
+    trees: Annotated[Path, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")],
+    to: Annotated[Path, typer.Option(help="The file, for `controls` of a queue in AEENC_SAMPLER_QUEUES.")],
+    split: Annotated[str, typer.Option(help="The split whose trees are asked; not that of the run.")] = "dev",
+    count: Annotated[int, typer.Option(min=1, help="Most items.")] = 50,
+    candidates: Annotated[int, typer.Option(min=2, help="Premises of an item; as many as the run's tasks have.")] = 9,
+    seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
+) -> None:
+    """Writes tasks with known answers, to be mixed in among those of people.
+
+    What explains is a query's gold; what does not comes from other trees and
+    shares no content word with it.
+    """
+    items = control_items(Dataset.load(trees), split, count=count, candidates=candidates, seed=seed)
+    write_control_items(to, items)
+    output_of(context).result({"to": str(to), "items": len(items)})

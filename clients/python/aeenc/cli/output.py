@@ -1,6 +1,6 @@
-"""What the commands write: one JSON object for programs; tables, and progress on stderr, for people.
+"""The output of commands: one JSON object for programs; tables, and progress on stderr, for people.
 
-Only results go to stdout. With --json notes and an error go to stderr, one JSON object a line.
+Only results go to stdout. With --json, notes and errors go to stderr, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from rich.table import Table
 from rich.text import Text
 
 from aeenc.errors import AeencError
+from aeenc.evaluation.metrics import METRIC_FIELDS
 
 _KEY = "aeenc.output"
 PROTOCOLS = ("strict", "paper")
-METRICS = ("MAP", "NDCG", "NDCG@10", "NDCG@50", "Hit@10", "Hit@20", "Hit@50")
+METRICS = tuple(METRIC_FIELDS)
 
 Report = Callable[[int, int, str], None]
 
 
 class EndedBadly(AeencError):
-    """Long work (a run, a job, a rollout) was begun and did not come to a good end."""
+    """Long work (a run, a job, a rollout) started but failed, was cancelled or stayed incomplete."""
 
     default_reason = "ENDED_BADLY"
 
 
 @dataclass(frozen=True)
 class Output:
-    """How this invocation writes: for a program (`as_json`) or for a person."""
+    """The output of this invocation, for a program (`as_json`) or for a person."""
 
     as_json: bool = False
 
@@ -49,18 +50,18 @@ class Output:
             console.print(renderable)
 
     def note(self, text: str) -> None:
-        """Tells something on stderr: a line for a person, {"note": …} for a program."""
+        """Writes a note to stderr: a line for a person, {"note": …} for a program."""
         typer.echo(json.dumps({"note": text}) if self.as_json else text, err=True)
 
     def error(self, status: str, message: str) -> None:
-        """Says on stderr, in one line, why the command failed."""
+        """Writes to stderr, in one line, why the command failed."""
         line = " ".join(message.split())
         problem = {"error": {"status": status, "message": line}}
         typer.echo(json.dumps(problem) if self.as_json else f"error: {line}", err=True)
 
     @contextmanager
     def progress(self, text: str, unit: str) -> Iterator[Report]:
-        """A progress bar on stderr. Call what it yields with (done, total, text), from any thread."""
+        """Shows a progress bar on stderr. Call the yielded function with (done, total, text), from any thread."""
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -78,7 +79,7 @@ class Output:
 
 
 class _Rate(ProgressColumn):
-    """Units a second."""
+    """Units per second."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()
@@ -90,18 +91,18 @@ class _Rate(ProgressColumn):
 
 
 def remember(context: typer.Context, output: Output) -> None:
-    """Keeps how this invocation writes."""
+    """Keeps the output of this invocation."""
     context.meta[_KEY] = output
 
 
 def output_of(context: typer.Context) -> Output:
-    """How this invocation writes."""
+    """Returns the output of this invocation."""
     output: Output = context.meta.get(_KEY, Output())
     return output
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: int = 0) -> Table:
-    """A table of texts that are shown as they stand; the last `right` columns are aligned right."""
+    """Makes a table of texts without markup; aligns the last `right` columns right."""
     made = Table(title=Text(title) if title else None, title_justify="left")
     for place, name in enumerate(columns):
         aligned_right = place >= len(columns) - right
@@ -112,7 +113,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 
 
 def fields_table(values: Mapping[str, Any]) -> Table:
-    """A result's fields below each other; empty ones are left out."""
+    """Makes a table with one field of a result per line; leaves empty ones out."""
     made = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
         if value not in {"", None}:
@@ -122,12 +123,12 @@ def fields_table(values: Mapping[str, Any]) -> Table:
 
 
 def lasted_s(started: timestamp_pb2.Timestamp, ended: timestamp_pb2.Timestamp) -> float | None:
-    """Seconds between two points in time; None while the second is not set."""
+    """Returns the seconds between two points in time; None while the second is not set."""
     return (ended.ToNanoseconds() - started.ToNanoseconds()) / 1e9 if ended.seconds else None
 
 
 def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any] | None = None) -> Table:
-    """Both protocols of one report, or of two with the change; the reports are those of `evaluate.report_dict`."""
+    """Makes a table of both protocols of one report, or of two with the change; `report_dict` makes the reports."""
     if after is None:
         rows = [[name, *(f"{before[protocol][name]:.3f}" for protocol in PROTOCOLS)] for name in METRICS]
         return table(["metric", *PROTOCOLS], rows, right=len(PROTOCOLS))

@@ -1,4 +1,4 @@
-"""`aeenc tasks`, `agreement`, `adjudicate`: what people have judged in a run, how far they agree, who is right."""
+"""`aeenc tasks`, `agreement`, `adjudicate`: the judgements of people in a run, their agreement, and their conflicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ids = Annotated[list[str] | None, typer.Option(metavar="ID", help="A premise's i
 
 
 class State(StrEnum):
-    """Where a task stands."""
+    """The state of a task."""
 
     WAITING = "waiting"
     DECIDED = "decided"
@@ -83,7 +83,7 @@ def adjudicate(
 
 
 def _lines(task: dict[str, Any]) -> list[Text]:
-    """A task for a person, with ids that can be copied whole."""
+    """Formats a task for a person, with ids that can be copied whole."""
     people = ", ".join(answer["annotator"] for answer in task["answers"])
     lines = [Text(f"{task['task']}  {task['state']:<8}  {task['query']}  ({people or 'nobody yet'})")]
     lines += [Text(f"    {c['id']}  {c['text']}  ({c['said']})", style="yellow") for c in task["conflicts"]]
@@ -127,11 +127,5 @@ def _word(verdict: oracle_pb2.Verdict) -> str:
 
 
 def _number(figure: float) -> float | None:
-    """JSON knows no NaN."""
+    """Returns None for NaN, which JSON lacks."""
     return None if math.isnan(figure) else figure
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (tasks, agreement, adjudicate):
-        app.command(command.__name__)(command)

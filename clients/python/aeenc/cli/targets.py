@@ -1,7 +1,7 @@
-"""Where the services are: global options, then the environment, then the local fleet's file, then the SDK's defaults.
+"""Addresses of the services: from global options, the environment, the local fleet's file, or the SDK's defaults.
 
-It opens clients and nothing else. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder in
-AEENC_HOME instead, if set); whoever starts a fleet writes it:
+Opens clients and nothing else. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder in
+AEENC_HOME instead, if set); the launcher writes it:
 
     {"format_version": 1, "targets": {"encoder": "127.0.0.1:50051", "index": …, "sampler": …, "trainer": …,
                                       "oracle": …}}
@@ -44,7 +44,7 @@ class Targets:
     timeout_s: float = 8.0
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """The arguments of `aeenc.connect` and `aeenc.connect_async`."""
+        """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
         return {
             "encoder": self.encoder,
             "index": self.index,
@@ -58,7 +58,7 @@ class Targets:
 
     @contextmanager
     def connect(self) -> Iterator[aeenc.Client]:
-        """A blocking client, closed at the end."""
+        """Opens a blocking client, closed at the end."""
         connected = aeenc.connect(**self.options())
         try:
             yield connected
@@ -67,41 +67,41 @@ class Targets:
 
 
 def remember(context: typer.Context, options: Mapping[str, Any]) -> None:
-    """Keeps the global options of this invocation; None stands for one that was not given."""
+    """Keeps the global options of this invocation; None stands for an absent one."""
     context.meta[_KEY] = {name: value for name, value in options.items() if value is not None}
 
 
 def targets_of(context: typer.Context) -> Targets:
-    """The targets of this invocation. Raises InvalidArgument for a malformed fleet file."""
+    """Returns the targets of this invocation. Raises InvalidArgument for a malformed fleet file."""
     return Targets(**{**read_fleet(home()), **context.meta.get(_KEY, {})})
 
 
 @contextmanager
 def client(context: typer.Context) -> Iterator[aeenc.Client]:
-    """A blocking client of this invocation's services, closed at the end."""
+    """Opens a blocking client of this invocation's services, closed at the end."""
     with targets_of(context).connect() as connected:
         yield connected
 
 
 def home() -> Path:
-    """The folder of the local fleet: AEENC_HOME, or `.aeenc` in the working directory."""
+    """Returns the folder of the local fleet: AEENC_HOME, or `.aeenc` in the working directory."""
     return Path(os.environ.get("AEENC_HOME") or ".aeenc")
 
 
 def read_fleet(folder: Path) -> dict[str, str]:
-    """The addresses in a folder's fleet.json, by service; none without the file. Raises InvalidArgument."""
+    """Reads the addresses in a folder's fleet.json, by service; none without the file. Raises InvalidArgument."""
     path = folder / "fleet.json"
     try:
         fleet = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{path}:{error.lineno}: no JSON ({error.msg}); start the fleet anew") from None
+        raise InvalidArgument(f"{path}:{error.lineno}: not JSON ({error.msg}); restart the fleet") from None
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{path}:1: not UTF-8; start the fleet anew") from None
+        raise InvalidArgument(f"{path}:1: not UTF-8; restart the fleet") from None
     if not isinstance(fleet, dict) or fleet.get("format_version") != FLEET_FORMAT:
         raise InvalidArgument(f"{path}:1: format_version must be {FLEET_FORMAT}; another release has written it")
     targets = fleet.get("targets")
     if not isinstance(targets, dict) or not all(isinstance(target, str) for target in targets.values()):
-        raise InvalidArgument(f"{path}:1: `targets` must be an object, service to host:port")
+        raise InvalidArgument(f"{path}:1: `targets` must be an object, service to host:port; restart the fleet")
     return {name: target for name, target in targets.items() if name in NAMES}

@@ -1,17 +1,256 @@
-"""`aeenc oracle terminal`: a person judges in the terminal, out of a run's queue."""
+"""`aeenc oracle terminal`: a person judges in the terminal. Leases go through the SDK's PeopleClient.
+
+    lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
+                 ▲            └─ u: undo, lease that task again; s: release; q: quit
+                 └── a thread renews the lease meanwhile
+
+One screen a task: nine candidates a page, the ticked ones explain. Confirming refuses what was shown and left unticked;
+pages never turned to stay unseen.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-from typing import Annotated
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
-from aeenc.cli.judging import Judging
-from aeenc.cli.keys import terminal_keys
+from aeenc import errors
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
+from aeenc.errors import FailedPrecondition
+from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
+from aeenc.v1 import sampler_pb2
+
+END = ""  # the input is closed
+
+
+class Keys:
+    """Reads keys from a file descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def key(self, timeout_s: float | None = None) -> str | None:
+        """Waits for the next key; None when none comes in time, END when none can come."""
+        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
+        if not ready:
+            return None
+        byte = os.read(self._descriptor, 1)
+        return "\n" if byte == b"\r" else byte.decode("ascii", "replace")
+
+
+@contextmanager
+def terminal_keys() -> Iterator[Keys]:
+    """Reads keys from stdin while the body runs; restores the terminal afterwards."""
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows
+        raise FailedPrecondition("this command needs a POSIX terminal; use WSL or the SDK (aeenc.people)") from None
+    descriptor = sys.stdin.fileno()
+    if not os.isatty(descriptor):
+        yield Keys(descriptor)
+        return
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+PAGE = 9
+IDLE_S = 2.0
+HELP = "1-9 tick   l+1-9 leaf   n/p page   Enter confirm   space abstain   s skip   u undo   q quit"
+
+Show = Callable[[RenderableType], None]
+
+
+@dataclass
+class Screen:
+    """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown."""
+
+    lease: sampler_pb2.Lease
+    ticked: set[str] = field(default_factory=set)
+    leaves: set[str] = field(default_factory=set)
+    page: int = 0
+    seen_upto: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def shown(self) -> list[Any]:
+        """Returns the candidates of the page, which count as seen from now on."""
+        candidates = list(self.lease.task.candidates)[self.page * PAGE : (self.page + 1) * PAGE]
+        self.seen_upto = max([self.seen_upto, *(candidate.rank for candidate in candidates)])
+        return candidates
+
+    def turn(self, pages: int) -> None:
+        """Turns pages, as far as there are any."""
+        last = max(0, (len(self.lease.task.candidates) - 1) // PAGE)
+        self.page = min(max(self.page + pages, 0), last)
+
+    def toggle(self, digit: int, *, leaf: bool) -> None:
+        """Ticks or unticks a candidate of the page; as a leaf it needs no explanation of its own."""
+        candidates = self.shown()
+        if digit > len(candidates):
+            return
+        premise_id = candidates[digit - 1].premise_id
+        if leaf:
+            self.leaves ^= {premise_id}
+            self.ticked |= {premise_id} & self.leaves
+        else:
+            self.ticked ^= {premise_id}
+            self.leaves &= self.ticked
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Returns verdicts on the ticked candidates."""
+        return {premise_id: Verdict(EXPLAINS, leaf=premise_id in self.leaves) for premise_id in self.ticked}
+
+    def abstentions(self) -> dict[str, Verdict]:
+        """Returns an abstention on every candidate."""
+        return {candidate.premise_id: Verdict(ABSTAINS) for candidate in self.lease.task.candidates}
+
+    def drawn(self, note: str) -> RenderableType:
+        """Draws the screen."""
+        task = self.lease.task
+        lines: list[Text] = [Text(note, style="dim"), Text()]
+        lines += [Text(f"{'  ' * depth}{text}", style="dim") for depth, text in enumerate(task.path)]
+        lines += [Text(f"Which of these explain: {task.query}", style="bold"), Text()]
+        lines += [Text(f"      already: {candidate.text}", style="dim") for candidate in task.accepted]
+        for number, candidate in enumerate(self.shown(), start=1):
+            ticked = candidate.premise_id in self.ticked
+            mark = "leaf" if candidate.premise_id in self.leaves else " ok " if ticked else "    "
+            lines.append(Text(f"  {number} [{mark}] {candidate.text}", style="green" if ticked else ""))
+        pages = -(-len(task.candidates) // PAGE)
+        lines += [Text(), Text(f"page {self.page + 1} of {pages}   {HELP}", style="dim")]
+        return Group(*lines)
+
+
+class JudgingSession:
+    """The loop: lease, show, read keys, submit. `client` is a blocking client of the SDK."""
+
+    def __init__(self, client: Any, annotator: str, run_id: str, keys: Keys, show: Show, *, wait: bool) -> None:
+        self._people, self._runs = client.people, client.sampler
+        self._annotator, self._run_id = annotator, run_id
+        self._keys, self._show, self._wait = keys, show, wait
+        self._past: list[Screen] = []
+        self._note = ""
+
+    @property
+    def answered(self) -> int:
+        """The number of answers of this session, without undone ones."""
+        return len(self._past)
+
+    def work(self) -> int:
+        """Judges until the person quits, the run has ended or (without `wait`) nothing waits. Counts the answers."""
+        open_screens: list[Screen] = []  # an undone task lies on top of the interrupted one
+        while True:
+            if not open_screens:
+                open_screens += [Screen(lease) for lease in self._people.lease(self._annotator, run_id=self._run_id)]
+            if open_screens:
+                with self._held(open_screens[-1].lease):
+                    key = self._judge(open_screens[-1])
+            else:
+                key = self._idle()
+            if key == "q":
+                for left in open_screens:
+                    self._people.release(left.lease.lease_id, "quit")
+                return self.answered
+            if key == "u":
+                open_screens += self._undo()
+            elif open_screens:
+                open_screens.pop()
+
+    def _idle(self) -> str:
+        """Waits a while for a key; `q` when the session is over."""
+        if not self._wait or (self._run_id and self._runs.run(self._run_id).ended_at.seconds):
+            return "q"
+        self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
+        key = self._keys.key(IDLE_S)
+        return "q" if key == END else key or ""
+
+    def _judge(self, screen: Screen) -> str:
+        """Reads keys until the task is finished. The caller handles `q` and `u`."""
+        leaf = False
+        while True:
+            self._show(screen.drawn(f"{self._annotator}, {self.answered} answered. {self._note}"))
+            key = self._keys.key()
+            self._note = ""
+            if key in {"q", END}:
+                return "q"
+            if key == "u":
+                return "u"
+            if key == "s":
+                self._people.release(screen.lease.lease_id, "skipped")
+                return ""
+            if key in {"\n", " "}:
+                self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
+                return ""
+            if key in {"n", "p"}:
+                screen.turn(1 if key == "n" else -1)
+            elif key is not None and key.isdigit() and key != "0":
+                screen.toggle(int(key), leaf=leaf)
+            leaf = key == "l"
+
+    def _submit(self, screen: Screen, verdicts: dict[str, Verdict]) -> None:
+        try:
+            self._people.submit(
+                screen.lease, verdicts, seen_upto=screen.seen_upto, elapsed_s=time.monotonic() - screen.since
+            )
+        except errors.FailedPrecondition as error:
+            self._note = f"Not taken: {error.message}"
+        else:
+            self._past.append(screen)
+
+    def _undo(self) -> list[Screen]:
+        """Takes the last answer of this session back and leases its task again, ticked as it was."""
+        if not self._past:
+            self._note = "Nothing to undo in this session."
+            return []
+        last = self._past[-1]
+        try:
+            self._people.undo(self._annotator, last.lease.run_id)
+        except (errors.FailedPrecondition, errors.NotFound) as error:
+            self._note = f"Not undone: {error.message}"
+            return []
+        self._past.pop()
+        screens = [Screen(lease) for lease in self._people.lease(self._annotator, run_id=last.lease.run_id)]
+        for screen in screens:
+            if screen.lease.task.task_id == last.lease.task.task_id:
+                screen.ticked, screen.leaves, screen.seen_upto = last.ticked, last.leaves, last.seen_upto
+            else:
+                self._note = "Undone; somebody else has taken that task."
+        return screens
+
+    @contextlib.contextmanager
+    def _held(self, lease: sampler_pb2.Lease) -> Iterator[None]:
+        """Renews a lease while its task is on the screen; if this process dies, somebody else gets it."""
+        done = threading.Event()
+        left_s = max(lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp(), 3.0)
+
+        def renew() -> None:
+            while not done.wait(left_s / 3):
+                with contextlib.suppress(errors.AeencError):  # a late answer may still be accepted
+                    self._people.renew(lease.lease_id)
+
+        thread = threading.Thread(target=renew, name="aeenc-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
 
 
 def terminal(
@@ -38,7 +277,7 @@ def terminal(
     name = annotator or getpass.getuser()
     with client(context) as connected:
         if run:
-            connected.sampler.run(run)  # an unknown one is told before the terminal changes
+            connected.sampler.run(run)  # refuses an unknown run before the terminal changes
         with terminal_keys() as keys:
-            answered = Judging(connected, name, run, keys, show, wait=wait).work()
+            answered = JudgingSession(connected, name, run, keys, show, wait=wait).work()
     output_of(context).result({"annotator": name, "answered": answered}, f"{name} has answered {answered}")

@@ -1,7 +1,14 @@
-"""What docs/evaluation.md defines, for any ranking: metrics from ranks, TREC files, the paired test. Pure numpy."""
+"""The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
 
-from aeenc.evaluation.metrics import UNRANKED, Metrics, average_precision, hit, metrics_of, ndcg
-from aeenc.evaluation.significance import paired_randomisation_test
+from aeenc.evaluation.metrics import (
+    UNRANKED,
+    Metrics,
+    average_precision,
+    hit,
+    metrics_of,
+    ndcg,
+    paired_randomisation_test,
+)
 from aeenc.evaluation.trec import Run, query_id, ranks_of, read_qrels, read_run, write_qrels, write_run
 
 __all__ = [

@@ -1,6 +1,7 @@
-"""MAP, NDCG and Hit@k from the ranks of gold premises. Binary gain, log base 2; MAP and NDCG macro, Hit@k micro.
+"""MAP, NDCG and Hit@k from the ranks of gold premises, and the paired randomisation test between two systems.
 
-A gold premise that a ranking does not have is at rank UNRANKED: it adds nothing, and it stays in every denominator.
+Gain is binary, logarithms are of base 2; MAP and NDCG are macro averages, Hit@k is a micro average. A gold premise that
+a ranking lacks has rank UNRANKED: it adds nothing, and it stays in every denominator.
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ from numpy.typing import NDArray
 
 Ranks = NDArray[np.int64]
 UNRANKED = 2**62
+BLOCK_ROUNDS = 1000
+# printed name -> field of Metrics and of the message RetrievalMetrics
+METRIC_FIELDS = {
+    "MAP": "map",
+    "NDCG": "ndcg",
+    "NDCG@10": "ndcg_at_10",
+    "NDCG@50": "ndcg_at_50",
+    "Hit@10": "hit_at_10",
+    "Hit@20": "hit_at_20",
+    "Hit@50": "hit_at_50",
+}
 
 
 @dataclass(frozen=True)
@@ -28,20 +40,12 @@ class Metrics:
     hit_at_50: float
 
     def to_dict(self) -> dict[str, float]:
-        """The metrics under the names that reports and tables use."""
-        return {
-            "MAP": self.map,
-            "NDCG": self.ndcg,
-            "NDCG@10": self.ndcg_at_10,
-            "NDCG@50": self.ndcg_at_50,
-            "Hit@10": self.hit_at_10,
-            "Hit@20": self.hit_at_20,
-            "Hit@50": self.hit_at_50,
-        }
+        """Returns the metrics by the names that reports and tables use."""
+        return {name: getattr(self, field) for name, field in METRIC_FIELDS.items()}
 
 
 def average_precision(ranks: Ranks) -> float:
-    """Mean over the gold premises of the precision at their rank. `ranks` (g,) in any order, from 1."""
+    """Averages the precision at the rank of each gold premise. `ranks` (g,) in any order, from 1."""
     found = np.sort(ranks)
     precisions = np.where(found < UNRANKED, np.arange(1, len(found) + 1) / found, 0.0)
     return float(np.mean(precisions))
@@ -55,13 +59,13 @@ def ndcg(ranks: Ranks, k: int | None = None) -> float:
 
 
 def hit(ranks: Sequence[Ranks], k: int) -> float:
-    """Share of all (query, premise) pairs whose premise is in the first k."""
+    """Returns the share of all (query, premise) pairs whose premise is in the first k."""
     together = np.concatenate(ranks)
     return float(np.mean(together <= k))
 
 
 def metrics_of(ranks: Sequence[Ranks]) -> Metrics:
-    """The metrics of a set of queries from their gold ranks; each query has at least one."""
+    """Computes the metrics of a set of queries from their gold ranks; each query has at least one."""
     return Metrics(
         map=float(np.mean([average_precision(r) for r in ranks])),
         ndcg=float(np.mean([ndcg(r) for r in ranks])),
@@ -71,3 +75,22 @@ def metrics_of(ranks: Sequence[Ranks]) -> Metrics:
         hit_at_20=hit(ranks, 20),
         hit_at_50=hit(ranks, 50),
     )
+
+
+def paired_randomisation_test(
+    first: NDArray[np.float64], second: NDArray[np.float64], *, rounds: int = 10_000, seed: int = 0
+) -> float:
+    """Computes the two-sided p-value of the difference of means of two systems on the same queries, (q,) each.
+
+    The paired randomisation test (Smucker et al. 2007): signs of the per-query differences are flipped at random; the
+    observed assignment counts as one round.
+    """
+    differences = first - second
+    observed = abs(differences.mean())
+    generator = np.random.default_rng(seed)
+    extreme = 0
+    for start in range(0, rounds, BLOCK_ROUNDS):
+        block = min(BLOCK_ROUNDS, rounds - start)
+        signs = generator.integers(0, 2, size=(block, len(differences))) * 2 - 1
+        extreme += int((np.abs((signs * differences).mean(axis=1)) >= observed - 1e-15).sum())
+    return (extreme + 1) / (rounds + 1)

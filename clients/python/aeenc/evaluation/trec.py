@@ -1,7 +1,7 @@
 """TREC's run and qrels files, which every retrieval toolkit reads: `qid Q0 docid rank score tag`, `qid 0 docid 1`.
 
-Toolkits order a run by its scores and break ties their own way, so scores are written strictly falling: one that does
-not fall is lowered to the next smaller float32.
+Toolkits order a run by its scores and break ties in their own ways. Scores are therefore written strictly falling: one
+that does not fall is lowered to the next smaller float32.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Run = dict[str, dict[str, int]]  # query id -> document id -> rank, from 1
 
 
 def query_id(text: str) -> str:
-    """The id of a query, from its text: the same in every file of every system."""
+    """Returns the id of a query, from its text: the same in every file of every system."""
     return f"q-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def document_id(name: str) -> str:
-    """A premise's id as it stands in a file: without spaces."""
+    """Quotes a premise's id for a file, which allows no spaces in it."""
     return quote(name, safe="-._~:/")
 
 
@@ -47,13 +47,13 @@ def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str]]]) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """A run by its scores, ties by the rank written. Raises InvalidArgument with file and line."""
+    """Reads a run by its scores, ties by the rank written. Raises InvalidArgument with file and line."""
     found: dict[str, list[tuple[float, int, str]]] = {}
     for number, fields in _lines(path, 6):
         try:
             found.setdefault(fields[0], []).append((-float(fields[4]), int(fields[3]), fields[2]))
         except ValueError:
-            raise InvalidArgument(f"{path}:{number}: rank or score is no number; give a TREC run") from None
+            raise InvalidArgument(f"{path}:{number}: rank and score must be numbers; pass a TREC run file") from None
     run: Run = {}
     for query, hits in found.items():
         ranks: dict[str, int] = {}
@@ -64,22 +64,22 @@ def read_run(path: Path) -> Run:
 
 
 def read_qrels(path: Path) -> dict[str, list[str]]:
-    """The relevant documents of each query. Raises InvalidArgument with file and line."""
+    """Reads the relevant documents of each query. Raises InvalidArgument with file and line."""
     gold: dict[str, list[str]] = {}
     for number, fields in _lines(path, 4):
         try:
             relevant = int(fields[3]) > 0
         except ValueError:
-            raise InvalidArgument(f"{path}:{number}: the relevance is no number; give TREC qrels") from None
+            raise InvalidArgument(f"{path}:{number}: the relevance must be a number; pass a TREC qrels file") from None
         if relevant:
             gold.setdefault(fields[0], []).append(fields[2])
     if not gold:
-        raise InvalidArgument(f"{path} holds no relevant document; give TREC qrels")
+        raise InvalidArgument(f"{path} holds no relevant document; pass a TREC qrels file")
     return gold
 
 
 def ranks_of(run: Run, gold: Mapping[str, Sequence[str]]) -> list[Ranks]:
-    """The ranks of each query's gold documents, in the order of `gold`; UNRANKED for those that the run lacks."""
+    """Looks up the ranks of each query's gold documents, in the order of `gold`; UNRANKED where the run lacks one."""
     return [
         np.array([run.get(query, {}).get(name, UNRANKED) for name in names], dtype=np.int64)
         for query, names in gold.items()
@@ -90,6 +90,6 @@ def _lines(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         fields = line.split()
         if fields and len(fields) != columns:
-            raise InvalidArgument(f"{path}:{number}: {len(fields)} columns where TREC's file has {columns}")
+            raise InvalidArgument(f"{path}:{number}: {len(fields)} columns; a TREC file has {columns}")
         if fields:
             yield number, fields

@@ -4,8 +4,8 @@
     DIR/queries.jsonl       {"_id": …, "text": …}
     DIR/qrels/<split>.tsv   query-id, corpus-id, score: 1 explains, 0 was seen and refused
 
-What was not judged stands in no line. A text's id is the premise's; a premise without one, and a query, get one from
-their text, so that the same text has the same id in every export.
+Unjudged pairs are left out. A premise keeps its id; a premise without one, and a query, get one from their text: the
+same text has the same id in every export.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aeenc.v1 import types_pb2
 
 @dataclass(frozen=True)
 class Beir:
-    """What was written. `conflicts`: premises both accepted and refused for a query, left out."""
+    """Counts of an export. `conflicts`: premises both accepted and refused for a query, left out."""
 
     premises: int
     queries: int
@@ -36,7 +36,7 @@ class Beir:
 
 
 def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
-    """What the gold trees of a split say: each query's children explain it; nothing is refused."""
+    """Reads judgements from the gold trees of a split: each query's children explain it; nothing is refused."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
     return {
         query.text: Judgements(positives={text: ids[text] for text in query.gold}) for query in dataset.queries(split)
@@ -46,7 +46,7 @@ def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
 def write_pairs_as_beir(
     folder: Path | str, premises: Iterable[tuple[str, str]], pairs: Iterable[types_pb2.Pair], *, split: str
 ) -> Beir:
-    """Writes what pairs have judged; `premises` (id, text) is the corpus that it was retrieved from."""
+    """Writes the judgements of pairs; `premises` (id, text) is the corpus they were retrieved from."""
     by_query, conflicts = judgements_of(pairs)
     return write_beir(folder, premises, by_query, split=split, conflicts=conflicts)
 
@@ -59,9 +59,9 @@ def write_beir(
     split: str,
     conflicts: int = 0,
 ) -> Beir:
-    """Writes judgements in BEIR's layout. Judged premises that are not among `premises` are added to the corpus.
+    """Writes judgements in BEIR's layout. Adds judged premises that are missing from `premises` to the corpus.
 
-    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that is no file name.
+    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that cannot be a file name.
     """
     if not re.fullmatch(r"[\w-]+", split):
         raise InvalidArgument.field("split", f"is {split!r}; use letters, digits, - and _")

@@ -1,12 +1,22 @@
-"""What pairs say in the end: the last word on each, and by query who explains it, who was refused, who disagrees."""
+"""Judgements from pairs: the last word on each, by query what explains it and what was refused, and triplets of both.
+
+A file of triplets holds lines of JSON, all of P(q) x N(q); a query with one side only gives none and is counted:
+
+    {"format_version": 1, "query": …, "positive": …, "negative": …, "positive_id": …, "negative_id": …}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+from aeenc.exports.whole import whole_file
 from aeenc.v1 import types_pb2
 
+FORMAT_VERSION = 1
 POSITIVE, NEGATIVE = types_pb2.PAIR_SIGN_POSITIVE, types_pb2.PAIR_SIGN_NEGATIVE
 
 
@@ -19,9 +29,9 @@ class Judgements:
 
 
 def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
-    """Pairs in their order without those that an amended one of the same run has replaced since.
+    """Yields pairs in order without those that a later amended pair of the same run replaces.
 
-    Holds all of them, because an amendment may be the last: about a kilobyte each.
+    Holds all pairs in memory, about a kilobyte each, because the last one may be an amendment.
     """
     held: dict[int, types_pb2.Pair] = {}
     standing: dict[tuple[str, str, str, str], list[int]] = {}
@@ -38,9 +48,9 @@ def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
 
 
 def judgements_of(pairs: Iterable[types_pb2.Pair]) -> tuple[dict[str, Judgements], int]:
-    """The judgements by query, and how many premises were both accepted and refused: those are in neither list.
+    """Returns judgements by query, and the number of premises both accepted and refused, which are in neither list.
 
-    Skipped pairs say nothing, but that an amended one takes back what was said before it in its run.
+    Skipped pairs add nothing, but an amended one takes back the earlier verdicts of its run.
     """
     by_query: dict[str, Judgements] = {}
     for pair in last_words(pairs):
@@ -54,3 +64,52 @@ def judgements_of(pairs: Iterable[types_pb2.Pair]) -> tuple[dict[str, Judgements
             del judged.positives[text], judged.negatives[text]
             conflicts += 1
     return by_query, conflicts
+
+
+@dataclass(frozen=True)
+class Triplet:
+    """Three texts and the premises' ids."""
+
+    query: str
+    positive: str
+    negative: str
+    positive_id: str
+    negative_id: str
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Counts of a file of triplets. `one_sided` queries gave none; `conflicts` were left out."""
+
+    triplets: int
+    queries: int
+    one_sided: int
+    conflicts: int
+
+
+def triplets_of(by_query: Mapping[str, Judgements], *, per_query: int = 0, seed: int = 0) -> Iterator[Triplet]:
+    """Yields all triplets, or at most `per_query` of each query (0: all), drawn from `seed`."""
+    for query, judged in by_query.items():
+        positives, negatives = list(judged.positives.items()), list(judged.negatives.items())
+        places: Iterable[int] = range(len(positives) * len(negatives))
+        if 0 < per_query < len(positives) * len(negatives):
+            drawing = random.Random(f"{seed}\0{query}")  # noqa: S311 -- draws a sample, protects nothing
+            places = sorted(drawing.sample(range(len(positives) * len(negatives)), per_query))
+        for place in places:
+            (positive, positive_id), (negative, negative_id) = (
+                positives[place // len(negatives)],
+                negatives[place % len(negatives)],
+            )
+            yield Triplet(query, positive, negative, positive_id, negative_id)
+
+
+def write_triplets(path: Path | str, pairs: Iterable[types_pb2.Pair], *, per_query: int = 0, seed: int = 0) -> Triplets:
+    """Writes a file of triplets. A reader sees the whole file or none of it."""
+    by_query, conflicts = judgements_of(pairs)
+    count = 0
+    with whole_file(path) as file:
+        for triplet in triplets_of(by_query, per_query=per_query, seed=seed):
+            file.write(json.dumps({"format_version": FORMAT_VERSION, **asdict(triplet)}, ensure_ascii=False) + "\n")
+            count += 1
+    both = sum(bool(judged.positives and judged.negatives) for judged in by_query.values())
+    return Triplets(count, both, len(by_query) - both, conflicts)

@@ -1,10 +1,10 @@
-"""Pairs as lines of JSON, to keep, to read elsewhere, and to import again. What cannot be read is named by line.
+"""Pairs as lines of JSON, to keep, to read elsewhere, and to import again. Errors name the line.
 
     {"format_version": 1, "query": …, "premise_id": …, "premise": …, "sign": "positive" | "negative" | "skipped",
      "run_id": …, "node_id": …, "rank": …, "score": …, "model_version": …, "generation": …, "oracle": …,
      "annotator": …, "judged_at": "2026-01-31T12:00:00Z", "grade": …, "note": …, "amended": true, "reason": …, "seq": …}
 
-Only query, premise and sign must be there. A file without `format_version` is read as version 1.
+Only query, premise and sign are required. A file without `format_version` counts as version 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERS = {"rank": int, "score": float, "grade": float}
 
 
 def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
-    """A pair as a JSON object; what it does not have is left out."""
+    """Converts a pair to a JSON object without its empty fields."""
     record: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "query": pair.query,
@@ -56,14 +56,14 @@ def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
 
 
 def pair_of(record: object) -> types_pb2.Pair:
-    """A pair from a JSON object; `seq` is left to the sampler. Raises InvalidArgument saying what is wrong."""
+    """Reads a pair from a JSON object; the sampler sets `seq`. Raises InvalidArgument naming the field."""
     if not isinstance(record, dict):
-        raise InvalidArgument("the line is no JSON object; write one a line")
+        raise InvalidArgument("the line must be a JSON object; write one a line")
     if record.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
         raise InvalidArgument(f"format_version is {record['format_version']!r}; this release reads {FORMAT_VERSION}")
     for name in ("query", "premise"):
         if not isinstance(record.get(name), str) or not record[name].strip():
-            raise InvalidArgument(f"`{name}` is missing, empty or no string")
+            raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
     pair = types_pb2.Pair(query=record["query"], premise=record["premise"], sign=_SIGNS[record["sign"]])
@@ -104,7 +104,7 @@ def read_pairs(path: Path | str) -> Iterator[types_pb2.Pair]:
             except UnicodeDecodeError:
                 raise InvalidArgument(f"{path}:{number}: not UTF-8; save the file as UTF-8") from None
             except ValueError as error:
-                raise InvalidArgument(f"{path}:{number}: no JSON ({error})") from None
+                raise InvalidArgument(f"{path}:{number}: not JSON ({error})") from None
 
 
 def _text(record: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written under another name, then renamed."""
+"""Files and folders that appear whole or not at all: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aeenc.errors import AlreadyExists
 
 @contextmanager
 def whole_file(path: Path | str) -> Iterator[TextIO]:
-    """A text file to write, in place of what was there, once the block has ended well."""
+    """Opens a text file to write; it replaces the old one when the block ends without an error."""
     target = Path(path)
     temporary = _beside(target)
     try:
@@ -27,10 +27,10 @@ def whole_file(path: Path | str) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_folder(path: Path | str) -> Iterator[Path]:
-    """An empty folder to fill; it gets its name once the block has ended well. Raises AlreadyExists."""
+    """Makes an empty folder to fill; it gets its name when the block ends without an error. Raises AlreadyExists."""
     target = Path(path)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise AlreadyExists(f"{target} exists and is no empty folder; remove it, or give another name")
+        raise AlreadyExists(f"{target} exists and is not an empty folder; remove it, or give another name")
     temporary = _beside(target)
     temporary.mkdir()
     try:

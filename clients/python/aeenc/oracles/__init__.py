@@ -1,1 +1,1 @@
-"""Reference oracles, and the client that calls any oracle. What a user subclasses is `aeenc.Oracle`."""
+"""Reference oracles, and the client that calls any oracle. The class to subclass is `aeenc.Oracle`."""

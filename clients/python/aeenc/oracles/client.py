@@ -1,6 +1,6 @@
-"""The calling side of an oracle: what the sampler uses, and what you try your own oracle with.
+"""The calling side of an oracle, which the sampler uses; try your own oracle with it.
 
-It does not judge the answer: verdicts come back as the oracle gave them, unknown, double and missing ones included.
+Answers are not checked: verdicts come back as the oracle gave them, unknown, double and missing ones included.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import grpc
 
-from aeenc.channel import Channel
 from aeenc.errors import AeencError
 from aeenc.oracle import Task, Verdict
+from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an oracle said about one task: (premise id, verdict) in its order, who answered, and with what remark."""
+    """An oracle's answer to one task: (premise id, verdict) in its order, who answered, and a remark."""
 
     task_id: str
     verdicts: tuple[tuple[str, Verdict], ...]
@@ -35,17 +35,17 @@ class OracleClient:
 
     @property
     def connected(self) -> bool:
-        """Whether a server is there at the moment, whatever it answers."""
+        """Whether a server is connected at the moment, whatever it answers."""
         return self.channel.grpc.get_state() is grpc.ChannelConnectivity.READY
 
     async def judge(self, run_id: str, tasks: Sequence[Task], *, timeout_s: float | None = None) -> list[Answer]:
-        """Puts tasks before the oracle, in one call."""
+        """Asks the oracle to judge tasks, in one call."""
         request = oracle_pb2.JudgeRequest(run_id=run_id, tasks=[task.to_proto() for task in tasks])
         response: oracle_pb2.JudgeResponse | None = await self.channel.unary(
             self._stub.Judge, request, timeout_s=timeout_s, retry=False
         )
-        if response is None:  # grpcio's answer to bytes that it cannot read
-            raise AeencError(f"{self.channel.target} answered with bytes that are no JudgeResponse")
+        if response is None:  # grpcio's result for bytes that it cannot parse
+            raise AeencError(f"{self.channel.target} answered with bytes that are not a JudgeResponse")
         return [_answer(answer) for answer in response.answers]
 
 

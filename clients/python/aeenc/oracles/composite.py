@@ -1,7 +1,9 @@
-"""An oracle of several: each candidate goes to the first that decides it, from the cheapest to the dearest.
+"""An oracle made of several: each candidate goes from one to the next until one decides, the cheapest first.
 
-Gold trees answer what they know, a model what it is sure of, a person the rest. A share of what the others have decided
-goes to the last one all the same, to see how far they can be trusted.
+    task ─► gold trees ─ undecided ─► model ─ undecided ─► person ─► verdicts
+                └── decided ────────────┴── a share is audited ─┘
+
+The last oracle also audits a share of what the others have decided, to measure how far they can be trusted.
 """
 
 from __future__ import annotations
@@ -22,20 +24,23 @@ _WORDS = {EXPLAINS: "explains", REFUSES: "refuses"}
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditCounts:
     """How often the auditor has agreed and disagreed with one stage."""
 
     agreed: int
     disagreed: int
 
 
+Audited = AuditCounts  # the name before
+
+
 class CompositeOracle(Oracle):
-    """Asks `stages` one after another for what is still undecided (abstained or unseen).
+    """Asks `stages` one after another about candidates that are still undecided (abstained or unseen).
 
     `audit` is the share of the decided candidates that the last stage judges as well, drawn from `seed` by query and
     premise. Where it disagrees the candidate becomes ABSTAIN: a conflict is nobody's negative. With `audit_log` each
     audited verdict is appended there as a line of JSON. An error of any stage is an error of the task.
-    Raises InvalidArgument for fewer than two stages, or a share that is none.
+    Raises InvalidArgument for fewer than two stages, or a share outside 0 to 1.
     """
 
     name = "composite"
@@ -44,7 +49,7 @@ class CompositeOracle(Oracle):
         self, stages: Sequence[Oracle], *, audit: float = 0.0, seed: int = 0, audit_log: Path | str | None = None
     ) -> None:
         if len(stages) < 2:
-            raise InvalidArgument(f"a composite of {len(stages)} oracles is none; give two or more")
+            raise InvalidArgument(f"a composite needs two oracles or more, got {len(stages)}")
         if not 0 <= audit <= 1:
             raise InvalidArgument.field("audit", f"is {audit}; give a share from 0 to 1")
         self._stages, self._audit, self._seed = tuple(stages), audit, seed
@@ -53,16 +58,16 @@ class CompositeOracle(Oracle):
         self._lock = threading.Lock()
 
     @property
-    def audited(self) -> dict[str, Audited]:
-        """What the audits of each stage have found so far, by the stage's name."""
+    def audited(self) -> dict[str, AuditCounts]:
+        """Counts the audited verdicts of each stage so far, by the stage's name."""
         with self._lock:
             return {
-                stage.name: Audited(self._counts[stage.name, True], self._counts[stage.name, False])
+                stage.name: AuditCounts(self._counts[stage.name, True], self._counts[stage.name, False])
                 for stage in self._stages[:-1]
             }
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
-        """The first decision on each candidate, with the name of who made it; what nobody decides stays undecided."""
+        """Returns the first decision on each candidate and who made it; a candidate may stay undecided."""
         found: dict[str, Verdict] = {}
         decided_by: dict[str, str] = {}
         *early, last = self._stages
@@ -102,7 +107,7 @@ class CompositeOracle(Oracle):
         checks: Mapping[str, Verdict],
         decided_by: Mapping[str, str],
     ) -> None:
-        """Takes back what the auditor contradicts. An auditor who does not decide has said nothing."""
+        """Takes back the verdicts that the auditor contradicts. An auditor who does not decide changes nothing."""
         lines = []
         for candidate in audited:
             before, check = found[candidate.id], checks[candidate.id]
@@ -145,6 +150,6 @@ def _in_order(task: Task, chosen: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _preferred(before: Verdict | None, now: Verdict) -> Verdict:
-    """The later verdict, except that an abstention says more than not having looked."""
+    """Returns the later verdict, except that an abstention says more than not having looked."""
     keeps = before is not None and before.judgement == ABSTAINS and now.judgement not in {*_DECIDED, ABSTAINS}
     return before if before is not None and keeps else now

@@ -1,10 +1,10 @@
-"""Control items from gold trees: tasks with known answers, mixed in among those of people to see who judges with care.
+"""Control items from gold trees: tasks with known answers, mixed into people's queues to see who judges with care.
 
     {"query": …, "explains": […], "refuses": […], "path": […]}
 
-A query's gold premises explain it. Refused are premises of other trees that share no content word with the query, with
-what explains it, or with any tree in which it stands: whoever accepts one has not looked, and whoever refuses a gold
-premise has missed it. They are easy on purpose: an item about which experts could argue measures nobody.
+A query's gold premises explain it. The premises to refuse come from other trees and share no content word with the
+query, with its gold premises, or with any tree that holds it: whoever accepts one has not looked. Items are easy on
+purpose: one about which experts could argue measures nobody.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ControlItem:
 
 
 def control_items(dataset: Dataset, split: str, *, count: int, candidates: int = 9, seed: int = 0) -> list[ControlItem]:
-    """At most `count` items of `candidates` premises each, drawn from `seed`; the same seed draws the same.
+    """Draws at most `count` items of `candidates` premises each; the same seed draws the same items.
 
-    Queries with more gold premises than `candidates` less one, or without enough others, are passed over.
-    Raises NotFound for an unknown split, InvalidArgument for fewer than two candidates or when no query will do.
+    Skips queries with `candidates` gold premises or more, and those with too few others.
+    Raises NotFound for an unknown split, InvalidArgument for fewer than two candidates or when no query fits.
     """
     if candidates < 2:
         raise InvalidArgument.field("candidates", f"is {candidates}; give 2 or more: one explains and one does not")
-    drawing = random.Random(seed)  # noqa: S311 -- a sample, no secret
+    drawing = random.Random(seed)  # noqa: S311 -- draws a sample, protects nothing
     gold = {query.text: query.gold for query in dataset.queries(split)}
     paths, near = _surroundings(dataset.trees(split))
     words = {text: _words(text) for texts in near.values() for text in texts}
@@ -71,7 +71,7 @@ def write_control_items(path: Path | str, items: Iterable[ControlItem]) -> None:
 
 
 def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
-    """Of each query the way to it in the first tree that has it, and the texts of all trees in which it stands."""
+    """Finds, for each query, the path to it in the first tree that holds it, and the texts of all trees that do."""
     paths: dict[str, tuple[str, ...]] = {}
     near: dict[str, set[str]] = {}
     for tree in trees:

@@ -1,7 +1,7 @@
-"""The oracle that answers from gold trees: it stands in for a person where the answers are known.
+"""An oracle that answers from gold trees: it stands in for a person where the answers are known.
 
-Gold of a query is the union of its children over all trees of a split. It compares exact texts and knows nothing else:
-of a query that is no parent in these trees it has seen no answer, and says so (UNSEEN) instead of refusing.
+A query's gold is the union of its children over all trees of a split. The oracle compares exact texts. It leaves the
+candidates of a query that is not a parent in these trees UNSEEN instead of refusing them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Mode = Literal["direct", "subtree"]
 class GoldOracle(Oracle):
     """Answers from the trees of one split.
 
-    `direct` accepts a query's gold children; `subtree` also what stands below them. An accepted premise without gold
-    children of its own is a leaf. Raises NotFound for a split that is not there.
+    `direct` accepts a query's gold children; `subtree` also their descendants. An accepted premise without gold
+    children of its own is a leaf. Raises NotFound for an unknown split.
     """
 
     name = "gold"

@@ -1,10 +1,10 @@
 """An oracle that asks a model: a cross-encoder or an NLI model in ONNX, read from a directory. CPU, in this process.
 
     DIR/model.onnx (or DIR/onnx/model.onnx)   input_ids, attention_mask and perhaps token_type_ids to one output
-    DIR/tokenizer.json                        as the library tokenizers writes it
+    DIR/tokenizer.json                        in the format of the library tokenizers
     DIR/config.json                           id2label, max_position_embeddings
 
-That is what `optimum-cli export onnx` writes, and what the trainer's checkpoints of cross-encoders hold. It needs the
+`optimum-cli export onnx` writes such a directory, and the trainer's checkpoints of cross-encoders hold one. Needs the
 extra `aeenc[oracle-model]` (onnxruntime, tokenizers); nothing else of the SDK does.
 """
 
@@ -24,8 +24,8 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Oracle, Task, Verdict
 
 BATCH = 32
 MAX_TOKENS = 512
-_ENTAILMENT = re.compile(r"entail", re.IGNORECASE)  # from the start of the name: `not_entailment` is none
-_COUNTS_FROM_PADDING = {"camembert", "roberta", "xlm-roberta"}  # their first position is behind the padding id
+_ENTAILMENT = re.compile(r"entail", re.IGNORECASE)  # matched at the start of the name, which `not_entailment` fails
+_COUNTS_FROM_PADDING = {"camembert", "roberta", "xlm-roberta"}  # their positions start after the padding id
 _INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,9 +34,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ModelOracle(Oracle):
     """Explains from `accept` on, refuses up to `refuse`, abstains between; the probability is the verdict's grade.
 
-    A model with one output gives the probability by the logistic function; one with several by softmax, of the label
-    whose name starts with `entail` or of `label`. Pairs are (query, premise) for the former, as re-rankers are trained,
-    and (premise, query) for the latter, as NLI models are; `premise_first` says otherwise. A pair that is too long
+    With one output the probability is its logistic function; with several, the softmax of `label`, by default of the
+    label whose name starts with `entail`. Pairs are (query, premise) for the former, as re-rankers are trained, and
+    (premise, query) for the latter, as NLI models are, unless `premise_first` says otherwise. A pair that is too long
     loses the end of its longer text.
     Raises NotFound for a directory without these files, DataLoss for a malformed one, InvalidArgument for thresholds
     out of order or an unknown label, FailedPrecondition without the extra.
@@ -64,19 +64,19 @@ class ModelOracle(Oracle):
         self._session = _load_session(root, threads or os.cpu_count() or 1)
         self._inputs = [put.name for put in self._session.get_inputs()]
         if unknown := set(self._inputs) - _INPUTS.keys():
-            raise FailedPrecondition(f"{root} wants the inputs {sorted(unknown)}; only {', '.join(_INPUTS)} are known")
+            raise FailedPrecondition(f"{root} needs the inputs {sorted(unknown)}; only {', '.join(_INPUTS)} are known")
         outputs = self._probabilities_of([("a", "b")])
         several = outputs.shape[1] > 1
         self._column = _column(config, outputs.shape[1], label) if several else 0
         self._premise_first = several if premise_first is None else premise_first
 
     def judge(self, task: Task) -> dict[str, Verdict]:
-        """A verdict with a grade for each candidate."""
+        """Returns a verdict with a grade for each candidate."""
         grades = self.probabilities(task.query, [candidate.text for candidate in task.candidates])
         return {c.id: self._verdict(grade) for c, grade in zip(task.candidates, grades, strict=True)}
 
     def probabilities(self, query: str, premises: Sequence[str]) -> list[float]:
-        """How probable it is, for the model, that each premise explains the query."""
+        """Computes the probability that each premise explains the query."""
         pairs = [(text, query) if self._premise_first else (query, text) for text in premises]
         by_length = sorted(range(len(pairs)), key=lambda place: len(premises[place]))
         found = [0.0] * len(pairs)
@@ -94,7 +94,7 @@ class ModelOracle(Oracle):
         return Verdict(judgement, grade=grade)
 
     def _probabilities_of(self, pairs: Sequence[tuple[str, str]]) -> Array:
-        """(pairs, outputs)"""
+        """Runs the model; the result is (pairs, outputs)."""
         encodings = self._tokenizer.encode_batch(list(pairs))
         feeds = {name: np.array([getattr(e, _INPUTS[name]) for e in encodings], np.int64) for name in self._inputs}
         logits = np.asarray(self._session.run(None, feeds)[0], np.float64).reshape(len(pairs), -1)
@@ -112,7 +112,7 @@ def _read_config(root: Path) -> dict[str, Any]:
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataLoss(f"{path} is no JSON ({error}); restore it") from None
+        raise DataLoss(f"{path} is not JSON ({error}); restore it") from None
     if not isinstance(config, dict):
         raise DataLoss(f"{path} must hold one JSON object; restore it")
     return config
@@ -136,7 +136,7 @@ def _load_tokenizer(root: Path, max_tokens: int) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any malformed file
-        raise DataLoss(f"{path} is no tokenizer ({error}); restore it") from error
+        raise DataLoss(f"{path} is not a tokenizer ({error}); restore it") from error
     padding = tokenizer.padding or {}
     tokenizer.enable_truncation(max_tokens, strategy="longest_first")
     tokenizer.enable_padding(

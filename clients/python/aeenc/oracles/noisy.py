@@ -1,8 +1,7 @@
 """An oracle made unreliable on purpose: it flips, abstains, fails, hangs and talks nonsense, at given rates.
 
-It wraps another oracle, to see what a run makes of bad answers. Everything is drawn from the seed and from what is
-asked, so a run against it can be repeated: a verdict is the same however often it is asked for, while failures are
-drawn anew at each attempt.
+It wraps another oracle, to see what a run makes of bad answers. All draws depend on the seed and the question alone, so
+that a run can be repeated: a verdict is the same at each attempt, while failures are drawn anew.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Noise:
 
 
 class NoisyOracle(Oracle):
-    """Wraps an oracle. `happened` counts what was done to its answers: flip, abstain, failure, hang, garbage."""
+    """Wraps an oracle. `happened` counts the noise in its answers: flip, abstain, failure, hang, garbage."""
 
     def __init__(self, oracle: Oracle, noise: Noise, *, seed: int = 0) -> None:
         self.name = f"noisy-{oracle.name}"
@@ -57,7 +56,7 @@ class NoisyOracle(Oracle):
         self._lock = threading.Lock()
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
-        """The wrapped oracle's verdicts after the noise. Raises Unavailable, or hangs, at the given rates."""
+        """Returns the wrapped oracle's verdicts with noise. Raises Unavailable, or hangs, at the given rates."""
         noise, key = self._noise, (task.run_id, task.task_id)
         with self._lock:
             self._attempts[key] += 1
@@ -74,7 +73,7 @@ class NoisyOracle(Oracle):
         return {name: self._disturbed(task.query, name, verdict) for name, verdict in given.items()}
 
     def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
-        """The answer, or nonsense in its place."""
+        """Returns the answer, or nonsense in its place."""
         key = (task.run_id, task.task_id)
         if key not in self._spoilt:
             return answer
@@ -91,21 +90,21 @@ class NoisyOracle(Oracle):
             return replace(verdict, judgement=other, leaf=False)
         return verdict
 
-    def _happens(self, what: str, rate: float, *parts: str) -> bool:
-        if rate <= 0 or self._chance(what, *parts) >= rate:
+    def _happens(self, kind: str, rate: float, *parts: str) -> bool:
+        if rate <= 0 or self._chance(kind, *parts) >= rate:
             return False
         with self._lock:
-            self.happened[what] += 1
+            self.happened[kind] += 1
         return True
 
     def _chance(self, *parts: str) -> float:
-        """A number in [0, 1) that depends on the seed and the parts alone."""
+        """Draws a number in [0, 1) that depends on the seed and the parts alone."""
         digest = hashlib.sha256("\0".join([str(self._seed), *parts]).encode()).digest()
         return int.from_bytes(digest[:7], "big") / 2.0**56
 
 
 def _exponential(chance: float) -> float:
-    """An exponentially distributed number of mean 1, at most 5, from one that is uniform in [0, 1)."""
+    """Maps a uniform number in [0, 1) to an exponentially distributed one of mean 1, at most 5."""
     return min(-math.log1p(-chance), 5.0)
 
 
@@ -122,12 +121,12 @@ def _contradicts_itself(answer: Answer) -> Answer:
 
 
 def _says_nothing(answer: Answer) -> Answer:
-    """No verdicts."""
+    """Gives no verdicts."""
     return Answer(task_id=answer.task_id, annotator=answer.annotator)
 
 
 def _speaks_of_others(answer: Answer) -> Answer:
-    """Refuses premises that nobody asked about."""
+    """Refuses premises of another corpus."""
     spoilt = Answer(task_id=answer.task_id, annotator=answer.annotator)
     for verdict in answer.verdicts:
         spoilt.verdicts.add(premise_id=f"{verdict.premise_id}-of-another-corpus", judgement=REFUSES)
@@ -135,7 +134,7 @@ def _speaks_of_others(answer: Answer) -> Answer:
 
 
 def _speaks_of_another_task(answer: Answer) -> Answer:
-    """Refuses everything, of a task that was not asked."""
+    """Refuses everything, in the name of another task."""
     spoilt = Answer(task_id=f"{answer.task_id}-of-another-run", annotator=answer.annotator)
     for verdict in answer.verdicts:
         spoilt.verdicts.add(premise_id=verdict.premise_id, judgement=REFUSES)
@@ -143,7 +142,7 @@ def _speaks_of_another_task(answer: Answer) -> Answer:
 
 
 def _uses_unknown_words(answer: Answer) -> Answer:
-    """Judgements that are in no enum, or that were not stated."""
+    """Gives judgements that are unknown or UNSPECIFIED."""
     spoilt = Answer(task_id=answer.task_id, annotator=answer.annotator)
     for number, verdict in enumerate(answer.verdicts):
         judgement = (UNKNOWN_JUDGEMENT, oracle_pb2.JUDGEMENT_UNSPECIFIED)[number % 2]

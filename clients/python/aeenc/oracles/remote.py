@@ -1,22 +1,22 @@
-"""An oracle that passes every task on to an oracle server: so a remote one can be wrapped like any other."""
+"""An oracle that passes every task on to an oracle server, so that a remote oracle can be wrapped like any other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from aeenc.channel import Channel
 from aeenc.errors import Unavailable
 from aeenc.oracle import Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.transport.channel import Channel
 
-TIMEOUT_S = 3600.0  # a person may sit there
+TIMEOUT_S = 3600.0  # a person may answer
 
 
 class RemoteOracle(Oracle):
     """Answers as the oracle at `target` does; a verdict without an annotator gets the answer's.
 
-    It connects at the first task, in the event loop that serves it. Raises what the remote oracle raises; Unavailable
-    when it gives no answer, or two.
+    Connects at the first task, in the event loop that serves it. Raises as the remote oracle does, and Unavailable when
+    it gives no answer, or two.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RemoteOracle(Oracle):
         self._client: OracleClient | None = None
 
     async def judge(self, task: Task) -> dict[str, Verdict]:
-        """The remote oracle's verdicts. A candidate that it judged twice, or not, is left out: it stays unseen."""
+        """Returns the remote oracle's verdicts. A candidate that it judged twice, or not at all, stays unseen."""
         if self._client is None:
             channel = Channel(self._target, token=self._token, ca=self._ca, timeout_s=self._timeout_s)
             self._client = OracleClient(channel)

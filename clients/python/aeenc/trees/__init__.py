@@ -1,10 +1,8 @@
 """Entailment trees: values, EntailmentBank files, directories of them, drawings."""
 
 from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery
-from aeenc.trees.dot import to_dot
-from aeenc.trees.drawing import draw
+from aeenc.trees.drawing import draw, to_dot, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
-from aeenc.trees.svg import to_svg
 from aeenc.trees.tree import ROOT, Step, Tree
 
 __all__ = [

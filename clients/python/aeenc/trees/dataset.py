@@ -1,10 +1,10 @@
-"""A directory in EntailmentBank's layout: facts, trees by split, and what docs/evaluation.md derives from them.
+"""A directory in EntailmentBank's layout: facts, trees by split, and the queries and candidates made from them.
 
     DIR/dataset/task_1/<split>.jsonl                                     trees
     DIR/dataset/task_2/<split>.jsonl                                     the same trees with distractors (optional)
     DIR/supporting_data/worldtree_corpus_sentences_extended.json         fact id -> fact text
 
-Texts are compared as they stand: exact duplicates are one premise.
+Texts are compared exactly: duplicates are one premise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORDER = {FACTS: 0, "train": 1, "dev": 2, "test": 3}
 
 @dataclass(frozen=True)
 class Candidate:
-    """One distinct premise text. `splits`: those in whose trees it stands, and `facts` if it is in the fact file."""
+    """One distinct premise text. `splits` are those whose trees hold it, and `facts` if the fact file does."""
 
     id: str
     text: str
@@ -53,7 +53,7 @@ class Dataset:
 
     @classmethod
     def load(cls, directory: Path | str) -> Dataset:
-        """Reads all splits that are there. Raises NotFound for no such layout, InvalidTree for a malformed file."""
+        """Reads all splits of a directory. Raises NotFound for another layout, InvalidTree for a malformed file."""
         root = Path(directory)
         files = _tree_files(root)
         facts = _read_facts(root / FACTS_FILE)
@@ -61,7 +61,7 @@ class Dataset:
 
     @staticmethod
     def splits_in(directory: Path | str) -> tuple[str, ...]:
-        """The splits that a directory has, without reading them. Raises NotFound for no such layout."""
+        """Lists the splits of a directory without reading them. Raises NotFound for another layout."""
         return tuple(_tree_files(Path(directory)))
 
     @property
@@ -70,20 +70,20 @@ class Dataset:
         return tuple(self._trees)
 
     def trees(self, split: str) -> list[Tree]:
-        """The trees of a split. Raises NotFound for one that is not there."""
+        """Returns the trees of a split. Raises NotFound for an unknown one."""
         if split not in self._trees:
             raise NotFound(f"{self.directory} has no split {split!r}; it has {', '.join(self.splits)}")
         return self._trees[split]
 
     def hypotheses(self, split: str) -> list[tuple[str, str]]:
-        """(tree id, hypothesis) of each distinct hypothesis, in file order."""
+        """Lists (tree id, hypothesis) of each distinct hypothesis, in file order."""
         first: dict[str, str] = {}
         for tree in self.trees(split):
             first.setdefault(tree.hypothesis, tree.id)
         return [(tree_id, text) for text, tree_id in first.items()]
 
     def queries(self, split: str) -> list[GoldQuery]:
-        """The distinct queries of a split with their gold premises, in file order."""
+        """Lists the distinct queries of a split with their gold premises, in file order."""
         gold: dict[str, dict[str, None]] = {}
         for tree in self.trees(split):
             for label, children in tree.children.items():
@@ -102,7 +102,7 @@ class Dataset:
                 for text in _premise_texts(tree):
                     ids.setdefault(text, [_content_id(text)])
                     splits.setdefault(text, {})[split] = None
-        for split in self.splits:  # a hypothesis that is a fact too belongs to its split as well
+        for split in self.splits:  # a hypothesis that is also a fact belongs to its split as well
             for tree in self.trees(split):
                 if tree.hypothesis in splits:
                     splits[tree.hypothesis][split] = None
@@ -112,14 +112,13 @@ class Dataset:
         ]
 
     def candidates(self) -> list[Candidate]:
-        """All distinct premise texts in the order of insertion: the fact file, then the trees of each split."""
+        """Lists all distinct premise texts in the order of insertion: the fact file, then the trees of each split."""
         return self._candidates
 
     def distractor_triplets(self, split: str) -> Iterator[tuple[str, str, str]]:
-        """(query, gold premise, distractor) of task_2: each step's premises against each sentence no step uses.
+        """Yields (query, gold premise, distractor) of task_2: each step's premises with each sentence no step uses.
 
-        A premise that a step names twice counts twice, as the literature counts triplets; few steps do. None where the
-        directory has no task_2.
+        A premise that a step names twice counts twice, as in the literature. Yields nothing without a task_2.
         """
         path = self.directory / "dataset" / "task_2" / f"{split}.jsonl"
         for tree in read_trees(path) if path.is_file() else ():
@@ -158,7 +157,7 @@ def _read_facts(path: Path) -> dict[str, str]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidTree(f"{path}:1: no JSON ({error}); write one object, fact id to text") from None
+        raise InvalidTree(f"{path}:1: not JSON ({error}); write one object, fact id to text") from None
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise InvalidArgument(f"{path} must hold one JSON object, fact id to text")
     return facts

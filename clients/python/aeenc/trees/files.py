@@ -1,25 +1,32 @@
-"""Tree files: one JSON object a line, in EntailmentBank's layout. What cannot be read is named by file and line."""
+"""Tree files: one JSON object a line, in EntailmentBank's layout and notation. Errors name file and line.
+
+A context reads `sent1: … sent2: …`, a proof `sent1 & sent2 -> int1: …; int1 & sent3 -> hypothesis; `.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidTree
-from aeenc.trees.proof import format_context, format_proof, parse_context, parse_proof
-from aeenc.trees.tree import Tree
+from aeenc.trees.tree import ROOT, Step, Tree
 
 _REQUIRED = ("id", "hypothesis", "context", "proof")
+_SENTENCE = re.compile(r"(?:^|(?<=\s))(sent\d+): ")
+# A step starts at the beginning or after "; ", with labels joined by " & ". Texts may hold `:`, `,` and `;`.
+_STEP_START = re.compile(r"(?:^|;\s*)((?:sent|int)\d+(?: & (?:sent|int)\d+)*) -> (int\d+|hypothesis)")
+_LABEL = re.compile(r"(?:sent|int)\d+")
 
 
 def tree_from_record(record: Mapping[str, Any]) -> Tree:
-    """A tree from one JSON object of a file. Raises InvalidTree saying what is wrong."""
+    """Reads a tree from one JSON object of a file. Raises InvalidTree naming the mistake."""
     for name in _REQUIRED:
         if not isinstance(record.get(name), str):
-            raise InvalidTree(f"the field {name!r} is missing or no string")
+            raise InvalidTree(f"the field {name!r} must be a string")
     tree = Tree(
         id=record["id"],
         hypothesis=record["hypothesis"],
@@ -34,7 +41,7 @@ def tree_from_record(record: Mapping[str, Any]) -> Tree:
 
 
 def record_from_tree(tree: Tree) -> dict[str, Any]:
-    """The JSON object of a tree: that it was read from, with its known fields as the tree has them now."""
+    """Returns the JSON object that the tree was read from, with its known fields as they are now."""
     known = {
         "id": tree.id,
         "question": tree.question,
@@ -62,7 +69,7 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 
 def write_trees(path: Path | str, trees: Iterable[Tree]) -> None:
-    """Writes a tree file as a whole: a reader sees the old one or the new one."""
+    """Writes a tree file; a reader sees the whole old one or the whole new one."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
@@ -80,7 +87,55 @@ def _tree_from_line(line: bytes) -> Tree:
     except UnicodeDecodeError as error:
         raise InvalidTree(f"not UTF-8 ({error.reason}); save the file as UTF-8") from None
     except ValueError as error:
-        raise InvalidTree(f"no JSON ({error}); write one JSON object a line") from None
+        raise InvalidTree(f"not JSON ({error}); write one JSON object a line") from None
     if not isinstance(record, dict):
-        raise InvalidTree("the line is no JSON object; write one a line")
+        raise InvalidTree("the line must be a JSON object; write one a line")
     return tree_from_record(record)
+
+
+def parse_context(context: str) -> dict[str, str]:
+    """Parses the sentences of a context by label, in order. Raises InvalidTree for stray text or a repeated label."""
+    starts = list(_SENTENCE.finditer(context))
+    if not starts or context[: starts[0].start()].strip():
+        raise InvalidTree("the context must read `sent1: … sent2: …`")
+    sentences: dict[str, str] = {}
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        label = start.group(1)
+        end = following.start() if following else len(context)
+        if label in sentences:
+            raise InvalidTree(f"the context defines {label!r} twice; number the sentences")
+        sentences[label] = context[start.end() : end].removesuffix(" ") if following else context[start.end() :]
+    return sentences
+
+
+def format_context(sentences: Mapping[str, str]) -> str:
+    """Formats sentences by label as a context."""
+    return " ".join(f"{label}: {text}" for label, text in sentences.items())
+
+
+def parse_proof(proof: str, hypothesis: str) -> tuple[Step, ...]:
+    """Parses the steps of a proof, in order; the root's text is the hypothesis. Raises InvalidTree."""
+    starts = list(_STEP_START.finditer(proof))
+    if not starts or starts[0].start() != 0:
+        raise InvalidTree("the proof must read `sent1 & sent2 -> int1: …; int1 & sent3 -> hypothesis; `")
+    steps = []
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        rest = proof[start.end() : following.start() if following else len(proof)]
+        conclusion = start.group(2)
+        if conclusion == ROOT:
+            if rest.strip(" ;"):
+                raise InvalidTree(f"`-> {ROOT}` must end its step; found {rest.strip()[:60]!r} behind it")
+            text = hypothesis
+        elif not rest.startswith(": "):
+            raise InvalidTree(f"the conclusion {conclusion!r} has no text; write `-> {conclusion}: …;`")
+        else:
+            text = rest[2:].rstrip().removesuffix(";") if following is None else rest[2:]
+        steps.append(Step(tuple(_LABEL.findall(start.group(1))), conclusion, text))
+    return tuple(steps)
+
+
+def format_proof(steps: Sequence[Step]) -> str:
+    """Formats steps as a proof."""
+    return "".join(
+        f"{' & '.join(s.premises)} -> {s.conclusion}{'' if s.conclusion == ROOT else f': {s.text}'}; " for s in steps
+    )

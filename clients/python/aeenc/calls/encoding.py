@@ -1,0 +1,128 @@
+"""Encoding as values: options, embeddings and scores, and their messages.
+
+Opens no connection; `aeenc.encoder` calls, `aeenc.calls.bulk` streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import vectors
+from aeenc.errors import InvalidArgument
+from aeenc.v1 import encoder_pb2, types_pb2
+
+Role = Literal["query", "premise"]
+Precision = Literal["float32", "float16", "int8"]
+Lane = Literal["interactive", "bulk"]
+
+_ROLES = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
+_LANES = {None: None, "interactive": encoder_pb2.LANE_INTERACTIVE, "bulk": encoder_pb2.LANE_BULK}
+_PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
+    None: None,
+    "float32": types_pb2.PRECISION_FLOAT32,
+    "float16": types_pb2.PRECISION_FLOAT16,
+    "int8": types_pb2.PRECISION_INT8,
+}
+_PRECISION_NAMES = {number: name for name, number in _PRECISIONS.items() if name is not None}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The embeddings of one batch.
+
+    `vectors` is (n, dim) float32, rows of unit length; `model_version` computed all of them, in `precision` ("" when
+    the encoder does not say); `truncated` texts were cut.
+    """
+
+    vectors: NDArray[np.float32]
+    model_version: str
+    space_id: str
+    timings: types_pb2.Timings
+    truncated: int
+    precision: str = ""
+
+    @classmethod
+    def of(cls, response: encoder_pb2.EncodeResponse) -> Encoded:
+        """Reads the encoder's answer."""
+        return cls(
+            vectors=vectors.from_proto(response.embeddings),
+            model_version=response.model_version,
+            space_id=response.space_id,
+            timings=response.timings,
+            truncated=response.truncated,
+            precision=_PRECISION_NAMES.get(response.precision, ""),
+        )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A cross-encoder's `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut."""
+
+    scores: NDArray[np.float32]
+    model_version: str
+    timings: types_pb2.Timings
+    truncated: int
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """Options of encoding. None and "" leave a choice to the encoder; `label` or `version` names a query encoder."""
+
+    role: Role = "query"
+    label: str | None = None
+    version: str | None = None
+    space_id: str = ""
+    truncate: bool = False
+    precision: Precision | None = None
+    lane: Lane | None = None
+    routing_key: str = ""
+
+    def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
+        """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
+        refuse_single_text(texts)
+        if self.role not in _ROLES:
+            raise InvalidArgument.field("role", f"is {self.role!r}; give one of {', '.join(_ROLES)}")
+        if self.lane not in _LANES:
+            raise InvalidArgument.field("lane", f"is {self.lane!r}; give interactive or bulk")
+        return encoder_pb2.EncodeRequest(
+            texts=texts,
+            role=_ROLES[self.role],
+            model=selector(self.label, self.version),
+            truncate=types_pb2.TRUNCATE_END if self.truncate else types_pb2.TRUNCATE_ERROR,
+            space_id=self.space_id,
+            lane=_LANES[self.lane],
+            precision=precision_number(self.precision),
+            routing_key=self.routing_key,
+        )
+
+
+def refuse_single_text(texts: object, field: str = "texts") -> None:
+    """Raises InvalidArgument for one string in place of a list, which would count as a list of its characters."""
+    if isinstance(texts, str):
+        raise InvalidArgument.field(field, f"is one string ({texts[:40]!r}); give a list of strings")
+
+
+def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:
+    """Names a model by version or label; None where neither is given."""
+    if version:
+        return types_pb2.ModelSelector(version=version)
+    return types_pb2.ModelSelector(label=label) if label else None
+
+
+def precision_number(precision: str | None) -> types_pb2.Precision | None:
+    """Returns the number of a precision in messages. Raises InvalidArgument for an unknown one."""
+    if precision not in _PRECISIONS:
+        raise InvalidArgument.field(
+            "precision", f"is {precision!r}; give one of {', '.join(_PRECISION_NAMES.values())}"
+        )
+    return _PRECISIONS[precision]
+
+
+def precision_name(number: int) -> Precision | None:
+    """Returns the precision that a message names; None where it names none."""
+    return cast("Precision | None", _PRECISION_NAMES.get(cast("types_pb2.Precision", number)))

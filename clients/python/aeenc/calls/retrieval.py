@@ -1,0 +1,204 @@
+"""Retrieval as values: how premises are asked for, the hits, and long rankings of many texts by call after call.
+
+Opens no connection; `aeenc.index` calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.v1 import index_pb2, trainer_pb2, types_pb2
+
+TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
+PAIRS = 512  # a call that re-ranks, about
+TIMEOUT_S = 300.0
+
+FusionMethod = Literal["min_max", "reciprocal_rank"]
+Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
+MODES = {
+    "dense": index_pb2.RETRIEVE_MODE_DENSE,
+    "lexical": index_pb2.RETRIEVE_MODE_LEXICAL,
+    "hybrid": index_pb2.RETRIEVE_MODE_HYBRID,
+    "iterative_lexical": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL,
+}
+_METHODS = {
+    "min_max": index_pb2.FUSION_METHOD_MIN_MAX,
+    "reciprocal_rank": index_pb2.FUSION_METHOD_RECIPROCAL_RANK,
+}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's."""
+
+    method: FusionMethod = "min_max"
+    lexical_weight: float | None = None
+
+    def to_proto(self) -> index_pb2.Fusion:
+        """Converts to the message."""
+        return index_pb2.Fusion(method=_METHODS[self.method], lexical_weight=self.lexical_weight)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One premise found: its id, its text and its score, a cosine in mode dense."""
+
+    id: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The premises found for each vector, best first: `ids[i]` with `scores[i]` (float32)."""
+
+    ids: list[list[str]]
+    scores: list[NDArray[np.float32]]
+    generation: str
+    space_id: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The premises found for each text, best first, and their origin: encoder, generation, cross-encoder.
+
+    `model_version` and `rerank_version` are empty where no such model took part.
+    """
+
+    results: list[list[Hit]]
+    model_version: str
+    space_id: str
+    generation: str
+    timings: types_pb2.Timings
+    rerank_version: str = ""
+
+    def __iter__(self) -> Iterator[list[Hit]]:
+        return iter(self.results)
+
+    def __getitem__(self, position: int) -> list[Hit]:
+        return self.results[position]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+Retrieve = Callable[..., Awaitable[Retrieved]]  # IndexClient.retrieve
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Options of Retrieve. With `conditioned`, an evaluation gives it one premise of each query."""
+
+    mode: Mode = "dense"
+    fusion: Fusion | None = None
+    prior: float = 0.0
+    rerank: int = 0
+    conditioned: bool = False
+    negative_feedback: float = 0.0
+    rerank_weight: float = 0.0
+
+    def to_proto(self) -> trainer_pb2.RetrievalOptions:
+        """Converts to the message of an evaluation."""
+        return trainer_pb2.RetrievalOptions(
+            mode=f"RETRIEVE_MODE_{self.mode.upper()}",
+            fusion=self.fusion.to_proto() if self.fusion else None,
+            prior=self.prior,
+            rerank=self.rerank,
+            conditioned=self.conditioned,
+            negative_feedback=self.negative_feedback,
+            rerank_weight=self.rerank_weight,
+        )
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """The premises ranked for each text, best first, by one query encoder and one cross-encoder ("": none)."""
+
+    results: list[list[Hit]]
+    model_version: str
+    rerank_version: str
+
+
+@dataclass(frozen=True)
+class RankingCall:
+    """The corpus to rank and the way to rank it."""
+
+    corpus: str
+    retrieval: Retrieval
+    label: str | None
+    version: str | None
+    generation: str
+    drop_self: bool
+
+
+async def rank(
+    retrieve: Retrieve, call: RankingCall, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]] = ()
+) -> Rankings:
+    """Ranks the first k premises for each text: with re-ranking its first n, then the others in their former order.
+
+    Cuts texts that are too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
+    """
+    n = call.retrieval.rerank
+    if not n:
+        return await _ask(retrieve, call, texts, k, TEXTS, accepted)
+    plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0))
+    first = await _ask(retrieve, plain, texts, k, TEXTS, accepted)
+    pinned = replace(call, version=first.model_version or call.version)
+    anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // n), accepted)
+    results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
+    return Rankings(results, first.model_version, anew.rerank_version)
+
+
+async def _ask(
+    retrieve: Retrieve,
+    call: RankingCall,
+    texts: Sequence[str],
+    k: int,
+    together: int,
+    accepted: Sequence[Sequence[str]],
+) -> Rankings:
+    results: list[list[Hit]] = []
+    version, reranked_by = call.version, ""
+    for start in range(0, len(texts), together):
+        answer = await retrieve(
+            call.corpus,
+            texts[start : start + together],
+            k=k,
+            label=None if version else call.label,
+            version=version,
+            mode=call.retrieval.mode,
+            fusion=call.retrieval.fusion,
+            accepted=accepted[start : start + together],
+            prior=call.retrieval.prior,
+            negative_feedback=call.retrieval.negative_feedback,
+            rerank=call.retrieval.rerank,
+            rerank_weight=call.retrieval.rerank_weight,
+            drop_self=call.drop_self,
+            generation=call.generation,
+            truncate=True,
+            precision="float32",
+            timeout_s=TIMEOUT_S,
+        )
+        version = answer.model_version or version  # the version that answered first answers all
+        if reranked_by and answer.rerank_version != reranked_by:
+            raise errors.FailedPrecondition(
+                f"the cross-encoder changed from {reranked_by} to {answer.rerank_version} meanwhile; ask again"
+            )
+        reranked_by = answer.rerank_version
+        results += answer.results
+    return Rankings(results, version or "", reranked_by)
+
+
+def _continued(head: list[Hit], whole: list[Hit]) -> list[Hit]:
+    """Appends the rest of the first ranking to a re-ranked head, with scores that go on below the head's."""
+    seen = {hit.id for hit in head}
+    lowest = min((hit.score for hit in head), default=0.0)
+    rest = [hit for hit in whole if hit.id not in seen]
+    return [*head, *(Hit(hit.id, hit.text, lowest - place) for place, hit in enumerate(rest, start=1))]

@@ -1,0 +1,223 @@
+"""`aeenc status`, `publish` and `rollback`: the state of the four services, and which checkpoint each label names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any
+
+import typer
+
+import aeenc
+from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
+from aeenc.cli.targets import Targets, client, targets_of
+from aeenc.errors import AeencError
+from aeenc.v1 import encoder_pb2, index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+
+PATIENCE_S = 3.0
+ServiceReport = dict[str, Any] | AeencError
+
+
+def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the encoder's versions and labels."""
+    return {
+        **_service(info.service),
+        "space_id": info.default_space_id,
+        "runtime": info.runtime,
+        "versions": [loaded.version for loaded in info.versions],
+        "labels": {applied.label: applied.version for applied in info.labels},
+    }
+
+
+def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the index's corpora and their active generations."""
+    corpora = {
+        found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
+    }
+    return {**_service(info.service), "corpora": corpora}
+
+
+def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the sampler's oracles and runs."""
+    waiting = {run.run_id: run.reason for run in info.waiting_runs}
+    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
+    return {**_service(info.service), **told}
+
+
+def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the trainer's space, device and job."""
+    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
+    return {**_service(info.service), **told}
+
+
+def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
+    state = types_pb2.ServiceState.Name(info.state).removeprefix("SERVICE_STATE_")
+    return {"state": state, "reason": info.state_reason, "instance": info.instance, "software": info.software_version}
+
+
+async def ask(targets: Targets) -> dict[str, ServiceReport]:
+    """Asks all services at once; returns the report of each, or its error."""
+    async with aeenc.connect_async(**targets.options(timeout_s=min(targets.timeout_s, PATIENCE_S))) as client:
+
+        async def encoder() -> dict[str, Any]:
+            return encoder_dict(await client.encoder.info())
+
+        async def index() -> dict[str, Any]:
+            return index_dict(await client.index.info())
+
+        async def sampler() -> dict[str, Any]:
+            return sampler_dict(await client.sampler.info())
+
+        async def trainer() -> dict[str, Any]:
+            return trainer_dict(await client.trainer.info())
+
+        questions = {"encoder": encoder(), "index": index(), "sampler": sampler(), "trainer": trainer()}
+        answers = await asyncio.gather(*(_answer(question) for question in questions.values()))
+        return dict(zip(questions, answers, strict=True))
+
+
+async def _answer(question: Awaitable[dict[str, Any]]) -> ServiceReport:
+    try:
+        return await question
+    except AeencError as error:
+        return error
+
+
+def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
+    if isinstance(answer, AeencError):
+        return service, target, answer.code, answer.message
+    told = [answer["reason"]]
+    told += [f"{label} = {version}" for label, version in answer.get("labels", {}).items()]
+    told += [f"versions: {', '.join(answer['versions'])}"] if answer.get("versions") else []
+    told += [
+        f"{name}: {corpus['premises']:,} premises, generation {corpus['generation'] or 'none'}"
+        for name, corpus in answer.get("corpora", {}).items()
+    ]
+    told += [f"oracles: {', '.join(answer['oracles'])}"] if answer.get("oracles") else []
+    told += [f"active runs: {', '.join(answer['active_runs'])}"] if answer.get("active_runs") else []
+    told += [f"run {run} waits: {reason}" for run, reason in answer.get("waiting_runs", {}).items()]
+    told += [f"{name}: {answer[name]}" for name in ("device", "active_job") if answer.get(name)]
+    return service, target, answer["state"], "\n".join(line for line in told if line)
+
+
+def status(context: typer.Context) -> None:
+    """Shows state, versions, labels, corpora, oracles and work of the four services."""
+    targets = targets_of(context)
+    answers = asyncio.run(ask(targets))
+    addresses = {service: str(getattr(targets, service)) for service in answers}
+    failed = [answer for answer in answers.values() if isinstance(answer, AeencError)]
+    values = {
+        service: {
+            "target": addresses[service],
+            **(
+                {"error": {"status": answer.code, "message": answer.message}}
+                if isinstance(answer, AeencError)
+                else answer
+            ),
+        }
+        for service, answer in answers.items()
+    }
+    rows = [_row(service, addresses[service], answer) for service, answer in answers.items()]
+    output_of(context).result({"services": values}, table(["service", "target", "state", "about"], rows))
+    if failed:
+        raise failed[0]
+
+
+OPTIONAL = {"share", "generation"}  # shown when set
+LabelMove = registry_pb2.PublishResponse | registry_pb2.RollbackResponse
+Label = Annotated[str, typer.Option(help="The label to move.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait for every live encoder.")]
+
+
+def moved_dict(moved: LabelMove) -> dict[str, Any]:
+    """Converts a moved label and its rollout to plain values."""
+    label = moved.label
+    return {
+        "label": label.name,
+        "version": label.version,
+        "previous_version": label.previous_version,
+        "revision": label.revision,
+        "space_id": label.space_id,
+        "share": label.share,
+        "complete": moved.complete,
+        "generation": moved.generation,
+        "rollouts": [
+            {
+                "instance": rollout.instance,
+                "revision": rollout.revision,
+                "ok": rollout.ok,
+                "reason": rollout.reason,
+                "lag": _lag(rollout, label.revision),
+            }
+            for rollout in moved.rollouts
+        ],
+    }
+
+
+def _lag(rollout: registry_pb2.Rollout, revision: int) -> str:
+    """Says why an encoder does not serve a revision; empty when it does. Ignores reports on earlier revisions."""
+    if rollout.revision < revision:
+        at = f"is still at revision {rollout.revision}" if rollout.revision else ""
+        return ": ".join(part for part in (at, rollout.reason) if part) or "has not answered yet"
+    return "" if rollout.ok else rollout.reason or "gives no reason"
+
+
+def publish(
+    context: typer.Context,
+    version: Annotated[str, typer.Argument(help="The checkpoint.")],
+    label: Label = "stable",
+    wait_s: Wait = 60.0,
+    force: Annotated[bool, typer.Option("--force", help="Publish in spite of the quality gate.")] = False,
+    share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the calls naming no model, for label canary.")
+    ] = None,
+) -> None:
+    """Points a label at a checkpoint and waits until every live encoder serves it.
+
+    A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all.
+    """
+    with client(context) as connected:
+        connected.registry.labels()  # so that an unreachable registry fails within --timeout, not --timeout and --wait
+        moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
+    _show(output_of(context), moved, wait_s, version)
+
+
+def rollback(
+    context: typer.Context,
+    label: Label = "stable",
+    space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
+    corpus: Annotated[
+        str, typer.Option(help="Take back the generation of this corpus that was published with its encoders.")
+    ] = "",
+    wait_s: Wait = 60.0,
+) -> None:
+    """Points a label back at the version it named before and waits until every live encoder serves it."""
+    with client(context) as connected:
+        connected.registry.labels()  # as in publish
+        moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
+    _show(output_of(context), moved, wait_s)
+
+
+def _show(out: Output, moved: LabelMove, wait_s: float, version: str = "") -> None:
+    result = moved_dict(moved)
+    rollouts = result["rollouts"]
+    told = {name: value for name, value in result.items() if name != "rollouts" and (value or name not in OPTIONAL)}
+    rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
+    out.result(result, fields_table(told), *([table(["encoder", "serves it"], rows)] if rows else []))
+    if wait_s and not moved.complete:
+        raise EndedBadly(_why_incomplete(result, wait_s, version))
+
+
+def _why_incomplete(result: dict[str, Any], wait_s: float, version: str) -> str:
+    label, rollouts = result["label"], result["rollouts"]
+    behind = [f"{rollout['instance']} ({rollout['lag']})" for rollout in rollouts if rollout["lag"]]
+    if version and result["version"] != version:
+        return f"{label} has moved on to {result['version']} (revision {result['revision']}) meanwhile"
+    if behind:
+        return (
+            f"{label} names {result['version']}, but not every encoder serves it within {wait_s:g} s: "
+            f"{', '.join(behind)}"
+        )
+    if rollouts:
+        return f"{label} was moved again meanwhile, to revision {result['revision']}"
+    return f"{label} names {result['version']}, but no encoder is alive to serve it"

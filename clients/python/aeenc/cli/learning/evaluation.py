@@ -1,0 +1,298 @@
+"""`aeenc evaluate` and `compare`: retrieval quality on the gold queries of a split, and whether two systems differ.
+
+The directory is read here; the services see texts only. Without a corpus given, the candidates of the directory become
+one, named after their content, so that the next evaluation on the same data finds it built. `compare` needs TREC runs
+and no service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from aeenc import Client, Retrieval
+from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
+from aeenc.cli.corpus import NegativeFeedback, Prior, Rerank, RerankWeight, build_corpus, check_model
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
+from aeenc.cli.learning.reports import report_dict, report_tables
+from aeenc.cli.output import METRICS, output_of, table
+from aeenc.cli.targets import client
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.evaluation import (
+    average_precision,
+    metrics_of,
+    ndcg,
+    paired_randomisation_test,
+    ranks_of,
+    read_qrels,
+    read_run,
+    write_qrels,
+    write_run,
+)
+from aeenc.evaluation.metrics import Ranks
+from aeenc.trees import Dataset
+
+TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
+PART = 64  # texts whose rankings are held before they are written
+
+Gold = tuple[str, tuple[str, ...]]  # a query and its gold premises, as texts
+
+
+def corpus_name(dataset: Dataset) -> str:
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
+    digest = hashlib.sha256()
+    for candidate in dataset.candidates():
+        digest.update(candidate.text.encode() + b"\0")
+    return f"eval-{digest.hexdigest()[:8]}"
+
+
+def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> str:
+    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
+    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
+    serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
+    if name not in serving:
+        build_corpus(client, name, dataset, on_progress)
+    return name
+
+
+def generation_for(
+    client: Client, corpus: str, version: str, dataset: Dataset | None, on_progress: Callable[[int, int], None]
+) -> str:
+    """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
+
+    Builds a missing one from `dataset` without activating it; raises FailedPrecondition without a dataset.
+    """
+    space_id = client.trainer.checkpoint(version).space_id
+    active = {found.corpus: found.active for found in client.index.info().corpora}
+    if corpus in active and active[corpus].space_id == space_id:
+        return str(active[corpus].id)
+    if corpus in active:
+        known = [found.id for found in client.index.generations(corpus) if found.space_id == space_id]
+        if known:
+            return str(known[0])
+    if dataset is None:
+        raise FailedPrecondition(
+            f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
+            f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
+        )
+    return build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id).generation
+
+
+def explain_training(client: Client, corpus: str, dataset: Dataset) -> None:
+    """Stores the explanations of split train in the index, for the prior to learn from."""
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    gold = [(text, [ids[one] for one in premises]) for text, premises in validation_of(dataset, TRAINING_SPLIT)]
+    client.index.put_explanations(corpus, gold, replace=True)
+
+
+def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Lists the gold queries seen in training; none when the directory has no others than `split`."""
+    return (
+        validation_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
+    )
+
+
+def retrieval_of(
+    mode: Mode | None, lexical_weight: float | None, fusion: FusionMethod, **options: Any
+) -> Retrieval | None:
+    """Builds the options of Retrieve; None when none is set, which evaluates the encoder by all its cosines."""
+    if mode is None and not any(options.values()):
+        return None
+    chosen = Fusion(fusion, lexical_weight) if mode == "hybrid" else None
+    return Retrieval(mode or "dense", chosen, **options)
+
+
+def evaluate(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    split: Annotated[str, typer.Option(help="The split whose queries are asked.")] = "dev",
+    corpus: Annotated[
+        str, typer.Option(show_default="one built from --data, or found built", help="The corpus of candidates.")
+    ] = "",
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            help="Query encoder by version; a label must name it. Against premises of its own space, which are encoded "
+            "where that has not been done."
+        ),
+    ] = None,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(show_default="the encoder's cosines with all premises", help="Evaluate what Retrieve answers."),
+    ] = None,
+    lexical_weight: Annotated[
+        float | None, typer.Option(min=0, max=1, show_default="the index's", help="BM25's share in mode hybrid.")
+    ] = None,
+    fusion: Annotated[FusionMethod, typer.Option(help="Of mode hybrid.")] = "min_max",
+    prior: Prior = 0.0,
+    negative_feedback: NegativeFeedback = 0.0,
+    rerank: Rerank = 0,
+    rerank_weight: RerankWeight = 0.0,
+    conditioned: Annotated[
+        bool, typer.Option(help="Tell one gold premise of each query, look for the others.")
+    ] = False,
+    protocol: Annotated[Literal["both", "strict"], typer.Option(help="`strict` alone takes half the time.")] = "both",
+    trees: Annotated[bool, typer.Option(help="Also measure whole trees.")] = True,
+    run: Annotated[Path | None, typer.Option(help="Write the strict rankings as a TREC run.")] = None,
+    qrels: Annotated[Path | None, typer.Option(help="Write the gold premises as TREC qrels.")] = None,
+) -> None:
+    """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve."""
+    check_model(label, version)
+    retrieval = retrieval_of(
+        mode,
+        lexical_weight,
+        fusion,
+        prior=prior,
+        negative_feedback=negative_feedback,
+        rerank=rerank,
+        rerank_weight=rerank_weight,
+        conditioned=conditioned,
+    )
+    if conditioned and run is not None:
+        raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
+    dataset = Dataset.load(data)
+    queries = validation_of(dataset, split)
+    if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
+        raise InvalidArgument(
+            f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
+            f"{', '.join(dataset.splits)}); add that split, name a corpus that has explanations by --corpus, or leave "
+            "--prior out"
+        )
+    out = output_of(context)
+    with client(context) as connected:
+        own, generation = not corpus, ""
+        corpus = corpus or corpus_name(dataset)
+        with out.progress("candidates", "facts") as report:
+            if version is not None:
+                facts = dataset if own else None
+                generation = generation_for(connected, corpus, version, facts, lambda n, total: report(n, total, ""))
+            elif own:
+                ensure_corpus(connected, dataset, lambda encoded, total: report(encoded, total, ""))
+        if own and prior:
+            explain_training(connected, corpus, dataset)
+        measured = report_dict(
+            connected.trainer.evaluate(
+                corpus,
+                queries,
+                label=label,
+                version=version,
+                generation=generation,
+                retrieval=retrieval,
+                training=training_of(dataset, split),
+                trees=dataset.trees(split) if trees and not conditioned else (),
+                strict_only=protocol == "strict",
+                timeout_s=TIMEOUT_S,
+            )
+        )
+        if run is not None:
+            ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
+            with out.progress("run", "queries") as report:
+                texts = [text for text, _ in strict_gold(queries)]
+                write_run(run, ranker.rankings(texts, lambda n: report(n, len(texts), "")), f"aeenc-{mode or 'dense'}")
+        if qrels is not None:
+            write_qrels(qrels, judged(connected, corpus, measured["generation"], queries))
+    counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
+    encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
+    source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
+    out.result({"corpus": corpus, "split": split, **measured}, *report_tables(measured), source)
+
+
+def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
+    """Yields each query's gold premises except its own text; leaves out queries without any."""
+    for query, premises in queries:
+        if gold := tuple(text for text in premises if text != query):
+            yield query, gold
+
+
+def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]) -> list[Gold]:
+    """Lists each query's gold premises by their ids in a generation, as its rankings name them.
+
+    Raises FailedPrecondition for a gold premise that the generation lacks.
+    """
+    gold = list(strict_gold(queries))
+    ids = {premise.text: premise.id for premise in client.index.list_premises(corpus, generation=generation)}
+    if absent := next((text for _, premises in gold for text in premises if text not in ids), None):
+        raise FailedPrecondition(
+            f"gold premise {absent[:80]!r} is not in generation {generation} of corpus {corpus!r}; build the corpus "
+            "from facts that have it, or leave --corpus out"
+        )
+    return [(query, tuple(ids[text] for text in premises)) for query, premises in gold]
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """Ranks premises for a run file: by a way to retrieve, a version, and a generation of a corpus."""
+
+    client: Client
+    corpus: str
+    retrieval: Retrieval | None
+    version: str | None
+    generation: str
+
+    def rankings(
+        self, texts: list[str], on_progress: Callable[[int], None]
+    ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+        """Yields the ranking of each text, (premise id, score). `on_progress` gets the number of finished texts."""
+        for start in range(0, len(texts), PART):
+            part = texts[start : start + PART]
+            found = self.client.index.rankings(
+                self.corpus, part, retrieval=self.retrieval, version=self.version, generation=self.generation
+            )
+            for text, hits in zip(part, found.results, strict=True):
+                yield text, [(hit.id, hit.score) for hit in hits]
+            on_progress(start + len(part))
+
+
+# One value per query. Hit@k counts pairs, which are not independent, so the test is over shares of queries.
+_PER_QUERY: dict[str, Callable[[Ranks], float]] = {
+    "MAP": average_precision,
+    "NDCG": ndcg,
+    "NDCG@10": lambda ranks: ndcg(ranks, 10),
+    "NDCG@50": lambda ranks: ndcg(ranks, 50),
+    "Hit@10": lambda ranks: float(np.mean(ranks <= 10)),
+    "Hit@20": lambda ranks: float(np.mean(ranks <= 20)),
+    "Hit@50": lambda ranks: float(np.mean(ranks <= 50)),
+}
+
+
+def compare(
+    context: typer.Context,
+    first: Annotated[Path, typer.Argument(help="A TREC run, such as `aeenc evaluate --run` writes.")],
+    second: Annotated[Path, typer.Argument(help="Another system's run on the same queries.")],
+    qrels: Annotated[Path, typer.Option(help="TREC qrels of both.")],
+    rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
+) -> None:
+    """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
+    gold = read_qrels(qrels)
+    runs = [read_run(path) for path in (first, second)]
+    for path, run in zip((first, second), runs, strict=True):
+        if not set(run) & set(gold):
+            raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
+    ranks = [ranks_of(run, gold) for run in runs]
+    metrics = [metrics_of(own).to_dict() for own in ranks]
+    p_values = {
+        name: paired_randomisation_test(
+            *(np.array([value(one) for one in own]) for own in ranks), rounds=rounds, seed=seed
+        )
+        for name, value in _PER_QUERY.items()
+    }
+    rows = [
+        (
+            name,
+            *(f"{one[name]:.4f}" for one in metrics),
+            f"{metrics[1][name] - metrics[0][name]:+.4f}",
+            f"{p_values[name]:.4f}",
+        )
+        for name in METRICS
+    ]
+    result = {"queries": len(gold), "first": metrics[0], "second": metrics[1], "p": p_values}
+    shown = table(["metric", first.name, second.name, "change", "p"], rows, right=4)
+    output_of(context).result(result, shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")

@@ -1,0 +1,253 @@
+"""`aeenc train` and `jobs`; and `runs`, `follow`, `resume`, `cancel`, which take the id of a run or of a job."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aeenc import Client
+from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
+from aeenc.cli.output import Output, output_of, table
+from aeenc.cli.targets import client
+from aeenc.errors import NotFound
+from aeenc.trees import Dataset
+from aeenc.v1 import sampler_pb2, trainer_pb2
+
+TRAINING_SPLIT = "train"
+
+
+class Loss(StrEnum):
+    """A training objective, as people type it."""
+
+    FULL_CORPUS_SOFTMAX = "full-corpus-softmax"
+    TRIPLET_MARGIN = "triplet-margin"
+    PAIRWISE_CONTRASTIVE = "pairwise-contrastive"
+    SUPERVISED_CONTRASTIVE = "supervised-contrastive"
+    MULTIPLE_NEGATIVES_RANKING = "multiple-negatives-ranking"
+    GIST = "gist"
+    NLI_CLASSIFICATION = "nli-classification"
+    REGRESSION = "regression"
+
+
+class Batching(StrEnum):
+    """The unit of a step of the optimiser, as people type it."""
+
+    QUERIES = "queries"
+    ITEMS = "items"
+
+
+class Mode(StrEnum):
+    """The encoders to train, as people type it."""
+
+    SINGLE = "single"
+    SIAMESE = "siamese"
+    DUAL = "dual"
+    CROSS_ENCODER = "cross-encoder"
+
+
+def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Lists (text, gold premise texts) of each query of a split."""
+    return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
+    """Converts a job to plain values: id, state, checkpoint, and counts."""
+    progress = job.progress
+    values = {
+        "version": job.version,
+        "epochs": progress.epochs_done,
+        "steps": progress.steps_done,
+        "loss": progress.loss,
+        "validation_map": progress.best_validation_map,
+        "queries": progress.queries,
+        "positives": progress.positives,
+        "negatives": progress.negatives,
+        "dropped": progress.dropped,
+        "skipped": progress.skipped,
+        "outside": progress.outside,
+    }
+    return work_dict("job", job, trainer_pb2.JobState.Name(job.state), values)
+
+
+def describe(job: trainer_pb2.Job) -> str:
+    """Describes the progress of a job in a few words."""
+    progress = job.progress
+    words = [f"job {job.id}", progress.phase]
+    if progress.loss:
+        words.append(f"loss {progress.loss:.3f}")
+    if progress.validation_map:
+        words.append(f"MAP {progress.validation_map:.3f}")
+    return " ".join(words)
+
+
+def follow_job(client: Client, job: trainer_pb2.Job, out: Output) -> trainer_pb2.Job:
+    """Waits for the end of a job behind a progress bar."""
+    with out.progress(f"job {job.id}", "steps") as report:
+        ended: trainer_pb2.Job = client.trainer.wait(
+            job.id, on_progress=lambda now: report(now.progress.steps_done, now.progress.steps, describe(now))
+        )
+    return ended
+
+
+def show_job(job: trainer_pb2.Job, out: Output) -> None:
+    """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
+    result = job_dict(job)
+    out.result(result)
+    check_end("job", result)
+
+
+def train(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", help="Learn from this run's pairs; may be repeated.")
+    ] = None,
+    data_sets: Annotated[
+        list[str] | None,
+        typer.Option("--data-set", help="Learn from this data set of the trainer's settings; may be repeated."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Validate on gold queries of this directory.")] = None,
+    split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="Train the query encoder alone, one encoder for both sides, or two: the last two need another "
+            "loss than full-corpus-softmax and build a generation in a new space. Or a cross-encoder that re-ranks."
+        ),
+    ] = Mode.SINGLE,
+    loss: Annotated[
+        Loss | None,
+        typer.Option(show_default="full-corpus-softmax; regression with --mode cross-encoder", help="The objective."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    batching: Annotated[
+        Batching | None,
+        typer.Option(
+            show_default="queries; items with --mode siamese and dual",
+            help="A step takes so many queries with all they have, or single triplets and pairs.",
+        ),
+    ] = None,
+    items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
+    accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
+    initial_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
+    ] = 0.0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
+    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    refused_weight: Annotated[
+        float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")
+    ] = 0.0,
+    hard_negatives: Annotated[
+        int | None, typer.Option(min=0, help="Refused premises for each positive, of the ranking losses.")
+    ] = None,
+    guide_version: Annotated[
+        str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
+    ] = "",
+    guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
+    wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
+) -> None:
+    """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
+    validation = validation_of(Dataset.load(data), split) if data is not None else []
+    out = output_of(context)
+    with client(context) as connected:
+        job = connected.trainer.start_job(
+            validation=validation,
+            corpus=corpus,
+            run_ids=runs,
+            data_sets=data_sets,
+            base_version=base_version,
+            mode=trainer_pb2.Mode.Value(f"MODE_{mode.name}"),
+            loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}") if loss else None,
+            epochs=epochs,
+            batch_size=batch_size,
+            batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}") if batching else None,
+            items_per_epoch=items_per_epoch,
+            accumulation=accumulation,
+            initial_share=initial_share,
+            learning_rate=learning_rate,
+            temperature=temperature,
+            margin=margin,
+            regularization=regularization,
+            refused_weight=refused_weight,
+            hard_negatives=hard_negatives,
+            guide_version=guide_version,
+            guide_margin=guide_margin,
+            seed=seed,
+            split=TRAINING_SPLIT,
+        )
+        out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
+        show_job(follow_job(connected, job, out) if wait else job, out)
+
+
+RunOrJob = sampler_pb2.Run | trainer_pb2.Job
+Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
+
+
+def find(client: Client, work_id: str) -> RunOrJob:
+    """Finds the run or the job of this id. Raises NotFound when it is neither."""
+    found: RunOrJob
+    for get in (client.sampler.run, client.trainer.job):
+        try:
+            found = get(work_id)
+        except NotFound:
+            continue
+        return found
+    raise NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
+
+
+def _follow(client: Client, work: RunOrJob, out: Output) -> None:
+    if isinstance(work, sampler_pb2.Run):
+        show_run(follow_run(client, work, out), out)
+    else:
+        show_job(follow_job(client, work, out), out)
+
+
+def follow(context: typer.Context, work_id: Id) -> None:
+    """Follows a run or a job to its end."""
+    with client(context) as connected:
+        _follow(connected, find(connected, work_id), output_of(context))
+
+
+def resume(context: typer.Context, work_id: Id) -> None:
+    """Continues a run or a job that failed or was cancelled, and follows it. What is done is not done again."""
+    with client(context) as connected:
+        work = find(connected, work_id)
+        service = connected.sampler if isinstance(work, sampler_pb2.Run) else connected.trainer
+        _follow(connected, service.resume(work_id), output_of(context))
+
+
+def cancel(context: typer.Context, work_id: Id) -> None:
+    """Stops a run or a job. What it has recorded stays."""
+    with client(context) as connected:
+        work = find(connected, work_id)
+        is_run = isinstance(work, sampler_pb2.Run)
+        stopped = (connected.sampler if is_run else connected.trainer).cancel(work_id)
+    output_of(context).result(run_dict(stopped) if is_run else job_dict(stopped))
+
+
+def runs(context: typer.Context) -> None:
+    """Lists sampling runs, newest first."""
+    with client(context) as connected:
+        found = [run_dict(run) for run in connected.sampler.runs()]
+    _list(context, "runs", found, "run", "trees_done", "positives")
+
+
+def jobs(context: typer.Context) -> None:
+    """Lists training jobs, newest first."""
+    with client(context) as connected:
+        found = [job_dict(job) for job in connected.trainer.jobs()]
+    _list(context, "jobs", found, "job", "epochs", "version")
+
+
+def _list(context: typer.Context, name: str, found: list[dict[str, Any]], *columns: str) -> None:
+    shown = [columns[0], "state", *columns[1:], "error"]
+    rows = [[values[column] for column in shown] for values in found]
+    output_of(context).result({name: found}, table([column.replace("_", " ") for column in shown], rows))

@@ -1,0 +1,132 @@
+"""`aeenc loop`: rounds of sampling, training and publishing, with a table of the quality after each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, Loss, validation_of
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
+from aeenc.cli.output import output_of, table
+from aeenc.cli.targets import client, home
+from aeenc.errors import InvalidArgument
+from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
+from aeenc.trees import Dataset
+from aeenc.v1 import sampler_pb2
+
+SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
+DEFAULT_LOSS = Loss("full-corpus-softmax")
+
+
+def job_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Drops the fields of JobConfig that were not given."""
+    return {name: value for name, value in values.items() if value not in {None, 0, "", ()}}
+
+
+def rounds_table(rounds: list[Round]) -> Table:
+    """Makes a table of the quality on the validation queries, round by round: protocol strict, and the MAP of paper."""
+    rows = []
+    for one in rounds:
+        if not one.report:  # started before somebody asked for fewer rounds
+            continue
+        figures = [one.report["strict"][name] for name in SHOWN] + [one.report["paper"]["MAP"]]
+        pairs = f"{one.positives:,}+{one.negatives:,}" if one.number else ""
+        rows.append([one.number, one.version, pairs, *(f"{figure:.3f}" for figure in figures)])
+    return table(["", "version", "pairs", *SHOWN, "paper"], rows, right=len(SHOWN) + 2)
+
+
+def loop(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from and to train against.")],
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout: hypotheses and gold queries.")],
+    rounds: Annotated[int, typer.Option(min=1, help="How many; a loop that has ended may go on with more.")] = 4,
+    journal: Annotated[
+        Path | None, typer.Option(show_default=".aeenc/loops/CORPUS.json", help="Where it keeps what it has done.")
+    ] = None,
+    oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
+    split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
+    collect: Annotated[str, typer.Option(help="`both`, or `positives-only`.")] = "both",
+    restart: Annotated[
+        bool, typer.Option(help="Train from the pre-trained encoder, not from the last round's.")
+    ] = True,
+    patience: Annotated[
+        int, typer.Option(min=0, help="End after so many rounds without a gain; 0: never. May change as --rounds may.")
+    ] = 1,
+    label: Annotated[
+        str, typer.Option(help="The label that samples; it is moved to what a round has gained.")
+    ] = STABLE,
+    loss: Annotated[Loss, typer.Option(help="The objective.")] = DEFAULT_LOSS,
+    data_sets: Annotated[
+        list[str] | None, typer.Option("--data-set", help="Learn from this data set of the trainer's, too.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=0, help="0: the service's default.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the softmax; 0: the service's default.")] = 0.0,
+    margin: Annotated[float | None, typer.Option(help="Of losses with one.")] = None,
+    regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
+    batching: Annotated[str, typer.Option(help="`queries` or `items` a step; empty: the service's default.")] = "",
+    items_per_epoch: Annotated[int, typer.Option(min=0, help="Of batching by items; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+) -> None:
+    """Samples, trains, measures and publishes in rounds. Interrupted anywhere, the same command goes on where it was.
+
+    A round's encoder is published when it is better than those before, or when a further round samples with it. A run
+    or job that was cancelled meanwhile ends the command; given again, it resumes it.
+    """
+    if collect not in {"both", "positives-only"}:
+        raise InvalidArgument(f"--collect {collect!r}: give `both` or `positives-only`")
+    if batching not in {"", "queries", "items"}:
+        raise InvalidArgument(f"--batching {batching!r}: give `queries` or `items`")
+    dataset = Dataset.load(data)
+    fields = {
+        "loss": f"LOSS_{loss.value.upper().replace('-', '_')}",
+        "data_sets": tuple(data_sets or ()),
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "temperature": temperature,
+        "batching": f"BATCHING_{batching.upper()}" if batching else "",
+        "items_per_epoch": items_per_epoch,
+        "seed": seed,
+        "split": TRAINING_SPLIT,
+    }
+    job = job_fields(fields) | {
+        name: value for name, value in (("margin", margin), ("regularization", regularization)) if value is not None
+    }
+    plan = LoopPlan(
+        corpus=corpus,
+        hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
+        validation=validation_of(dataset, split),
+        oracle=oracle,
+        rounds=rounds,
+        restart=restart,
+        patience=patience,
+        label=label,
+        run={
+            "k": k,
+            "split": TRAINING_SPLIT,
+            "collect": sampler_pb2.Collect.Value(f"COLLECT_{collect.upper().replace('-', '_')}"),
+        },
+        job=job,
+    )
+    out = output_of(context)
+    kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
+    with client(context) as connected:
+        looping = Loop(connected, plan, kept, report_dict, out.note)
+        done = looping.go()
+    best = looping.best
+    result = {
+        "corpus": corpus,
+        "ended": kept.ended,
+        "best_round": best.number,
+        "version": best.version,
+        "rounds": [vars(one) for one in done],
+        "journal": str(kept.path),
+    }
+    out.result(result, rounds_table(done), f"{kept.ended}; {label} names round {best.number}, {best.version}")

@@ -1,0 +1,128 @@
+"""`aeenc sample`: a sampling run over the hypotheses of a split, followed to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aeenc import Client
+from aeenc.calls.encoding import selector
+from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
+from aeenc.cli.targets import client
+from aeenc.errors import InvalidArgument
+from aeenc.trees import Dataset
+from aeenc.v1 import sampler_pb2, trainer_pb2
+
+
+def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
+    """Lists (id, text) of each distinct hypothesis, with ids made unique for a run.
+
+    Trees that share an id but not the hypothesis all stay: the second id gets `-2`, and so on.
+    """
+    named: dict[str, str] = {}
+    for tree_id, text in dataset.hypotheses(split):
+        name, number = tree_id, 1
+        while name in named:
+            number += 1
+            name = f"{tree_id}-{number}"
+        named[name] = text
+    return list(named.items())
+
+
+def work_dict(kind: str, work: sampler_pb2.Run | trainer_pb2.Job, state: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Puts `values` of a run or a job between its id, state and error and the seconds that it took."""
+    state = state.removeprefix(f"{kind.upper()}_STATE_")
+    seconds = lasted_s(work.created_at, work.ended_at)
+    return {kind: work.id, "state": state, "error": work.error, **values, "seconds": seconds}
+
+
+def check_end(kind: str, result: dict[str, Any]) -> None:
+    """Raises EndedBadly for a run or job that has failed or was cancelled."""
+    if result["state"] in {"FAILED", "CANCELLED"}:
+        reason = result["error"] or "no reason given"
+        raise EndedBadly(f"{kind} {result[kind]} has {result['state'].lower()}: {reason}")
+
+
+def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
+    """Converts a run to plain values: id, state, model and generation, and counts."""
+    progress = run.progress
+    values = {
+        "model_version": run.model_version,
+        "generation": run.generation,
+        "trees": progress.trees,
+        "trees_done": progress.trees_done,
+        "nodes_judged": progress.nodes_judged,
+        "nodes_failed": progress.nodes_failed,
+        "filtered": progress.filtered,
+        "judgements": progress.judgements,
+        "positives": progress.positives,
+        "negatives": progress.negatives,
+        "skipped": progress.skipped,
+    }
+    return work_dict("run", run, sampler_pb2.RunState.Name(run.state), values)
+
+
+def follow_run(client: Client, run: sampler_pb2.Run, out: Output) -> sampler_pb2.Run:
+    """Waits for the end of a run behind a progress bar."""
+    with out.progress(f"run {run.id}", "trees") as report:
+        ended: sampler_pb2.Run = client.sampler.wait(
+            run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
+        )
+    return ended
+
+
+def show_run(run: sampler_pb2.Run, out: Output) -> None:
+    """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
+    result = run_dict(run)
+    out.result(result)
+    if result["judgements"] and result["skipped"] == result["judgements"]:
+        out.note(f"oracle {run.config.oracle!r} has decided nothing; does it know the queries of {run.config.split!r}?")
+    check_end("run", result)
+
+
+def sample(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from.")],
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
+    split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
+    max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
+    max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
+    max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Keep negatives that score this share below the best positive only."),
+    ] = None,
+    rewordings: Annotated[
+        bool, typer.Option(help="Keep as negatives what says the same as the query or a positive.")
+    ] = True,
+    conditioned: Annotated[
+        bool, typer.Option("--conditioned", help="Ask again with what was accepted, until nothing new is.")
+    ] = False,
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
+) -> None:
+    """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
+    hypotheses = hypotheses_of(Dataset.load(data), split)
+    if not hypotheses:
+        raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
+    out = output_of(context)
+    with client(context) as connected:
+        run = connected.sampler.start_run(
+            hypotheses,
+            corpus=corpus,
+            oracle=oracle,
+            k=k,
+            max_depth=max_depth,
+            max_judgements=max_judgements,
+            max_negatives_per_query=max_negatives,
+            negative_filter=sampler_pb2.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
+            conditioned=conditioned,
+            split=split,
+            model=selector(label, None),
+        )
+        out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
+        show_run(follow_run(connected, run, out) if wait else run, out)

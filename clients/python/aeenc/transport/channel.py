@@ -1,0 +1,266 @@
+"""One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
+
+gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `SpreadChannel` deals calls to those of a
+static list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from aeenc import errors
+from aeenc.transport import status
+from aeenc.transport.addresses import Address, resolve, split
+
+T = TypeVar("T")
+
+MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
+MAX_BACKOFF_S = 2.0
+_RETRYABLE = (errors.Unavailable, errors.Overloaded)
+_FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
+_ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+
+
+class Channel:
+    """A connection to the service at `target`: `host:port`, `unix:path`, `dns:///name:port` or `host:port,host:port`.
+
+    Calls go round robin over the servers of a DNS name or of a list.
+    `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
+    certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
+    a call. Without `retry` every failure is raised at once.
+    Raises InvalidArgument for half a key pair or an empty address.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        timeout_s: float = 60.0,
+        retry: bool = True,
+        tls_name: str = "",
+    ) -> None:
+        if (cert is None) != (key is None):
+            raise errors.InvalidArgument("cert and key belong together; give both or neither")
+        self.target = target
+        self.timeout_s = timeout_s
+        self._retry = retry
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._tls_name = tls_name
+        self._options: dict[str, Any] = {
+            "token": token,
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+            "timeout_s": timeout_s,
+            "retry": retry,
+        }
+        options: list[tuple[str, str | int]] = [
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.service_config", _ROUND_ROBIN),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
+        if tls_name:
+            options.append(("grpc.ssl_target_name_override", tls_name))
+        credentials: grpc.ChannelCredentials | None = None
+        if ca is not None:
+            credentials = grpc.ssl_channel_credentials(
+                Path(ca).read_bytes(),
+                Path(key).read_bytes() if key else None,
+                Path(cert).read_bytes() if cert else None,
+            )
+        channels = [
+            grpc.aio.secure_channel(part, credentials, options=options)
+            if credentials is not None
+            else grpc.aio.insecure_channel(part, options=options)
+            for part in split(target)
+        ]
+        self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
+
+    def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
+        """Makes the metadata of one call: the credential, and the request id, by default a new one."""
+        return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
+
+    async def unary(
+        self,
+        method: Callable[..., Awaitable[T]],
+        request: object,
+        *,
+        timeout_s: float | None = None,
+        retry: bool = True,
+        request_id: str = "",
+    ) -> T:
+        """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
+
+        Set `retry` to False for calls that must not run twice. Raises the class of `aeenc.errors` that the service
+        raised.
+        """
+        budget_s = timeout_s or self.timeout_s
+        deadline = time.monotonic() + budget_s
+        metadata = self.metadata(request_id)
+        for attempt in range(1_000_000):
+            left_s = deadline - time.monotonic()
+            try:
+                return await method(request, timeout=max(left_s, 0.001), metadata=metadata)
+            except grpc.aio.AioRpcError as rpc_error:
+                error = self._translate(rpc_error, budget_s)
+                pause_s = _pause_s(error, attempt)
+                if (
+                    not (retry and self._retry and isinstance(error, _RETRYABLE))
+                    or pause_s > deadline - time.monotonic()
+                ):
+                    raise error from None
+            await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    async def send_stream(
+        self, method: Callable[..., Any], requests: AsyncIterator[Any], *, timeout_s: float | None = None
+    ) -> Any:
+        """Calls a client-streaming method; `requests` is consumed once, so it is not retried."""
+        budget_s = timeout_s or self.timeout_s
+        try:
+            return await method(requests, timeout=budget_s, metadata=self.metadata())
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, budget_s) from None
+
+    async def stream(
+        self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None
+    ) -> AsyncIterator[Any]:
+        """Calls a method that answers a stream; `request` is a message, or an async iterator of messages.
+
+        No default deadline: a watch may last as long as what it watches.
+        """
+        call = method(request, timeout=timeout_s, metadata=self.metadata())
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, timeout_s) from None
+        finally:
+            call.cancel()
+
+    async def pages(self, method: Callable[..., Awaitable[Any]], request: Any, field: str) -> AsyncIterator[Any]:
+        """Yields the items of a list, page after page; `field` of an answer holds them."""
+        while True:
+            page = await self.unary(method, request)
+            for item in getattr(page, field):
+                yield item
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    @asynccontextmanager
+    async def conversation(self, method: Callable[..., Any]) -> AsyncIterator[Any]:
+        """Opens a stream in both directions; write to the call and iterate over it in the body. No deadline.
+
+        The call is cancelled at the end, which does nothing to one that has ended.
+        """
+        call = method(metadata=self.metadata())
+        try:
+            yield call
+        except grpc.aio.AioRpcError as rpc_error:
+            raise self._translate(rpc_error, None) from None
+        finally:
+            call.cancel()
+
+    async def addresses(self) -> list[Address]:
+        """Looks up the servers behind the target now. Raises Unavailable when its name cannot be resolved."""
+        return await resolve(self.target)
+
+    def to(self, address: Address) -> Channel:
+        """Makes a connection to one server, with the credentials of this one."""
+        return Channel(address.target, tls_name=address.name or self._tls_name, **self._options)
+
+    async def close(self) -> None:
+        """Closes the connection; calls in flight are cancelled."""
+        await self.grpc.close()
+
+    def _translate(self, rpc_error: grpc.aio.AioRpcError, budget_s: float | None) -> errors.AeencError:
+        error = status.from_rpc_error(rpc_error)
+        if _is_ours(rpc_error):
+            return error
+        if isinstance(error, errors.Unavailable):
+            reason = "connection refused" if "refused" in error.message else error.message
+            return errors.Unavailable(f"no service answers at {self.target} ({reason}); is it running there?")
+        if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
+            return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
+        if isinstance(error, errors.Cancelled):  # not by us: grpc's core drops calls not accepted in time
+            return errors.Unavailable(f"{self.target} has dropped the call, as a server with too many does; try later")
+        if rpc_error.code() is grpc.StatusCode.INTERNAL and error.message == _FAILED_WRITE:
+            return errors.Unavailable(f"{self.target} ended the call while a message was being sent to it; try again")
+        if isinstance(error, errors.DeadlineExceeded) and budget_s:
+            return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
+        return error
+
+
+class SpreadChannel:
+    """Deals the calls of stubs to several gRPC channels in turn; passes over a server that cannot be reached.
+
+    gRPC itself takes a list of IP addresses only and checks one name in all their certificates. Here each server has a
+    channel of its own, so that names work and each certificate is checked against its own name.
+    """
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel]) -> None:
+        self._channels = list(channels)
+        self._turn = 0
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """Makes a callable as grpc.aio.Channel does; so do the other three."""
+        return self._dealt([channel.unary_unary(*arguments, **options) for channel in self._channels])
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """One request, many responses."""
+        return self._dealt([channel.unary_stream(*arguments, **options) for channel in self._channels])
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """Many requests, one response."""
+        return self._dealt([channel.stream_unary(*arguments, **options) for channel in self._channels])
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        """Many requests, many responses; the stream stays with one server."""
+        return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes all channels."""
+        await asyncio.gather(*(channel.close(grace) for channel in self._channels))
+
+    def _dealt(self, methods: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            return methods[self._next()](*arguments, **options)
+
+        return call
+
+    def _next(self) -> int:
+        """Chooses the next connected server; without any, the next that has not just failed; else the next."""
+        count = len(self._channels)
+        turns = [(self._turn + step) % count for step in range(count)]
+        states = [channel.get_state(try_to_connect=True) for channel in self._channels]
+        ready = [n for n in turns if states[n] is grpc.ChannelConnectivity.READY]
+        hopeful = [n for n in turns if states[n] is not grpc.ChannelConnectivity.TRANSIENT_FAILURE]
+        chosen = (ready or hopeful or turns)[0]
+        self._turn = chosen + 1
+        return chosen
+
+
+def _is_ours(rpc_error: grpc.aio.AioRpcError) -> bool:
+    return any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
+
+
+def _pause_s(error: errors.AeencError, attempt: int) -> float:
+    backoff_s: float = min(0.05 * 2.0 ** min(attempt, 10), MAX_BACKOFF_S)
+    if error.retry_after_s is not None:
+        backoff_s = max(error.retry_after_s, 0.01)
+    return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads callers out, protects nothing

@@ -1,0 +1,98 @@
+"""Errors on the wire: `aeenc.errors` classes to gRPC statuses with `google.rpc` details, and back.
+
+Both directions live here, so that a service and its caller cannot disagree. Status message and details together stay
+under 4 KiB, because HTTP/2 stacks drop larger trailers: the message is cut, and only the first violations travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from aeenc import errors
+
+DETAILS_KEY = "grpc-status-details-bin"
+DOMAIN = "aeenc"
+MAX_VIOLATIONS = 16
+MAX_MESSAGE_CHARS = 1000
+MAX_VIOLATION_CHARS = 120
+
+
+def _all_subclasses(cls: type[errors.AeencError]) -> list[type[errors.AeencError]]:
+    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _all_subclasses(child))]
+
+
+_CLASSES = _all_subclasses(errors.AeencError)
+_BY_REASON = {cls.default_reason: cls for cls in _CLASSES}
+_BY_CODE = {cls.code: cls for cls in reversed(_CLASSES)}  # the first declared class of a code wins
+
+
+def code_of(error: errors.AeencError) -> grpc.StatusCode:
+    """Returns the gRPC status code of an error."""
+    return grpc.StatusCode[error.code]
+
+
+def message_of(error: errors.AeencError) -> str:
+    """Returns the error's message, cut to fit into a trailer."""
+    if len(error.message) <= MAX_MESSAGE_CHARS:
+        return error.message
+    return error.message[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def details_of(error: errors.AeencError) -> bytes:
+    """Serialises the `google.rpc.Status` for the trailer `grpc-status-details-bin`."""
+    status = status_pb2.Status(code=code_of(error).value[0], message=message_of(error))
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    if len(error.violations) > MAX_VIOLATIONS:
+        info.metadata["violations"] = str(len(error.violations))
+    _pack(status, info)
+    if error.violations:
+        bad = error_details_pb2.BadRequest()
+        for violation in error.violations[:MAX_VIOLATIONS]:
+            bad.field_violations.add(
+                field=violation.field[:MAX_VIOLATION_CHARS], description=violation.description[:MAX_VIOLATION_CHARS]
+            )
+        _pack(status, bad)
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+    return bytes(status.SerializeToString())
+
+
+def _pack(status: status_pb2.Status, detail: object) -> None:
+    packed = any_pb2.Any()
+    packed.Pack(detail)  # type: ignore[arg-type]
+    status.details.append(packed)
+
+
+def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
+    """Rebuilds the error that a service raised: same class, message, reason, violations and delay."""
+    code, message = rpc_error.code(), rpc_error.details() or ""
+    status = status_pb2.Status()
+    for key, value in rpc_error.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            with contextlib.suppress(DecodeError):  # a foreign server may send anything
+                status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    retry_after_s: float | None = None
+    for detail in status.details:
+        with contextlib.suppress(DecodeError):
+            if detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+            else:
+                _ = detail.Unpack(info) or detail.Unpack(bad)
+    cls = _BY_REASON.get(info.reason, errors.AeencError)
+    if cls.code != code.name:  # our own reason under a common code, or a foreign server
+        cls = _BY_CODE.get(code.name, errors.AeencError)
+    return cls(
+        message,
+        reason=info.reason or None,
+        violations=[errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
+        retry_after_s=retry_after_s,
+        metadata=dict(info.metadata),
+    )

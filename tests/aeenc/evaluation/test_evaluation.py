@@ -1,0 +1,129 @@
+"""Metrics and TREC files against ir-measures, which runs trec_eval's code; and the comparison of two runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ir_measures
+import numpy as np
+import pytest
+from ir_measures import AP, nDCG
+from typer.testing import CliRunner
+
+from aeenc.cli.main import app
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation import UNRANKED, metrics_of, query_id, ranks_of, read_qrels, read_run, write_qrels, write_run
+
+PREMISES = 200
+MEASURES = {"MAP": AP, "NDCG": nDCG, "NDCG@10": nDCG @ 10, "NDCG@50": nDCG @ 50}
+
+
+def world(seed: int, *, depth: int = PREMISES, levels: int = 0):
+    """Rankings and gold premises of 40 queries; with `levels`, scores tie."""
+    generator = np.random.default_rng(seed)
+    rankings, gold = [], []
+    for n in range(40):
+        scores = generator.normal(size=PREMISES).astype(np.float32)
+        if levels:
+            scores = np.round(scores * levels) / levels
+        order = np.lexsort((np.arange(PREMISES), -scores))[:depth]
+        rankings.append((f"query {n}", [(f"p {place}", float(scores[place])) for place in order]))
+        gold.append((f"query {n}", [f"p {place}" for place in generator.permutation(PREMISES)[: 1 + n % 5]]))
+    return rankings, gold
+
+
+def written(folder: Path, rankings, gold) -> tuple[Path, Path]:
+    run, qrels = folder / "run", folder / "qrels"
+    write_run(run, rankings, "test")
+    write_qrels(qrels, gold)
+    return run, qrels
+
+
+@pytest.mark.parametrize("depth", [PREMISES, 30], ids=["all", "cut"])
+@pytest.mark.parametrize("levels", [0, 2], ids=["distinct", "ties"])
+def test_metrics_are_those_of_trec_eval(tmp_path: Path, depth: int, levels: int):
+    rankings, gold = world(1, depth=depth, levels=levels)
+    run, qrels = written(tmp_path, rankings, gold)
+    theirs = ir_measures.calc_aggregate(
+        MEASURES.values(), ir_measures.read_trec_qrels(str(qrels)), ir_measures.read_trec_run(str(run))
+    )
+    places = [{name: rank for rank, (name, _) in enumerate(hits, start=1)} for _, hits in rankings]
+    ranks = [
+        np.array([own.get(name, UNRANKED) for name in names]) for own, (_, names) in zip(places, gold, strict=True)
+    ]
+    ours = metrics_of(ranks).to_dict()
+    assert {name: ours[name] for name in MEASURES} == pytest.approx(
+        {name: theirs[measure] for name, measure in MEASURES.items()}, abs=1e-6
+    )
+    pairs = [(own, name) for own, (_, names) in zip(places, gold, strict=True) for name in names]
+    for k in (10, 20, 50):
+        assert ours[f"Hit@{k}"] == pytest.approx(np.mean([own.get(name, UNRANKED) <= k for own, name in pairs]))
+
+
+def test_files_that_were_written_are_read_as_the_same_ranking(tmp_path: Path):
+    rankings, gold = world(2, levels=1)
+    run, qrels = written(tmp_path, rankings, gold)
+    read = read_run(run)
+    for text, hits in rankings:
+        assert list(read[query_id(text)]) == [name.replace(" ", "%20") for name, _ in hits]
+    relevant = read_qrels(qrels)
+    assert list(relevant.values()) == [[name.replace(" ", "%20") for name in names] for _, names in gold]
+    del read[query_id("query 3")]
+    assert (ranks_of(read, relevant)[3] == UNRANKED).all()
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "said"),
+    [
+        (read_run, "q Q0 d 1 0.5", ":2: 5 columns"),
+        (read_run, "q Q0 d one 0.5 tag", ":2: rank and score"),
+        (read_qrels, "q 0 d yes", ":2: the relevance"),
+        (read_qrels, "q 0 d", ":2: 3 columns"),
+    ],
+)
+def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, read, line: str, said: str):
+    file = tmp_path / "file"
+    file.write_text(("q Q0 d 1 0.5 tag\n" if read is read_run else "q 0 d 1\n") + line + "\n")
+    with pytest.raises(InvalidArgument, match=said):
+        read(file)
+
+
+def test_qrels_without_a_relevant_document_are_refused(tmp_path: Path):
+    (tmp_path / "qrels").write_text("q 0 d 0\n")
+    with pytest.raises(InvalidArgument, match="no relevant"):
+        read_qrels(tmp_path / "qrels")
+
+
+def better(rankings, gold):
+    """The same rankings with each query's first gold premise at the top."""
+    for (text, hits), (_, names) in zip(rankings, gold, strict=True):
+        score = dict(hits)[names[0]]
+        yield text, [(names[0], hits[0][1] + 1.0), *(hit for hit in hits if hit != (names[0], score))]
+
+
+def test_two_runs_are_compared_by_a_paired_test(tmp_path: Path):
+    rankings, gold = world(3)
+    first, qrels = written(tmp_path, rankings, gold)
+    second = tmp_path / "better.run"
+    write_run(second, better(rankings, gold), "better")
+    words = ["--json", "compare", str(first), str(second), "--qrels", str(qrels), "--rounds", "1000"]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert found["queries"] == 40
+    assert found["second"]["MAP"] > found["first"]["MAP"] + 0.2
+    assert found["p"]["MAP"] < 0.01
+    same = json.loads(CliRunner().invoke(app, [*words[:3], str(first), *words[4:]]).stdout)
+    assert same["first"] == same["second"]
+    assert set(same["p"].values()) == {1.0}
+    shown = CliRunner().invoke(app, words[1:]).stdout
+    assert "better.run" in shown
+
+
+def test_runs_of_other_queries_than_the_qrels_are_refused(tmp_path: Path):
+    rankings, gold = world(4)
+    run, qrels = written(tmp_path, rankings, gold)
+    other = tmp_path / "other.run"
+    write_run(other, [("another query", [("p", 1.0)])], "other")
+    ended = CliRunner().invoke(app, ["compare", str(run), str(other), "--qrels", str(qrels)])
+    assert ended.exit_code == 2
+    assert "answers no query" in ended.stderr

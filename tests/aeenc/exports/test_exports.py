@@ -1,0 +1,230 @@
+"""Pairs, triplets and BEIR's layout as files: what stands in them, and what is said of a file that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aeenc.errors import AlreadyExists, InvalidArgument
+from aeenc.exports import (
+    gold_judgements,
+    judgements_of,
+    last_words,
+    read_pairs,
+    write_beir,
+    write_pairs,
+    write_pairs_as_beir,
+    write_triplets,
+)
+from aeenc.exports.pairs import pair_of, record_of
+from aeenc.trees import Dataset
+from aeenc.v1 import types_pb2
+
+SAMPLE = Path(__file__).parents[3] / "data" / "sample"
+POSITIVE, NEGATIVE, SKIPPED = (
+    types_pb2.PAIR_SIGN_POSITIVE,
+    types_pb2.PAIR_SIGN_NEGATIVE,
+    types_pb2.PAIR_SIGN_SKIPPED,
+)
+
+words = st.text(st.characters(codec="utf-8"), max_size=20)
+said = words.filter(str.strip)
+provenances = st.builds(
+    types_pb2.Provenance,
+    run_id=words,
+    node_id=words,
+    rank=st.integers(0, 2**32 - 1),
+    score=st.floats(-1, 1, width=32).map(abs),
+    model_version=words,
+    generation=words,
+    oracle=words,
+    annotator=words,
+    judged_at=st.none() | st.builds(Timestamp, seconds=st.integers(0, 2**32), nanos=st.integers(0, 10**9 - 1)),
+    grade=st.floats(width=32, allow_nan=False, allow_infinity=False).map(lambda grade: grade + 0.0),  # no -0.0
+    note=words,
+    amended=st.booleans(),
+)
+pairs = st.builds(
+    types_pb2.Pair,
+    query=said,
+    premise_id=words,
+    premise=said,
+    sign=st.sampled_from([POSITIVE, NEGATIVE, SKIPPED]),
+    reason=words,
+    provenance=provenances.map(lambda origin: origin if origin.ByteSize() else None),
+)
+
+
+def pair(query: str, premise: str, sign: types_pb2.PairSign, *, premise_id: str | None = None) -> types_pb2.Pair:
+    name = f"id-{premise}" if premise_id is None else premise_id
+    return types_pb2.Pair(query=query, premise_id=name, premise=premise, sign=sign)
+
+
+@given(pairs)
+def test_a_pair_is_the_same_after_a_line_of_json(one: types_pb2.Pair):
+    assert pair_of(json.loads(json.dumps(record_of(one)))) == one
+
+
+def test_a_file_of_pairs_is_read_back_and_appears_whole(tmp_path: Path):
+    some = [pair("q1", f"p{n}", (POSITIVE, NEGATIVE, SKIPPED)[n % 3]) for n in range(10)]
+    target = tmp_path / "new" / "pairs.jsonl"
+    assert write_pairs(target, some) == 10
+    assert list(read_pairs(target)) == some
+    before = target.read_bytes()
+
+    def breaks_off():
+        yield some[0]
+        raise OSError("the connection is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        write_pairs(target, breaks_off())
+    assert target.read_bytes() == before
+    assert os.listdir(target.parent) == ["pairs.jsonl"]  # noqa: PTH208
+
+
+def test_a_grade_that_is_no_number_is_left_out():
+    odd = pair("q", "p", POSITIVE)
+    odd.provenance.grade = float("nan")
+    assert "grade" not in record_of(odd)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"query": "q", "premise": "p"}', "`sign` is None"),
+        ('{"query": "q", "premise": "p", "sign": "maybe"}', "'maybe'"),
+        ('{"query": " ", "premise": "p", "sign": "positive"}', "`query`"),
+        ('{"query": "q", "premise": 3, "sign": "positive"}', "`premise`"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "rank": 1.5}', "`rank` is 1.5"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "rank": -1}', "`rank` is -1"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "score": "high"}', "'high'"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "`grade`"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "`annotator` is 7"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
+        ('["q", "p"]', "must be a JSON object"),
+        ('{"query": ', "not JSON"),
+        ('{"query": "\xff"}', "not UTF-8"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str, told: str):
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(b'{"query": "q", "premise": "p", "sign": "positive"}\n\n' + line.encode("latin-1"))
+    with pytest.raises(InvalidArgument) as caught:
+        list(read_pairs(path))
+    assert caught.value.message.startswith(f"{path}:3: ")
+    assert told in caught.value.message
+
+
+JUDGED = [
+    pair("q1", "a", POSITIVE),
+    pair("q1", "b", POSITIVE),
+    pair("q1", "x", NEGATIVE),
+    pair("q1", "y", NEGATIVE),
+    pair("q1", "b", POSITIVE),  # said twice
+    pair("q1", "c", POSITIVE),
+    pair("q1", "c", NEGATIVE),  # a conflict
+    pair("q1", "z", SKIPPED),
+    pair("q2", "a", POSITIVE),
+    pair("q3", "x", NEGATIVE),
+]
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_triplets_are_positives_times_negatives_without_conflicts(tmp_path: Path):
+    written = write_triplets(tmp_path / "t.jsonl", JUDGED)
+    assert (written.triplets, written.queries, written.one_sided, written.conflicts) == (4, 1, 2, 1)
+    found = [(line["query"], line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")]
+    assert found == [("q1", "a", "x"), ("q1", "a", "y"), ("q1", "b", "x"), ("q1", "b", "y")]
+    assert lines(tmp_path / "t.jsonl")[0]["positive_id"] == "id-a"
+
+
+def said_in(run: str, premise: str, sign: types_pb2.PairSign, *, amended: bool = False) -> types_pb2.Pair:
+    one = pair("q", premise, sign)
+    one.provenance.run_id, one.provenance.amended = run, amended
+    return one
+
+
+def test_the_last_word_on_a_pair_counts_in_its_own_run(tmp_path: Path):
+    log = [
+        said_in("r1", "a", POSITIVE),
+        said_in("r1", "b", NEGATIVE),
+        said_in("r1", "c", POSITIVE),
+        said_in("r2", "b", NEGATIVE),
+        said_in("r1", "a", NEGATIVE, amended=True),
+        said_in("r1", "c", SKIPPED, amended=True),
+        said_in("r1", "b", NEGATIVE, amended=True),
+        said_in("r1", "b", POSITIVE, amended=True),
+    ]
+    assert list(last_words(log)) == [log[3], log[4], log[5], log[7]]
+    by_query, conflicts = judgements_of(log)
+    judged = by_query["q"]
+    assert (judged.positives, judged.negatives) == ({}, {"a": "id-a"})
+    assert conflicts == 1  # r2 still says no to b
+    written = write_triplets(tmp_path / "t.jsonl", [*log, said_in("r3", "d", POSITIVE)])
+    assert [(line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")] == [("d", "a")]
+    assert written.conflicts == 1
+
+
+def test_a_few_triplets_of_a_query_are_drawn_from_the_seed(tmp_path: Path):
+    many = [pair("q", f"p{n}", POSITIVE if n % 2 else NEGATIVE) for n in range(40)]
+    drawn = []
+    for seed in (1, 1, 2):
+        written = write_triplets(tmp_path / "t.jsonl", many, per_query=10, seed=seed)
+        drawn.append([(line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")])
+        assert written.triplets == len(set(drawn[-1])) == 10
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_beir_has_the_whole_corpus_and_only_what_was_judged(tmp_path: Path):
+    corpus = [("id-a", "a"), ("id-x", "x"), ("id-unjudged", "u")]
+    judged = [*JUDGED, pair("q1", "imported", POSITIVE, premise_id=""), pair("q1", "odd", NEGATIVE, premise_id="a\tb")]
+    written = write_pairs_as_beir(tmp_path / "beir", corpus, judged, split="train")
+    assert (written.queries, written.explains, written.refused, written.conflicts) == (3, 4, 4, 1)
+    texts = {line["_id"]: line["text"] for line in lines(tmp_path / "beir" / "corpus.jsonl")}
+    assert written.premises == len(texts)
+    assert {"id-a", "id-x", "id-unjudged", "id-b", "id-y"} <= texts.keys()
+    queries = {line["_id"]: line["text"] for line in lines(tmp_path / "beir" / "queries.jsonl")}
+    header, *rows = (tmp_path / "beir" / "qrels" / "train.tsv").read_text().splitlines()
+    assert header == "query-id\tcorpus-id\tscore"
+    found = {(queries[q], texts[c], int(score)) for q, c, score in (row.split("\t") for row in rows)}
+    assert found == {
+        ("q1", "a", 1),
+        ("q1", "b", 1),
+        ("q1", "imported", 1),
+        ("q1", "x", 0),
+        ("q1", "y", 0),
+        ("q1", "odd", 0),
+        ("q2", "a", 1),
+        ("q3", "x", 0),
+    }
+
+
+def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: Path):
+    dataset = Dataset.load(SAMPLE)
+    texts = ((one.id, one.text) for one in dataset.candidates())
+    written = write_beir(tmp_path / "beir", texts, gold_judgements(dataset, "dev"), split="dev")
+    queries = dataset.queries("dev")
+    assert written.premises == len(dataset.candidates())
+    assert (written.queries, written.refused) == (len(queries), 0)
+    assert written.explains == sum(len(query.gold) for query in queries)
+
+
+def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path):
+    (tmp_path / "beir").mkdir()
+    (tmp_path / "beir" / "mine").write_text("kept")
+    with pytest.raises(AlreadyExists, match="beir"):
+        write_pairs_as_beir(tmp_path / "beir", [], JUDGED, split="train")
+    assert [path.name for path in tmp_path.iterdir()] == ["beir"]
+    with pytest.raises(InvalidArgument, match="split"):
+        write_pairs_as_beir(tmp_path / "other", [], JUDGED, split="../train")

@@ -1,0 +1,184 @@
+"""Several servers behind one target: a static list or a DNS name; calls go round, the dead are passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import aeenc
+from aeenc import Channel, EncoderClient, errors
+from aeenc.transport.addresses import Address, resolve, split
+from aeenc.v1 import encoder_pb2_grpc
+from support.models.hashed_encoder import HashedEncoder, RunningEncoder, raises, until, vector_of
+
+TEXTS = [f"fact {n}" for n in range(200)]
+
+
+@pytest.fixture
+async def encoders() -> AsyncIterator[list[RunningEncoder]]:
+    """Two encoders on one port of two addresses, as the hosts behind a name are."""
+    first = RunningEncoder()
+    second = RunningEncoder(first.target.replace("127.0.0.1", "127.0.0.2"))
+    for encoder in (first, second):
+        encoder.servicer.pause_s = 0.005
+        await encoder.server.start()
+    yield [first, second]
+    for encoder in (first, second):
+        await encoder.stop()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Host names that resolve as the test says; there is no name server to ask here."""
+    known: dict[str, list[str]] = {}
+
+    def look_up(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("a:1", ["a:1"]),
+        ("a:1, b:2,a:1", ["a:1", "b:2"]),
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]),
+        ("ipv6:[::1]:1", ["ipv6:[::1]:1"]),
+        ("dns:///a:1", ["dns:///a:1"]),
+        ("unix:/run/a.sock", ["unix:/run/a.sock"]),
+    ],
+)
+def test_a_target_is_one_server_or_a_list(target: str, parts: list[str]) -> None:
+    assert split(target) == parts
+
+
+@pytest.mark.parametrize("target", ["", "a:1,", ",a:1", "a:1,,b:1", "ipv4:"])
+def test_an_empty_address_is_refused(target: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="empty address"):
+        Channel(target)
+
+
+async def test_a_dns_name_stands_for_all_its_addresses(names: dict[str, list[str]]) -> None:
+    names["encoders.test"] = ["10.0.0.1", "10.0.0.2"]
+    name = "encoders.test"
+    assert await resolve(f"dns:///{name}:50051") == [
+        Address("ipv4:10.0.0.1:50051", name),
+        Address("ipv4:10.0.0.2:50051", name),
+    ]
+    assert await resolve("encoders.test:50051,b:1") == [Address("encoders.test:50051"), Address("b:1")]
+    await raises(errors.Unavailable, resolve("dns:///unknown.test:1"), "'unknown.test' cannot be resolved")
+    await raises(errors.InvalidArgument, resolve("dns:///encoders.test"), "dns:///name:port")
+
+
+async def test_single_calls_go_round_the_list_and_pass_over_who_is_away(encoders: list[RunningEncoder]) -> None:
+    async with aeenc.connect_async(encoder=",".join(encoder.target for encoder in encoders), timeout_s=5) as client:
+        served = [encoder.servicer for encoder in encoders]
+        await client.encoder.encode(["warm"])
+        await asyncio.sleep(0.1)  # both are connected by now
+        for _ in range(20):
+            await client.encoder.encode(["ice"])
+        assert {len(one.requests) for one in served} <= {10, 11}
+        await encoders[0].stop()
+        before = len(served[1].requests)
+        for _ in range(20):
+            await client.encoder.encode(["ice"])
+        assert len(served[1].requests) == before + 20
+        again = RunningEncoder(encoders[0].target)
+        await again.server.start()
+
+        async def call() -> bool:
+            await client.encoder.encode(["ice"])
+            return bool(again.servicer.requests)
+
+        async with asyncio.timeout(5):
+            while not await call():
+                pass
+        await again.stop()
+
+
+async def test_bulk_work_is_spread_over_the_addresses_of_a_name(
+    encoders: list[RunningEncoder], names: dict[str, list[str]]
+) -> None:
+    names["encoders.test"] = ["127.0.0.1", "127.0.0.2"]
+    port = encoders[0].target.rpartition(":")[2]
+    client = EncoderClient(Channel(f"dns:///encoders.test:{port}", timeout_s=5))
+    batches = [batch.vectors async for batch in client.encode_all(TEXTS, role="premise", batch=8)]
+    assert np.array_equal(np.concatenate(batches), np.stack([vector_of(text) for text in TEXTS]))
+    assert min(len(encoder.servicer.batches) for encoder in encoders) > 5
+    await client.channel.close()
+
+
+async def test_a_name_that_moves_is_looked_up_again(
+    encoders: list[RunningEncoder], names: dict[str, list[str]]
+) -> None:
+    names["encoders.test"] = ["127.0.0.1"]
+    port = encoders[0].target.rpartition(":")[2]
+    client = EncoderClient(Channel(f"dns:///encoders.test:{port}", timeout_s=5))
+    stream = client.encode_all(TEXTS, role="premise", batch=8, patience_s=5)
+    first = [await anext(stream)]
+    names["encoders.test"] = ["127.0.0.2"]
+    await encoders[0].stop()
+    batches = first + [batch async for batch in stream]
+    assert sum(len(batch.vectors) for batch in batches) == len(TEXTS)
+    assert len(encoders[1].servicer.batches) > 5
+    await client.channel.close()
+
+
+async def test_a_name_that_nobody_knows_is_named(names: dict[str, list[str]]) -> None:
+    client = EncoderClient(Channel("dns:///nobody.test:1", timeout_s=5))
+    stream = client.encode_all(TEXTS, patience_s=0.3)
+    await raises(errors.Unavailable, anext(stream), "'nobody.test' cannot be resolved")
+    await client.channel.close()
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate of the hosts encoders.test and localhost, signed by itself."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext"
+    words = [*command.split(), "subjectAltName=DNS:encoders.test,DNS:localhost", "-keyout", key, "-out", cert]
+    subprocess.run(words, check=True, capture_output=True)
+    return key, cert
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+async def test_certificates_are_checked_against_the_name_of_each_server(
+    tmp_path: Path, names: dict[str, list[str]]
+) -> None:
+    names["encoders.test"] = ["127.0.0.1"]
+    key, cert = await asyncio.to_thread(certify, tmp_path)
+    server, servicer = grpc.aio.server(), HashedEncoder()
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+
+    async def bulk(target: str) -> int:
+        channel = Channel(target, ca=cert, token="t", timeout_s=1)
+        try:
+            stream = EncoderClient(channel).encode_all(TEXTS, role="premise", patience_s=1.0)
+            return sum([len(batch.vectors) async for batch in stream])
+        finally:
+            await channel.close()
+
+    assert await bulk(f"dns:///encoders.test:{port}") == len(TEXTS)
+    assert servicer.tokens == {"Bearer t"}
+    await raises(errors.Unavailable, bulk(f"127.0.0.1:{port}"), "127.0.0.1")
+    listed = Channel(f"localhost:{port},127.0.0.1:{port}", ca=cert, timeout_s=5)
+    for _ in range(3):
+        await EncoderClient(listed).encode(["ice"])
+    await listed.close()
+    await server.stop(0)
+    await until(lambda: servicer.open_streams == 0)

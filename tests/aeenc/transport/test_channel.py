@@ -1,0 +1,232 @@
+"""The connection under all clients: errors keep their class, calls in vain are repeated within their time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
+from aeenc.transport import status
+from aeenc.transport.status import _all_subclasses
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2_grpc
+
+Outcome = Callable[[int], errors.AeencError | None]
+
+
+class Failing(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexAdminServiceServicer):
+    """Answers each call as `outcome` says for its number, counted from 1."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.request_ids: list[str] = []
+
+    async def _answer(self, context: Any) -> None:
+        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
+        error = self.outcome(len(self.request_ids))
+        if error is not None:
+            trailer = ((status.DETAILS_KEY, status.details_of(error)),)
+            await context.abort(status.code_of(error), status.message_of(error), trailer)
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        await self._answer(context)
+        return encoder_pb2.EncodeResponse(embeddings=vectors.to_proto(np.ones((1, 2), np.float32)))
+
+    async def BuildGeneration(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        await self._answer(context)
+        for message in ():
+            yield message
+
+
+@asynccontextmanager
+async def served(
+    outcome: Outcome, kind: type[Failing] = Failing, **options: Any
+) -> AsyncIterator[tuple[Failing, Channel]]:
+    server, servicer = grpc.aio.server(), kind(outcome)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+    index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = Channel(f"127.0.0.1:{port}", **{"timeout_s": 5, **options})
+    yield servicer, channel
+    await channel.close()
+    await server.stop(0)
+
+
+def first(count: int, error: errors.AeencError) -> Outcome:
+    return lambda number: error if number <= count else None
+
+
+OURS = [cls for cls in _all_subclasses(errors.AeencError) if cls.__module__ == "aeenc.errors"]
+
+
+@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
+async def test_every_error_comes_through_as_its_class_with_all_it_carries(cls: type[errors.AeencError]) -> None:
+    sent = cls(
+        "q1 é … is wrong",
+        violations=[errors.FieldViolation("texts[3]", "is empty"), errors.FieldViolation("k", "is 0")],
+        metadata={"limit": "10"},
+    )
+    async with served(lambda _: sent, retry=False) as (_, channel):
+        with pytest.raises(cls) as caught:
+            await EncoderClient(channel).encode(["a"])
+    received = caught.value
+    assert type(received) is cls
+    assert (received.message, received.reason, received.violations) == (sent.message, sent.reason, sent.violations)
+    assert (received.metadata, received.retry_after_s) == ({"limit": "10"}, None)
+
+
+async def test_an_own_reason_is_kept_under_the_class_of_its_code() -> None:
+    sent = errors.FailedPrecondition("no", reason="MOON_PHASE")
+    async with served(lambda _: sent) as (_, channel):
+        with pytest.raises(errors.FailedPrecondition) as caught:
+            await EncoderClient(channel).encode(["a"])
+    assert type(caught.value) is errors.FailedPrecondition
+    assert caught.value.reason == "MOON_PHASE"
+
+
+async def test_a_method_that_the_server_does_not_know_is_unimplemented() -> None:
+    async with served(lambda _: None) as (_, channel):
+        with pytest.raises(errors.Unimplemented):
+            await IndexClient(channel).info()
+
+
+@pytest.mark.parametrize("cls", [errors.Unavailable, errors.Overloaded])
+async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_id(cls: type[errors.AeencError]) -> None:
+    async with served(first(3, cls("starting"))) as (servicer, channel):
+        await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 4
+    assert len(set(servicer.request_ids)) == 1
+
+
+async def test_a_call_that_the_server_drops_without_a_word_is_repeated() -> None:
+    class Dropping(Failing):
+        async def _answer(self, context: Any) -> None:
+            await super()._answer(context)
+            if len(self.request_ids) == 1:
+                await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as grpc's core does with too many calls
+
+    async with served(lambda _: None, Dropping) as (servicer, channel):
+        await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 2
+    async with served(lambda _: None, Dropping, retry=False) as (_, channel):
+        with pytest.raises(errors.Unavailable, match="has dropped the call"):
+            await EncoderClient(channel).encode(["a"])
+
+
+@pytest.mark.parametrize("cls", [errors.InvalidArgument, errors.Aborted, errors.DataLoss, errors.AeencError])
+async def test_a_call_that_would_fail_again_is_not_repeated(cls: type[errors.AeencError]) -> None:
+    async with served(first(1, cls("no"))) as (servicer, channel):
+        with pytest.raises(cls):
+            await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 1
+
+
+async def test_repeating_ends_within_the_timeout_with_the_last_error() -> None:
+    async with served(lambda _: errors.Unavailable("the service is not ready: no label")) as (servicer, channel):
+        started = time.monotonic()
+        with pytest.raises(errors.Unavailable, match="no label"):
+            await EncoderClient(channel).encode(["a"], timeout_s=0.5)
+        assert time.monotonic() - started < 0.6
+    assert 2 <= len(servicer.request_ids) <= 5
+
+
+async def test_the_servers_word_on_when_to_come_back_is_followed() -> None:
+    async with served(first(1, errors.Overloaded("full", retry_after_s=0.4))) as (_, channel):
+        started = time.monotonic()
+        await EncoderClient(channel).encode(["a"])
+        assert 0.3 < time.monotonic() - started < 1.5
+
+
+async def test_a_pause_longer_than_the_time_left_is_not_waited_for() -> None:
+    async with served(lambda _: errors.Overloaded("full", retry_after_s=30)) as (servicer, channel):
+        started = time.monotonic()
+        with pytest.raises(errors.Overloaded) as caught:
+            await EncoderClient(channel).encode(["a"])
+        assert time.monotonic() - started < 1
+    assert caught.value.retry_after_s == 30
+    assert len(servicer.request_ids) == 1
+
+
+async def test_without_retry_the_first_failure_is_raised() -> None:
+    async with served(first(1, errors.Unavailable("starting")), retry=False) as (servicer, channel):
+        with pytest.raises(errors.Unavailable, match="starting"):
+            await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 1
+
+
+async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
+    async with served(lambda _: errors.Unavailable("starting")) as (servicer, channel):
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
+        with pytest.raises(errors.Unavailable, match="starting"):
+            await channel.unary(stub.Encode, encoder_pb2.EncodeRequest(texts=["a"]), retry=False)
+        assert len(servicer.request_ids) == 1
+        with pytest.raises(errors.Unavailable, match="starting"):  # a build's premises are consumed once
+            await IndexClient(channel).build("science", [])
+    assert len(servicer.request_ids) == 2
+
+
+async def test_a_server_that_starts_late_is_waited_for_within_the_timeout() -> None:
+    async with served(lambda _: None) as (_, channel):
+        target = channel.target
+    late = Channel(target, timeout_s=5)
+    calling = asyncio.ensure_future(EncoderClient(late).encode(["a"]))
+    await asyncio.sleep(0.3)
+    assert not calling.done()
+    server, servicer = grpc.aio.server(), Failing(lambda _: None)
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+    server.add_insecure_port(target)
+    await server.start()
+    assert (await calling).vectors.shape == (1, 2)
+    await late.close()
+    await server.stop(0)
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    async with served(lambda _: None) as (_, channel):
+        target = channel.target
+    absent = Channel(target, timeout_s=0.2)
+    with pytest.raises(errors.Unavailable, match=f"no service answers at {target} .*is it running"):
+        await EncoderClient(absent).encode(["a"])
+    await absent.close()
+
+
+async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
+    class Slow(Failing):
+        async def _answer(self, context: Any) -> None:
+            await asyncio.sleep(5)
+
+    server = grpc.aio.server()
+    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Slow(lambda _: None), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = Channel(f"127.0.0.1:{port}")
+    with pytest.raises(errors.DeadlineExceeded, match=r"did not answer within 0.2 s; allow more time"):
+        await EncoderClient(channel).encode(["a"], timeout_s=0.2)
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_half_a_key_pair_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(errors.InvalidArgument, match="cert and key belong together"):
+        Channel("127.0.0.1:1", ca="ca.pem", cert="cert.pem")
+
+
+async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_internal_error() -> None:
+    # what grpcio says when a call ends while its stream is being written to: grpc/grpc#36066
+    lost = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+    )
+    channel = Channel("127.0.0.1:1")
+    error = channel._translate(lost, None)
+    assert type(error) is errors.Unavailable
+    assert "127.0.0.1:1 ended the call while a message was being sent" in error.message
+    own = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a bug")
+    assert type(channel._translate(own, None)) is errors.AeencError
+    await channel.close()

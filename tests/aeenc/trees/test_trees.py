@@ -1,0 +1,133 @@
+"""Tree files: what is read, what is written back, and what is said of a file that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aeenc.errors import InvalidTree, NotFound
+from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, tree_from_record, write_trees
+from support.real_data import ENTAILMENTBANK, need
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = ROOT / "data" / "sample"
+
+RECORD = {
+    "id": "t1",
+    "question": "q",
+    "answer": "a",
+    "hypothesis": "leo is made of stars",
+    "context": "sent1: leo is a constellation sent2: a constellation: it contains stars, many",
+    "proof": "sent1 & sent2 -> int1: leo: a thing; that contains stars; int1 -> hypothesis; ",
+    "meta": {"kept": [1, 2]},
+}
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(need(directory).glob("dataset/task_*/*.jsonl"))
+
+
+@pytest.mark.parametrize("directory", [SAMPLE, ENTAILMENTBANK], ids=["sample", "entailmentbank"])
+def test_every_tree_parses_and_writing_and_reading_it_is_the_identity(directory: Path, tmp_path: Path) -> None:
+    files = files_of(directory)
+    assert len(files) >= 4
+    for path in files:
+        trees = read_trees(path)
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert [record_from_tree(tree) for tree in trees] == records
+        write_trees(tmp_path / "copy.jsonl", trees)
+        assert read_trees(tmp_path / "copy.jsonl") == trees
+
+
+def test_a_tree_knows_its_children_leaves_and_depth() -> None:
+    tree = tree_from_record(RECORD)
+    assert tree.children == {"hypothesis": ("int1",), "int1": ("sent1", "sent2")}
+    assert tree.texts["int1"] == "leo: a thing; that contains stars"
+    assert tree.leaves == ("sent1", "sent2")
+    assert tree.depth == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"proof": "sent1 & sent9 -> hypothesis; "}, "'sent9'"),
+        ({"proof": "sent1 -> int1: x; "}, "root"),
+        ({"proof": "nonsense"}, "proof must read"),
+        ({"proof": "int2 -> int1: a; int1 -> int2: b; int1 & sent1 -> hypothesis; "}, "circular"),
+        ({"proof": "sent1 -> int1; int1 -> hypothesis; "}, "has no text"),
+        ({"context": "leo is a constellation"}, "context must read"),
+        ({"context": "sent1: a sent1: b"}, "'sent1' twice"),
+        ({"hypothesis": None}, "'hypothesis' must be a string"),
+    ],
+)
+def test_a_malformed_tree_is_named_by_file_and_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(RECORD) + "\n" + json.dumps({**RECORD, **change}) + "\n")
+    with pytest.raises(InvalidTree, match=message) as caught:
+        read_trees(path)
+    assert caught.value.message.startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe", b'"text"'])
+def test_a_line_that_is_no_json_object_is_named(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    path.write_bytes(b"\n" + line + b"\n")
+    with pytest.raises(InvalidTree, match=f"{path}:2: "):
+        read_trees(path)
+
+
+WORD = st.text(alphabet="abc:,.;() '", min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@given(st.lists(WORD, min_size=1, max_size=5), WORD, WORD)
+def test_any_texts_survive_the_notation(leaves: list[str], intermediate: str, hypothesis: str) -> None:
+    labels = tuple(f"sent{n}" for n in range(1, len(leaves) + 1))
+    tree = Tree(
+        id="x",
+        hypothesis=hypothesis,
+        sentences=dict(zip(labels, leaves, strict=True)),
+        steps=(Step(labels, "int1", intermediate), Step(("int1",), "hypothesis", hypothesis)),
+    )
+    again = tree_from_record(record_from_tree(tree))
+    assert (again.sentences, again.steps) == (tree.sentences, tree.steps)
+
+
+def test_gold_is_the_union_over_the_trees_of_the_split(tmp_path: Path) -> None:
+    trees = tmp_path / "dataset" / "task_1"
+    trees.mkdir(parents=True)
+    second = {**RECORD, "id": "t2", "context": "sent1: another fact", "proof": "sent1 -> hypothesis; "}
+    (trees / "train.jsonl").write_text(json.dumps(RECORD) + "\n" + json.dumps(second) + "\n")
+    (trees / "dev.jsonl").write_text(json.dumps({**second, "hypothesis": "leo is a constellation"}) + "\n")
+    facts = tmp_path / "supporting_data" / "worldtree_corpus_sentences_extended.json"
+    facts.parent.mkdir()
+    facts.write_text(json.dumps({"f1": "a fact", "f2": "another fact", "f3": "a fact"}))
+    dataset = Dataset.load(tmp_path)
+    gold = {query.text: query.gold for query in dataset.queries("train")}
+    assert gold[RECORD["hypothesis"]] == ("leo: a thing; that contains stars", "another fact")
+    assert dataset.hypotheses("train") == [("t1", RECORD["hypothesis"])]
+    by_text = {candidate.text: candidate for candidate in dataset.candidates()}
+    assert [c.text for c in dataset.candidates()][:2] == ["a fact", "another fact"]
+    assert (by_text["a fact"].id, by_text["a fact"].aliases, by_text["a fact"].splits) == ("f1", ("f3",), ("facts",))
+    assert by_text["another fact"].splits == ("facts", "train", "dev")
+    assert set(by_text["leo is a constellation"].splits) == {"train", "dev"}
+
+
+def test_a_missing_split_names_those_that_are_there() -> None:
+    with pytest.raises(NotFound, match="train, dev, test"):
+        Dataset.load(SAMPLE).trees("validation")
+
+
+def test_a_directory_in_another_layout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="task_1"):
+        Dataset.load(tmp_path)
+
+
+def test_a_drawing_shows_every_text_once_under_its_parent() -> None:
+    lines = draw(tree_from_record(RECORD), marked={"leo is a constellation"}).splitlines()
+    assert lines[0] == "leo is made of stars"
+    assert lines[1] == "└─ leo: a thing; that contains stars"
+    assert lines[2] == "   ├─ ✓ leo is a constellation"

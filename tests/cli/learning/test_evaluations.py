@@ -1,0 +1,185 @@
+"""`aeenc evaluate` in all modes: what the trainer is asked, what is told, and the files that others read."""
+
+import json
+import shutil
+from contextlib import asynccontextmanager
+
+import ir_measures
+import pytest
+from ir_measures import AP
+
+from aeenc import Channel, IndexClient
+from aeenc.cli.learning.loop import rounds_table
+from aeenc.cli.learning.reports import report_dict, report_tables
+from aeenc.evaluation import query_id, read_qrels, read_run
+from aeenc.loop import Round
+from aeenc.trees import Dataset
+from aeenc.v1 import index_pb2, types_pb2
+
+
+def report(**fields):
+    metrics = types_pb2.RetrievalMetrics(map=0.5, ndcg=0.6, hit_at_10=0.7, hit_at_50=0.9)
+    part = types_pb2.EvaluationPart(
+        kind=types_pb2.EVALUATION_PART_KIND_PREMISE_UNSEEN, strict=metrics, paper=metrics, queries=3, pairs=4
+    )
+    level = types_pb2.TreeMetrics(recall_at_25=0.25, recall_at_25_micro=0.5, all_correct_at_25=0.125, trees=8, leaves=9)
+    given = {"strict": metrics, "paper": metrics, "queries": 1, "model_version": "q0", "generation": "g1"}
+    return types_pb2.EvaluationReport(
+        **{**given, "parts": [part], "hypothesis_alone": level, "gold_tree": level, **fields}
+    )
+
+
+async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
+    assert ended.code == 0, ended.stderr
+    [asked] = fleet.trainer.asked
+    assert [query.text for query in asked.queries] == ["ice floats"]
+    assert {query.text for query in asked.training} == {
+        "the nail moves",
+        "the magnet pulls the nail",
+        "steel is magnetic",
+    }
+    assert [(tree.hypothesis, list(tree.leaves)) for tree in asked.trees] == [("ice floats", ["ice is light"])]
+    assert (asked.config.HasField("retrieval"), asked.config.strict_only) == (False, False)
+    assert ended.json["parts"]["premise unseen"]["strict"]["MAP"] == 0.5
+    assert ended.json["trees"]["gold_tree"]["AllCorrect@25"] == 0.125
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
+    for words in ("premise unseen", "hypothesis alone", "0.125"):
+        assert words in shown
+
+
+async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
+    fleet.trainer.report = report(paper=None)
+    words = ("--mode", "hybrid", "--lexical-weight", 0.25, "--prior", 0.5, "--rerank", 30, "--protocol", "strict")
+    words += ("--negative-feedback", 0.125, "--rerank-weight", 0.375)
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--no-trees", *words)
+    assert ended.code == 0, ended.stderr
+    config = fleet.trainer.asked[0].config
+    assert (config.retrieval.mode, config.retrieval.rerank) == (index_pb2.RETRIEVE_MODE_HYBRID, 30)
+    assert (config.retrieval.fusion.lexical_weight, config.retrieval.prior) == (0.25, 0.5)
+    assert (config.retrieval.negative_feedback, config.retrieval.rerank_weight) == (0.125, 0.375)
+    assert (config.strict_only, len(fleet.trainer.asked[0].trees)) == (True, 0)
+    assert "paper" not in ended.json
+    await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")
+    asked = fleet.trainer.asked[-1]
+    assert (asked.config.retrieval.conditioned, len(asked.trees)) == (True, 0)
+    refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned", "--run", "x")
+    assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
+
+
+@asynccontextmanager
+async def index_of(fleet):
+    channel = Channel(fleet.index, timeout_s=20)
+    yield IndexClient(channel)
+    await channel.close()
+
+
+async def active(fleet, corpus: str) -> str:
+    """The generation of a corpus that is searched."""
+    async with index_of(fleet) as index:
+        return {one.corpus: one.active.id for one in (await index.info()).corpora}[corpus]
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical"])
+async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mode, tmp_path):
+    fleet.trainer.report = report()
+    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
+    generation = await active(fleet, built.json["corpus"])
+    fleet.trainer.report = report(model_version="q0" if mode == "dense" else "", generation=generation)
+    fleet.trainer.asked.clear()
+    files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--split", "train", "--mode", mode, *files)
+    assert ended.code == 0, ended.stderr
+    assert not fleet.trainer.asked[0].training, "train is not split by train"
+    dataset = Dataset.load(trees)
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    gold = {query_id(query.text): [ids[text] for text in query.gold] for query in dataset.queries("train")}
+    assert read_qrels(tmp_path / "qrels") == gold
+    run = read_run(tmp_path / "run")
+    assert set(run) == set(gold)
+    assert ids["the magnet pulls the nail"] not in run[query_id("the magnet pulls the nail")]
+    qrels = ir_measures.read_trec_qrels(str(tmp_path / "qrels"))
+    assert 0 < ir_measures.calc_aggregate([AP], qrels, ir_measures.read_trec_run(str(tmp_path / "run")))[AP] <= 1
+
+
+async def test_qrels_have_the_ids_of_a_corpus_that_has_its_own(aeenc, fleet, trees, tmp_path):
+    texts = [candidate.text for candidate in Dataset.load(trees).candidates()]
+    facts = tmp_path / "facts.jsonl"
+    facts.write_text("".join(json.dumps({"id": f"mine-{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", facts)
+    fleet.trainer.report = report(generation=built.json["generation"])
+    files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", "mine", *files)
+    assert ended.code == 0, ended.stderr
+    [gold] = read_qrels(tmp_path / "qrels").values()
+    assert gold == [f"mine-{texts.index('ice is light')}"]
+    assert set(gold) <= set(read_run(tmp_path / "run")[query_id("ice floats")])
+
+
+async def test_a_gold_premise_that_a_corpus_lacks_is_named_instead_of_left_out_of_qrels(aeenc, fleet, trees, tmp_path):
+    (tmp_path / "facts.jsonl").write_text(json.dumps({"id": "mine", "text": "ice is cold"}) + "\n")
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", tmp_path / "facts.jsonl")
+    fleet.trainer.report = report(generation=built.json["generation"])
+    words = ("evaluate", "--data", trees, "--corpus", "mine", "--qrels", tmp_path / "qrels")
+    ended = await aeenc(*fleet.options, "--json", *words)
+    assert ended.error["status"] == "FAILED_PRECONDITION"
+    assert "gold premise 'ice is light' is not in generation" in ended.error["message"]
+    assert not (tmp_path / "qrels").exists()
+
+
+async def test_a_run_is_of_the_generation_that_was_measured_although_another_is_searched_by_now(
+    aeenc, fleet, trees, tmp_path
+):
+    fleet.trainer.report = report()
+    corpus = (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).json["corpus"]
+    measured = await active(fleet, corpus)
+    gone = {one.text: one.id for one in Dataset.load(trees).candidates()}["ice is light"]
+    async with index_of(fleet) as index:
+        await index.build(corpus, [], base_generation=measured, delete_ids=[gone])
+    assert await active(fleet, corpus) != measured
+    fleet.trainer.report = report(generation=measured)
+    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--run", tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert gone in read_run(tmp_path / "run")[query_id("ice floats")]
+
+
+async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    (trees / "dataset" / "task_1" / "train.jsonl").unlink()
+    shutil.move(trees / "dataset" / "task_1" / "dev.jsonl", trees / "dataset" / "task_1" / "test.jsonl")
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--split", "test")
+    assert (ended.code, ended.json["split"]) == (0, "test")
+    assert not fleet.trainer.asked[0].training
+
+
+async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    words = ("evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    ended = await aeenc(*fleet.options, "--json", *words)
+    assert ended.code == 0, ended.stderr
+    found = await aeenc(*fleet.options, "--json", "retrieve", ended.json["corpus"], "nails move", "--prior", 1, "-k", 3)
+    assert found.code == 0, found.stderr
+    assert "forces move things" in [hit["text"] for hit in found.json["results"][0]["premises"]]
+
+
+async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_anything_is_built(aeenc, fleet, trees):
+    (trees / "dataset" / "task_1" / "train.jsonl").unlink()
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5)
+    assert (ended.code, ended.error["status"]) == (2, "INVALID_ARGUMENT")
+    assert "(it has dev); add that split, name a corpus that has explanations by --corpus" in ended.error["message"]
+    async with index_of(fleet) as index:
+        assert not (await index.info()).corpora
+
+
+def test_rounds_are_a_table():
+    rounds = [
+        Round(0, version="q0", report=report_dict(report())),
+        Round(1, version="q1", report=report_dict(report())),
+        Round(2, run="r2", positives=9),
+    ]
+    rounds[1].positives, rounds[1].negatives = 1200, 30
+    made = rounds_table(rounds)
+    assert [str(column.header) for column in made.columns][1:5] == ["version", "pairs", "MAP", "NDCG"]
+    assert [str(cell) for cell in made.columns[2].cells] == ["", "1,200+30"]
+    assert report_tables(report_dict(report()))[0].row_count == 7

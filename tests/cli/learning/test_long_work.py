@@ -1,0 +1,210 @@
+"""Runs, jobs, labels and evaluations through the command line: what is asked for, what is told, how it ends."""
+
+import json
+
+import pytest
+from google.protobuf import timestamp_pb2
+
+from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.runs import hypotheses_of
+from aeenc.cli.output import metrics_table
+from aeenc.trees import Dataset
+from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+
+
+def job(state, **fields):
+    progress = trainer_pb2.JobProgress(phase="training", steps=4, steps_done=4, best_validation_map=0.5, loss=0.25)
+    at = [timestamp_pb2.Timestamp(seconds=10 * n) for n in (1, 2)]
+    return trainer_pb2.Job(id="j1", state=state, progress=progress, created_at=at[0], ended_at=at[1], **fields)
+
+
+def report():
+    metrics = types_pb2.RetrievalMetrics(
+        map=0.5, ndcg=0.6, ndcg_at_10=0.55, ndcg_at_50=0.58, hit_at_10=0.7, hit_at_20=0.8, hit_at_50=0.9
+    )
+    paper = types_pb2.RetrievalMetrics(map=0.25)
+    return types_pb2.EvaluationReport(
+        strict=metrics, paper=paper, candidates=7, queries=1, pairs=1, model_version="q1", generation="g1"
+    )
+
+
+async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        target = sampler.channel.target
+        command = ("--sampler", target, "sample", "science", "--data", trees, "--oracle", "fake", "-k", 3)
+        ended = await aeenc("--json", *command, "--max-depth", 1)
+        assert ended.code == 0
+        assert ended.json["run"] in json.loads(ended.stderr)["note"]
+        assert (ended.json["state"], ended.json["trees"], ended.json["trees_done"]) == ("SUCCEEDED", 2, 2)
+        assert ended.json["positives"] + ended.json["negatives"] == ended.json["judgements"]
+        run = await sampler.run(ended.json["run"])
+        assert (run.config.k, run.config.max_depth, run.config.split) == (3, 1, "train")
+        shown = await aeenc(*command)
+        assert "SUCCEEDED" in shown.stdout
+        assert "trees/s" in shown.stderr
+
+
+async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--data", trees)
+        options = ("--max-judgements", 7, "--max-negatives", 2, "--margin", 0.25, "--no-rewordings", "--conditioned")
+        ended = await aeenc(*command, "--oracle", "fake", "-k", 3, *options)
+        config = (await sampler.run(ended.json["run"])).config
+        assert (config.max_judgements, config.max_negatives_per_query, config.conditioned) == (7, 2, True)
+        assert config.negative_filter == sampler_pb2.NegativeFilter(relative_margin=0.25, rewordings=True)
+        ended = await aeenc(*command, "--oracle", "fake", "-k", 3)
+        assert not (await sampler.run(ended.json["run"])).config.HasField("negative_filter")
+
+
+async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        world.oracle.delay_s = 0.2
+        command = (
+            "--sampler",
+            sampler.channel.target,
+            "--json",
+            "sample",
+            "science",
+            "--data",
+            trees,
+            "--oracle",
+            "fake",
+        )
+        ended = await aeenc(*command, "--no-wait")
+        assert ended.code == 0
+        assert ended.json["state"] in {"PENDING", "RUNNING"}
+        assert (await sampler.wait(ended.json["run"])).progress.trees_done == 2
+
+
+async def test_an_unknown_oracle_or_split_is_wrong_use(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        command = ("--sampler", sampler.channel.target, "sample", "science", "--data", trees)
+        ended = await aeenc(*command, "--oracle", "nobody")
+        assert ended.code == 2
+        assert "nobody" in ended.stderr
+        ended = await aeenc(*command, "--oracle", "fake", "--split", "test")
+        assert ended.code == 2
+        assert "'test'" in ended.stderr
+
+
+def test_hypotheses_have_unique_ids_and_texts(trees):
+    dataset = Dataset.load(trees)
+    assert hypotheses_of(dataset, "train") == [("one", "the nail moves"), ("one-2", "steel is magnetic")]
+
+
+async def test_a_job_is_started_as_asked_and_leaves_its_version(aeenc, fleet, trees):
+    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_RUNNING), job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
+    words = ("train", "science", "--run", "r1", "--run", "r2", "--loss", "triplet-margin", "--margin", 0)
+    ended = await aeenc(*fleet.options, "--json", *words, "--seed", 5, "--data", trees)
+    assert ended.code == 0
+    assert "j1" in json.loads(ended.stderr)["note"]
+    told = {"job": "j1", "state": "SUCCEEDED", "version": "q7", "validation_map": 0.5, "seconds": 10.0, "steps": 4}
+    assert told.items() <= ended.json.items()
+    config = fleet.trainer.asked[0].config
+    assert (list(config.run_ids), config.loss) == (["r1", "r2"], trainer_pb2.LOSS_TRIPLET_MARGIN)
+    assert (config.seed, config.split) == (5, "train")
+    assert (config.HasField("margin"), config.margin, config.HasField("regularization")) == (True, 0.0, False)
+    assert [(query.text, list(query.premises)) for query in config.validation] == [("ice floats", ["ice is light"])]
+
+
+async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
+    fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
+    words = ("train", "science", "--data-set", "gold", "--data-set", "snli", "--loss", "gist", "--batching", "items")
+    more = ("--hard-negatives", 3, "--guide-version", "q1", "--guide-margin", 0.5, "--items-per-epoch", 64)
+    more += ("--initial-share", 0.125)
+    assert (await aeenc(*fleet.options, *words, *more, "--accumulation", 2, "--refused-weight", 2)).code == 0
+    config = fleet.trainer.asked[0].config
+    assert (list(config.run_ids), list(config.data_sets)) == ([], ["gold", "snli"])
+    assert (config.loss, config.batching) == (trainer_pb2.LOSS_GIST, trainer_pb2.BATCHING_ITEMS)
+    assert (config.hard_negatives, config.guide_version, config.guide_margin) == (3, "q1", 0.5)
+    assert (config.items_per_epoch, config.accumulation, config.refused_weight) == (64, 2, 2.0)
+    assert config.initial_share == 0.125
+
+
+@pytest.mark.parametrize("state", [trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED])
+async def test_a_job_that_ends_badly_is_exit_code_5_with_its_reason(aeenc, fleet, state):
+    fleet.trainer.jobs = [job(state, error="out of memory")]
+    ended = await aeenc(*fleet.options, "--json", "train", "science", "--run", "r1")
+    assert (ended.code, ended.json["error"]) == (5, "out of memory")
+    assert "out of memory" in ended.error["message"]
+
+
+async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1", "--wait", 5, "--force")
+    assert (ended.code, ended.json["version"], ended.json["complete"]) == (0, "q1", True)
+    assert [rollout["instance"] for rollout in ended.json["rollouts"]] == ["encoder-a", "encoder-b"]
+    request = fleet.trainer.asked[0]
+    assert (request.label, request.wait.seconds, request.force) == ("stable", 5, True)
+    ended = await aeenc(*fleet.options, "rollback", "--label", "canary", "--space", "cross-encoder")
+    assert ended.code == 0
+    assert (fleet.trainer.asked[1].label, fleet.trainer.asked[1].space_id) == ("canary", "cross-encoder")
+    assert "q0" in ended.stdout
+
+
+async def test_a_canary_is_published_with_its_share(aeenc, fleet):
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1", "--label", "canary", "--share", 0.1)
+    assert (ended.code, ended.json["label"], ended.json["share"]) == (0, "canary", 0.1)
+    await aeenc(*fleet.options, "publish", "q1", "--label", "canary")
+    first, second = fleet.trainer.asked
+    assert (first.share, second.HasField("share")) == (0.1, False)
+    assert (await aeenc(*fleet.options, "publish", "q1", "--label", "canary", "--share", 2)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("rollout", "why"),
+    [
+        ({"revision": 2, "ok": False, "reason": "disk full"}, "disk full"),
+        ({"revision": 1, "ok": True}, "is still at revision 1"),
+        ({"revision": 1, "ok": False, "reason": "disk full"}, "is still at revision 1: disk full"),
+        ({"revision": 0, "reason": "has not answered yet"}, "has not answered yet"),
+    ],
+    ids=["refuses", "silent", "refused-before", "never-answered"],
+)
+async def test_an_incomplete_rollout_is_exit_code_5_and_names_who_lags_and_why(aeenc, fleet, rollout, why):
+    fleet.trainer.complete, fleet.trainer.lagging = False, registry_pb2.Rollout(instance="encoder-b", **rollout)
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1")
+    assert (ended.code, ended.json["complete"]) == (5, False)
+    assert ended.error["message"].endswith(f": encoder-b ({why})")
+    shown = await aeenc(*fleet.options, "publish", "q1", "--wait", 0)
+    assert shown.code == 0
+    assert f"no: {why}" in shown.stdout
+
+
+async def test_a_publication_that_is_overtaken_says_by_what(aeenc, fleet):
+    fleet.trainer.complete, fleet.trainer.moved_on_to = False, "q9"
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1")
+    assert ended.code == 5
+    assert "stable has moved on to q9 (revision 2) meanwhile" in ended.error["message"]
+
+
+async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(aeenc, fleet, trees):
+    fleet.trainer.report = report()
+    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary")
+    ended = await aeenc("--json", *command)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.json == {"corpus": corpus_name(Dataset.load(trees)), "split": "dev", **report_dict(report())}
+    assert (ended.json["strict"]["NDCG@10"], ended.json["paper"]["MAP"]) == (0.55, 0.25)
+    asked = fleet.trainer.asked[0]
+    assert (asked.config.corpus, asked.config.model.label) == (ended.json["corpus"], "canary")
+    assert [query.text for query in asked.queries] == ["ice floats"]
+    encoded = len(fleet.encoder.encoded_premises)
+    shown = await aeenc(*command)
+    assert len(fleet.encoder.encoded_premises) == encoded
+    for words in ("strict", "paper", "Hit@50", "0.550"):
+        assert words in shown.stdout
+
+
+async def test_an_evaluation_on_a_named_corpus_builds_nothing(aeenc, fleet, trees):
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "science")
+    assert (ended.code, ended.json["corpus"]) == (0, "science")
+    assert not fleet.encoder.encoded_premises
+
+
+def test_two_reports_are_compared_metric_by_metric():
+    before, after = report_dict(report()), report_dict(report())
+    after["strict"]["MAP"] = 0.625
+    made = metrics_table(before, after)
+    assert [str(column.header) for column in made.columns][1:4] == ["strict before", "strict after", "strict change"]
+    assert [str(next(iter(column.cells))) for column in made.columns][:4] == ["MAP", "0.500", "0.625", "+0.125"]
+    json.dumps(before)

@@ -1,0 +1,84 @@
+"""Modes siamese and dual on the command line: training, publishing, taking back, and evaluating in another space."""
+
+from __future__ import annotations
+
+import pytest
+
+from aeenc import AsyncClient
+from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.trees import Dataset
+from aeenc.v1 import trainer_pb2, types_pb2
+from support.models.hashed_encoder import SPACE
+
+OTHER = "s00000000000000bb"
+DONE = trainer_pb2.Job(id="j", state=trainer_pb2.JOB_STATE_SUCCEEDED, version="q1")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "batching"),
+    [
+        ((), trainer_pb2.MODE_SINGLE, trainer_pb2.BATCHING_UNSPECIFIED),
+        (("--mode", "siamese"), trainer_pb2.MODE_SIAMESE, trainer_pb2.BATCHING_UNSPECIFIED),
+        (("--mode", "dual", "--batching", "queries"), trainer_pb2.MODE_DUAL, trainer_pb2.BATCHING_QUERIES),
+    ],
+)
+async def test_a_job_is_asked_for_in_the_mode_that_was_given(aeenc, fleet, words, mode, batching):
+    fleet.trainer.jobs = [DONE]
+    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", "--loss", "gist", *words)
+    assert ended.code == 0, ended.stderr
+    [request] = fleet.trainer.asked
+    assert (request.config.mode, request.config.batching) == (mode, batching)
+
+
+async def test_a_cross_encoder_is_asked_for_with_the_service_s_loss(aeenc, fleet):
+    fleet.trainer.jobs = [DONE]
+    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", "--mode", "cross-encoder")
+    assert ended.code == 0, ended.stderr
+    config = fleet.trainer.asked[0].config
+    assert (config.mode, config.loss) == (trainer_pb2.MODE_CROSS_ENCODER, trainer_pb2.LOSS_UNSPECIFIED)
+
+
+async def test_a_publication_is_taken_back_by_its_corpus(aeenc, fleet):
+    assert (await aeenc(*fleet.options, "rollback", "--corpus", "science")).code == 0
+    assert fleet.trainer.asked[0].corpus == "science"
+
+
+async def test_a_version_of_another_space_is_evaluated_on_premises_of_that_space(aeenc, fleet, trees):
+    fleet.encoder.other_spaces = {OTHER}
+    fleet.trainer.report = types_pb2.EvaluationReport(model_version="q1", queries=1)
+    await aeenc(*fleet.options, "evaluate", "--data", trees)  # builds the corpus in the default space
+    name = corpus_name(Dataset.load(trees))
+    fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q1", space_id=OTHER)
+    for _ in range(2):
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--version", "q1")
+        assert ended.code == 0, ended.stderr
+    async with AsyncClient(index=fleet.index) as client:
+        found = {one.id: one for one in await client.index.generations(name)}
+    generation = fleet.trainer.asked[-1].config.generation
+    assert (len(found), found[generation].space_id, found[generation].active) == (2, OTHER, False)
+    assert {request.space_id for request in fleet.encoder.requests} == {"", OTHER}
+    fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q0", space_id=SPACE)
+    await aeenc(*fleet.options, "evaluate", "--data", trees, "--version", "q0")
+    assert found[fleet.trainer.asked[-1].config.generation].active
+    run = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", name, "--version", "q0")
+    assert run.code == 0, run.stderr
+
+
+async def test_a_named_corpus_without_premises_in_the_version_s_space_is_refused_with_the_remedy(aeenc, fleet, trees):
+    fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q1", space_id=OTHER)
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "science", "--version", "q1")
+    assert ended.code != 0
+    assert f"aeenc corpus build --space {OTHER} --no-activate" in ended.error["message"]
+
+
+async def test_a_corpus_is_built_in_the_space_that_was_given(aeenc, fleet, tmp_path):
+    fleet.encoder.other_spaces = {OTHER}
+    facts = tmp_path / "facts.txt"
+    facts.write_text("ice is cold\nthe sun is hot\n")
+    built = await aeenc(
+        *fleet.options, "--json", "corpus", "build", "science", "--facts", facts, "--space", OTHER, "--no-activate"
+    )
+    assert (built.code, built.json["active"]) == (0, False)
+    async with AsyncClient(index=fleet.index) as client:
+        [one] = await client.index.generations("science")
+    assert (one.id, one.space_id) == (built.json["generation"], OTHER)
