@@ -22,7 +22,8 @@ import grpc
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from aeenc import errors, status
+from aeenc import errors
+from aeenc.transport import status
 from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
 from services.kit.readiness import Readiness
