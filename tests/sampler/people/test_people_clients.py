@@ -1,0 +1,103 @@
+"""Thirty-two people at one queue, with a sampler that stays, and with one that is killed under them."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import aeenc
+from aeenc.v1 import sampler_pb2
+from services.kit.tasks import cancel_all
+from services.launcher.ports import free_port
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.store.local_redis import start_private_redis
+from services.store.redis import connect
+from support.waiting import until
+from support.worlds.people_world import DECK, People, agreement_differs, check
+from support.worlds.sampler_process import SamplerProcess
+from support.worlds.sampler_world import HYPOTHESES, World
+
+PEOPLE = 32
+WAIT_S = 200.0  # on a busy machine; on an idle one it takes a few seconds
+TEAM = {"undo_s": 0.3, "min_lease_s": 0.6, "first_lease_s": 0.6}
+CONFIG = {"corpus": "science", "oracle": "team", "k": 6}
+
+
+@asynccontextmanager
+async def crowd(people: People) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """All of them at work, until the body ends."""
+    names = [f"person-{n}" for n in range(PEOPLE)]
+    tasks = [asyncio.create_task(people.person(name)) for name in names]
+    tasks.append(asyncio.create_task(people.adjudicator()))
+    try:
+        yield tasks
+        people.done.set()
+        await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+
+
+async def finished(sampler: aeenc.SamplerClient, run_id: str, crowd: list[asyncio.Task[None]]) -> None:
+    """Waits for the end of the run, or of somebody who should not have ended."""
+    waiting = asyncio.create_task(sampler.wait(run_id))
+    done, _ = await asyncio.wait([waiting, *crowd], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {waiting}, done or "the run did not end"
+    assert waiting.result().state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("overlap", [2, 3])
+async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: World, overlap: int):
+    redis = connect(world.settings["redis_url"])
+    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    async with world.sampler(queues={"team": {**TEAM, "overlap": overlap}}) as sampler:
+        run = await sampler.start_run(HYPOTHESES, **CONFIG)
+        people = People(aeenc.PeopleClient(sampler.channel), run.id, flip=0.1)
+        async with crowd(people) as tasks:
+            await finished(sampler, run.id, tasks)
+        assert (await check(people, sampler, store, overlap, HYPOTHESES)).all() == []
+        counts = people.ledger.counts
+        assert min(counts[what] for what in (*DECK, "undo")) > 0, counts
+        assert agreement_differs(await people.client.agreement(run.id), people.ledger) < 1e-9
+        assert (counts["adjudicated"] > 0) == (overlap == 2)
+    await redis.aclose()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed(world: World):
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-")))
+        redis = [start_private_redis(directory)]
+        stack.callback(lambda: [server.stop() for server in redis])
+        port = free_port(set())
+        settings = {**world.settings, "port": port, "redis_url": redis[0].url, "queues": {"team": TEAM}}
+        process = SamplerProcess(settings)
+        stack.callback(process.kill)
+        process.start()
+        channels = [aeenc.Channel(f"127.0.0.1:{port}", timeout_s=timeout_s) for timeout_s in (60.0, 2.0)]
+        for channel in channels:
+            stack.push_async_callback(channel.close)
+        sampler = aeenc.SamplerClient(channels[0])
+        await sampler.runs()  # it answers from now on; starting a run is not tried again
+        run = await sampler.start_run(HYPOTHESES, **CONFIG)
+        people = People(aeenc.PeopleClient(channels[1]), run.id)
+        async with crowd(people) as tasks:
+            for kill_redis in (False, True, False):
+                enough = len(people.ledger.said) + 6
+                await until(lambda: len(people.ledger.said) >= enough, WAIT_S)  # noqa: B023 -- awaited at once
+                process.kill()
+                if kill_redis:
+                    redis[-1].process.kill()
+                    redis[-1].process.wait()
+                    redis.append(start_private_redis(directory))
+                process.start()
+            await finished(sampler, run.id, tasks)
+        client = connect(redis[-1].url)
+        stack.push_async_callback(client.aclose)
+        store = TaskStore(client, TaskKeys(world.settings["namespace"]))
+        assert (await check(people, sampler, store, 1, HYPOTHESES)).all() == []
