@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from aeenc import errors
@@ -102,19 +103,10 @@ def _from_filter(message: sampler_pb2.NegativeFilter) -> NegativeFilter:
     return NegativeFilter(message.min_rank, message.max_rank, rewordings=message.rewordings, **margins)
 
 
-def _to_filter(rules: NegativeFilter) -> sampler_pb2.NegativeFilter:
-    return sampler_pb2.NegativeFilter(
-        min_rank=rules.min_rank,
-        max_rank=rules.max_rank,
-        absolute_margin=rules.absolute_margin,
-        relative_margin=rules.relative_margin,
-        rewordings=rules.rewordings,
-    )
-
-
 def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
     """The configuration as the run works by it, defaults filled in."""
     rules = config.rules
+    no_filter = rules.negatives == NegativeFilter()
     message = sampler_pb2.RunConfig(
         corpus=config.corpus,
         oracle=config.oracle,
@@ -127,7 +119,7 @@ def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
         max_negatives_per_query=rules.max_negatives_per_query,
         max_nodes_per_tree=rules.max_nodes_per_tree,
         conditioned=rules.conditioned,
-        negative_filter=None if rules.negatives == NegativeFilter() else _to_filter(rules.negatives),
+        negative_filter=None if no_filter else sampler_pb2.NegativeFilter(**asdict(rules.negatives)),
     )
     if config.version:
         message.model.version = config.version
@@ -152,19 +144,8 @@ def to_run(run: Run) -> sampler_pb2.Run:
 
 
 def to_progress(progress: RunProgress) -> sampler_pb2.RunProgress:
-    """How far a run is."""
-    return sampler_pb2.RunProgress(
-        trees=progress.trees,
-        trees_done=progress.trees_done,
-        nodes_judged=progress.nodes_judged,
-        nodes_pending=progress.nodes_pending,
-        positives=progress.positives,
-        negatives=progress.negatives,
-        skipped=progress.skipped,
-        judgements=progress.judgements,
-        nodes_failed=progress.nodes_failed,
-        filtered=progress.filtered,
-    )
+    """The progress of a run."""
+    return sampler_pb2.RunProgress(**asdict(progress))
 
 
 def from_sign(sign: types_pb2.PairSign) -> PairSign | None:

@@ -94,14 +94,8 @@ async def test_a_tree_stops_at_its_node_limit(world: World):
         assert await pair_set(client, run.id) == brute_force(max_nodes=3)
 
 
-async def test_a_query_keeps_its_best_scored_negatives_only(world: World):
-    recorded = []
-    for wave_nodes in (1, 3, 256):
-        async with world.sampler(
-            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
-        ) as client:
-            run = await finish(client, max_negatives_per_query=2)
-            recorded.append(await pair_set(client, run.id))
+async def test_a_query_keeps_its_best_scored_negatives_only(by_wave_nodes):
+    recorded = [pairs for _, pairs in await by_wave_nodes(1, 3, 256, max_negatives_per_query=2)]
     pairs = recorded[0]
     assert recorded == [pairs] * 3
     assert {pair for pair in pairs if pair[2] == "+"} == {pair for pair in brute_force() if pair[2] == "+"}

@@ -53,24 +53,16 @@ async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: Wor
         assert all(explains(task.query, premise.text) for premise in task.accepted)
 
 
-async def test_batching_does_not_change_a_conditioned_run(world: World):
-    recorded = []
-    for wave_nodes in (1, 5, 256):
-        async with world.sampler(
-            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
-        ) as client:
-            run = await finish(client, conditioned=True, max_depth=1)
-            recorded.append(await pair_set(client, run.id))
+async def test_batching_does_not_change_a_conditioned_run(by_wave_nodes):
+    recorded = [pairs for _, pairs in await by_wave_nodes(1, 5, 256, conditioned=True, max_depth=1)]
     assert recorded == [brute_force_conditioned(max_depth=1)] * 3
 
 
-async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(world: World):
+async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(world: World, until_progress):
     world.oracle.delay_s = 0.03
     async with world.sampler(wave_nodes=4) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, conditioned=True, max_depth=1)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.judgements >= 60:
-                break
+        await until_progress(client, run.id, judgements=60)
         await client.cancel(run.id)
         kept = await pair_set(client, run.id)
         world.oracle.asked.clear()

@@ -109,14 +109,9 @@ async def test_filtered_refusals_are_recorded_as_skipped_with_the_reason(world: 
 
 
 @pytest.mark.parametrize("fields", FILTERS)
-async def test_batching_changes_neither_filtered_nor_capped_negatives(world: World, fields: dict):
-    recorded = []
-    for wave_nodes in (1, 5, 256):
-        async with world.sampler(
-            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
-        ) as client:
-            run = await finish(client, negative_filter=fields, max_negatives_per_query=2)
-            recorded.append(await pair_set(client, run.id))
+async def test_batching_changes_neither_filtered_nor_capped_negatives(by_wave_nodes, fields: dict):
+    found = await by_wave_nodes(1, 5, 256, negative_filter=fields, max_negatives_per_query=2)
+    recorded = [pairs for _, pairs in found]
     assert recorded == [recorded[0]] * 3
     negatives, _ = expected_pairs(NegativeFilter(**fields), max_negatives=2)
     kept = {pair for pair in recorded[0] if pair[2] == "-"}

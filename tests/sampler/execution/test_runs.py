@@ -68,13 +68,11 @@ async def test_events_are_replayed_from_any_position_and_end_with_the_run(world:
         assert tail == events[4:]
 
 
-async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(world: World):
+async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(world: World, until_progress):
     world.oracle.delay_s = 0.03
     async with world.sampler(wave_nodes=4) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.nodes_judged >= 6:
-                break
+        await until_progress(client, run.id, nodes_judged=6)
         run = await client.cancel(run.id, request_id="stop")
         assert run.state == sampler_pb2.RUN_STATE_CANCELLED
         assert await client.cancel(run.id, request_id="stop") == run  # the answer of the first attempt was lost

@@ -45,13 +45,11 @@ def test_trees_go_together_only_while_the_budget_covers_their_worst_cases():
     assert chosen(100, [grown(1, 0)], max_depth=2**32 - 1) == (1, True)
 
 
-async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: World):
+async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: World, until_progress):
     world.oracle.silent = frozenset({"hypothesis 3"})
     async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
         run = await client.start_run(HYPOTHESES, max_nodes_per_tree=3, max_judgements=1000, **CONFIG)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.trees_done == len(HYPOTHESES) - 1:
-                break
+        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 1)
         others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
         assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
 
@@ -69,16 +67,10 @@ async def test_a_budget_that_may_not_suffice_is_spent_in_order_however_slow_sing
     assert run.progress.judgements == len(world.oracle.asked) == max_judgements
 
 
-async def test_a_conditioned_run_keeps_to_its_budget_whatever_flies_together(world: World):
-    found = []
-    for wave_nodes in (1, 64):
-        async with world.sampler(
-            wave_nodes=wave_nodes, namespace=f"{world.settings['namespace']}-{wave_nodes}"
-        ) as client:
-            run = await finish(client, k=4, max_nodes_per_tree=2, max_judgements=120, conditioned=True)
-            found.append(await pair_set(client, run.id))
-            assert run.progress.judgements <= 120
-    assert found[0] == found[1] != set()
+async def test_a_conditioned_run_keeps_to_its_budget_whatever_is_asked_together(by_wave_nodes):
+    found = await by_wave_nodes(1, 64, k=4, max_nodes_per_tree=2, max_judgements=120, conditioned=True)
+    assert all(run.progress.judgements <= 120 for run, _ in found)
+    assert found[0][1] == found[1][1] != set()
 
 
 async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: World):
@@ -102,13 +94,11 @@ async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are
     assert most <= 8
 
 
-async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: World):
+async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: World, until_progress):
     world.oracle.silent = frozenset({"hypothesis 0", "hypothesis 5"})
     async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.trees_done == len(HYPOTHESES) - 2:
-                break
+        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 2)
         others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
         assert await pair_set(client, run.id) == brute_force(others)
 

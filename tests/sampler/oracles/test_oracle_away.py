@@ -33,7 +33,7 @@ REGISTER = oracle_pb2_grpc.add_OracleServiceServicer_to_server
 SUCCEEDED, FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
 
 
-async def test_a_run_waits_for_an_oracle_that_restarts(world: World):
+async def test_a_run_waits_for_an_oracle_that_restarts(world: World, until_progress):
     oracle = FakeOracle(delay_s=0.02)
     async with serving(REGISTER, oracle) as port:
         pass
@@ -43,9 +43,7 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: World):
     async with world.sampler(wave_nodes=4, oracle=settings) as client:
         async with serving(REGISTER, oracle, port):
             run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
-            async for _, seen in client.watch(run.id):
-                if seen.progress.nodes_judged >= 5:
-                    break
+            await until_progress(client, run.id, nodes_judged=5)
         await asyncio.sleep(0.5)  # away for longer than all attempts take
         assert (await client.run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
         async with serving(REGISTER, oracle, port):

@@ -118,7 +118,7 @@ async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: Worl
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_an_oracle_that_dies_half_way_loses_nothing(world: World):
+async def test_an_oracle_that_dies_half_way_loses_nothing(world: World, until_progress):
     world.oracle.delay_s = 0.02
     other = type(world.oracle)(delay_s=0.02)
     register = oracle_pb2_grpc.add_OracleServiceServicer_to_server
@@ -127,9 +127,7 @@ async def test_an_oracle_that_dies_half_way_loses_nothing(world: World):
         world.sampler(wave_nodes=4, oracle={"target": f"127.0.0.1:{port}"}) as client,
     ):
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.nodes_judged >= 5:
-                break
+        await until_progress(client, run.id, nodes_judged=5)
     assert other.asked
     async with world.sampler() as client:
         run = await asyncio.wait_for(client.wait(run.id), 20)

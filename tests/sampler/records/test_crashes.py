@@ -62,14 +62,12 @@ async def sampler_process(world: World) -> AsyncIterator[tuple[asyncio.subproces
         await client.channel.close()
 
 
-async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: World):
+async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: World, until_progress):
     world.oracle.delay_s = 0.05
     async with sampler_process(world) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.nodes_judged >= 8:
-                break
-        acknowledged = seen.progress.positives + seen.progress.negatives
+        seen = await until_progress(client, run.id, nodes_judged=8)
+        acknowledged = seen.positives + seen.negatives
         process.send_signal(signal.SIGKILL)
         await process.wait()
     redis = connect(world.settings["redis_url"])
@@ -91,13 +89,11 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     assert not set(world.oracle.asked) & {(pair.query, pair.premise) for pair in kept}
 
 
-async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: World):
+async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: World, until_progress):
     world.oracle.delay_s = 0.05
     async with sampler_process(world) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
-        async for _, seen in client.watch(run.id):
-            if seen.progress.nodes_judged >= 4:
-                break
+        await until_progress(client, run.id, nodes_judged=4)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 15) == 0
     world.oracle.delay_s = 0.0
@@ -116,15 +112,13 @@ async def test_two_samplers_never_work_on_one_run(world: World):
 
 
 @pytest.mark.slow
-async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: World):
+async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: World, until_progress):
     world.oracle.delay_s = 0.03
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
         redis = start_private_redis(Path(directory))
         async with world.sampler(redis_url=redis.url, wave_nodes=4) as client:
             run = await client.start_run(HYPOTHESES, **CONFIG)
-            async for _, seen in client.watch(run.id):
-                if seen.progress.nodes_judged >= 8:
-                    break
+            await until_progress(client, run.id, nodes_judged=8)
             kept = await pair_set(client, run.id)
             redis.process.kill()
             redis.process.wait()
