@@ -100,7 +100,7 @@ class WorkKeys:
         self.number = f"{self.prefix}{noun}s:number"
 
     def idempotency(self, key: str) -> str:
-        """From a caller's idempotency key to the work that it started (string)."""
+        """Maps a caller's idempotency key to the work that it started (string)."""
         return f"{self.prefix}{self.noun}-key:{digest(key)}"
 
     def part(self, work_id: str, name: str) -> str:

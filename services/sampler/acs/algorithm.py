@@ -21,11 +21,11 @@ from enum import Enum
 from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
 
 ROOT = 0
-ROUNDS = 8  # how often a conditioned node is retrieved for, at most
+ROUNDS = 8  # at most; only a conditioned node has more than one
 
 
 class PairState(Enum):
-    """What the run knows of a (query, premise) pair, read from a verdict.
+    """The state of a (query, premise) pair in a run, read from a verdict.
 
     Only a refusal becomes REFUSED (recorded as a negative), FILTERED (recorded as skipped) or REFUSED_UNKEPT (not
     recorded). An abstention becomes SKIPPED, and so does everything that is missing, unseen or unclear.
@@ -150,7 +150,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a judged node adds to the run: the tree's result, the pairs to record, and what is now known.
+    """The effect of a judged node on the run: the tree's result, the pairs to record, and what is now known.
 
     `filtered` holds refusals that training must not learn from, each with the reason.
     """

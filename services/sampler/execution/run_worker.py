@@ -211,7 +211,7 @@ class RunWorker:
         return [one for one, may in zip(rounds, granted, strict=True) if may]
 
     async def _judge_batch(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        if not self._lease.sure:  # or we might ask what a successor has asked and stored
+        if not self._lease.sure:  # else we might repeat what a successor has asked and stored
             await self._make_sure()
         by_task = {one.node_id: one for one in rounds}
         outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])

@@ -145,7 +145,7 @@ class Runner:
                 self._readiness.serving()
             except errors.Unavailable as error:
                 self._readiness.degraded(error.message)
-            except Exception as error:  # a look that fails must not be the last one
+            except Exception as error:  # one failed look must not end the loop
                 log.exception("looking for runs failed")
                 self._readiness.degraded(f"cannot look for runs ({type(error).__name__}); the log has it")
             with contextlib.suppress(TimeoutError):
@@ -245,5 +245,5 @@ class Runner:
                 break
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
-        if ended == "OK":  # or a successor works with the label
+        if ended == "OK":  # else a successor uses the label
             await self._labels.drop(run)

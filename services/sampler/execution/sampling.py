@@ -135,7 +135,9 @@ class Sampling:
         if run_id:
             run = await self._store.get(run_id)
             if not run.imported or run.config.corpus != corpus:
-                raise errors.InvalidArgument.field("run_id", f"{run_id} is no import into corpus {corpus!r}")
+                raise errors.InvalidArgument.field(
+                    "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
+                )
         else:
             run_id = uuid.uuid4().hex[:16]
             run_id = await self._log.claim(request_id, run_id) if request_id else run_id

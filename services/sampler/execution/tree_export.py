@@ -19,7 +19,7 @@ from services.sampler.records.runs import Pair
 
 
 class Amendments:
-    """What people changed after the run went on: the last amended pair of each query and premise."""
+    """Changes made after the run went on: the last amended pair of each query and premise."""
 
     def __init__(self, amended: Iterable[Pair] = ()) -> None:
         self._by_query: dict[str, dict[str, Pair]] = defaultdict(dict)
@@ -64,7 +64,7 @@ def record_json(tree: Tree, amended: Amendments) -> str | None:
 
 
 def _reachable(tree: Tree, amended: Amendments) -> dict[int, list[str]]:
-    """What explains each node that still hangs on the root."""
+    """The texts that explain each node that still hangs on the root."""
     accepted: dict[int, list[str]] = {}
     for node in tree.nodes:  # parents come first
         if node.ordinal == ROOT or node.text in accepted.get(node.parent, ()):

@@ -39,7 +39,7 @@ class Breaker:
         self._pause_s = first_pause_s
         self._probe_at = 0.0
         self._probing = False
-        self._given_up = 0  # how often
+        self._given_up = 0  # the number of times that all waiting calls gave up
         self._changed = asyncio.Event()
         self.open = False
 
@@ -94,7 +94,7 @@ class Breaker:
     def _failed(self, probe: bool) -> None:
         now = time.monotonic()
         self._in_a_row += 1
-        if self._failing_since is None and (probe or not self.open):  # not a straggler's, after all have given up
+        if self._failing_since is None and (probe or not self.open):  # ignores late calls after giving up
             self._failing_since = now
         if probe:
             self._probing = False

@@ -1,4 +1,4 @@
-"""The way to one oracle: bounded calls in flight, deadlines, retries, metrics.
+"""Asks one oracle: bounded calls in flight, deadlines, retries, metrics.
 
     judge ─▶ all tasks in one call ─▶ smaller calls after a failure ─▶ each task alone ─▶ NodeAnswer | UnansweredTask
                      │ places: at most max_concurrency calls
@@ -36,8 +36,8 @@ log = get(__name__)
 
 MAX_BACKOFF_S = 5.0
 MAX_ASKED_PAUSE_S = 60.0  # an oracle may ask for a longer pause, up to this
-FIRST_PATIENCE_S = 10.0  # for an oracle that has never answered: probably it is not there, and a person waits
-FEW = 3  # as many nodes may be bad by themselves; more without any answer means that the oracle is
+FIRST_PATIENCE_S = 10.0  # for an oracle that has never answered: it is probably not there, and a person waits
+FEW = 3  # up to this many nodes may be bad themselves; if more get no answer, the oracle is
 # Trying again cannot help: the operator has to change something first.
 _HOPELESS = (errors.Unauthenticated, errors.PermissionDenied, errors.Unimplemented)
 _BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
@@ -63,7 +63,7 @@ class OracleFailed(Exception):
 
 
 class Gateway(Protocol):
-    """The way from a run's worker to whoever judges: a remote oracle or people."""
+    """Asks whoever judges for a run: a remote oracle or people."""
 
     name: str
     last_answer_at: float
@@ -86,7 +86,7 @@ class Gateway(Protocol):
         """The message of a run that failed because of this oracle."""
 
     def waiting(self, run_id: str) -> str:
-        """What a run waits for; empty when it does not."""
+        """The reason why a run waits; empty when it does not."""
 
     async def close(self) -> None:
         """Ends its connections and tasks."""
@@ -261,7 +261,7 @@ class OracleGateway:
         )
 
     def waiting(self, run_id: str) -> str:  # noqa: ARG002 -- all runs wait together
-        """What a run waits for; empty when it does not."""
+        """The reason why a run waits; empty when it does not."""
         return f"oracle {self.name!r} fails and is tried again: {self._last_reason}" if self._breaker.open else ""
 
     async def close(self) -> None:

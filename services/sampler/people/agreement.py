@@ -103,7 +103,7 @@ def _fleiss(counts: NDArray[np.int64]) -> float:
     if not len(given):
         return math.nan
     usual = np.bincount(given)
-    most = len(usual) - 1 - int(np.argmax(usual[::-1]))  # of equals the greater number
+    most = len(usual) - 1 - int(np.argmax(usual[::-1]))  # of equally frequent numbers the greatest
     alike = counts[given == most]
     return float(fleiss_kappa(alike)) if (alike.sum(axis=0) > 0).all() else math.nan
 

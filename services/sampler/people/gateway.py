@@ -1,4 +1,4 @@
-"""The way from a run's worker to people: nodes go into the queue, and come back when they are decided for good.
+"""Puts a run's nodes into a queue of people, and returns them once they are decided for good.
 
     judge ─▶ put tasks ─▶ people lease and answer (`queue`) ─▶ decided for undo_s ─▶ settle ─▶ NodeAnswer
 
@@ -77,7 +77,7 @@ class PeopleGateway:
         return f"queue {self.name!r} failed: {reason}; resume the run: nothing that was answered is asked again"
 
     def waiting(self, run_id: str) -> str:
-        """What a run waits for; empty when it does not."""
+        """The reason why a run waits; empty when it does not."""
         tasks = sum(of_run == run_id for of_run, _ in (*self._new, *self._waiting))
         return f"{tasks} task{'s' * (tasks != 1)} before the people of queue {self.name!r}" if tasks else ""
 

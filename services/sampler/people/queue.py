@@ -49,7 +49,7 @@ class TaskQueue:
     ) -> None:
         self._runs, self._tasks = runs, tasks
         self._queues, self._controls = queues, controls
-        self._picking = asyncio.Lock()  # callers of this process would all reach for the same task
+        self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
     async def lease(self, run_id: str, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
         """At most `max_tasks` tasks for a person, of one run or (empty) of any live one. None if nothing waits."""
@@ -100,7 +100,7 @@ class TaskQueue:
             await self._tasks.apply(run, task_id, steps.expire)
 
     async def lease_s(self, queue: str) -> float:
-        """How long a lease of this queue lasts."""
+        """The seconds that a lease of this queue lasts."""
         settings = self._queues.get(queue) or QueueSettings()
         mean_s = await self._tasks.mean_answer_s(queue)
         lease_s = max(LEASE_TIMES * mean_s, settings.min_lease_s) if mean_s else settings.first_lease_s
@@ -134,7 +134,7 @@ class TaskQueue:
 
     async def _take(self, run: Run, annotator: str, taken: int, request: tuple[str, ...]) -> LeasedTask | None:
         """Leases the best task that this person may take."""
-        lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # they are judged one after the other
+        lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
         numbered = (*request, str(taken)) if request else ()
         async with self._picking:
             while True:

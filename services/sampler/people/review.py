@@ -45,7 +45,7 @@ class Review:
 
     def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
-        self._agreeing = asyncio.Lock()  # one process of it at a time
+        self._agreeing = asyncio.Lock()  # one agreement process at a time
 
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
         """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""

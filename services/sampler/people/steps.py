@@ -26,7 +26,7 @@ from services.sampler.people.tasks import (
 )
 from services.sampler.records.runs import MAX_NOTE
 
-MAX_HELD_S = 3600.0  # a task nobody answers for an hour goes to somebody else, renewed or not
+MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
 MIN_ELAPSED_S = 0.1
 
 Events = tuple[tuple[EventName, str], ...]

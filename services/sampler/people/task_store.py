@@ -136,7 +136,7 @@ class TaskKeys:
         return f"{self._run}{run_id}:verdicts"
 
     def events(self, run_id: str) -> str:
-        """What happened to the run's tasks (stream, ids `<seq>-0`)."""
+        """The events of the run's tasks (stream, ids `<seq>-0`)."""
         return f"{self._run}{run_id}:task-events"
 
     def answered_by(self, run_id: str, annotator: str) -> str:
@@ -144,11 +144,11 @@ class TaskKeys:
         return f"{self._run}{run_id}:answered-by:{digest(annotator)}"
 
     def pace(self, queue: str) -> str:
-        """How long answers take: their number and their milliseconds (hash)."""
+        """The pace of answers: their number and their milliseconds (hash)."""
         return f"{self._prefix}queue:{queue}:pace"
 
     def request(self, *parts: str) -> str:
-        """From a caller's request id to the id of what it made (string with a time to live)."""
+        """Maps a caller's request id to the id of what it made (string with a time to live)."""
         return f"{self._prefix}task-request:{digest(repr(parts))}"
 
 
@@ -332,7 +332,7 @@ class TaskStore:
             return found
 
     async def mean_answer_s(self, queue: str) -> float:
-        """How long an answer takes on average; 0 before the first one."""
+        """The seconds that an answer takes on average; 0 before the first one."""
         async with unavailable_if_down(f"read the pace of queue {queue}"):
             answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
         return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0

@@ -132,7 +132,7 @@ class TaskRecord:
         return [lease for lease in self.leases if lease.live(at)]
 
     def free(self, at: float) -> int:
-        """How many more people may take it."""
+        """The number of people who may still take it."""
         return self.overlap - len(self.answers) - len(self.held(at))
 
     def open_to(self, annotator: str, at: float) -> bool:

@@ -12,11 +12,11 @@ class RunKeys(WorkKeys):
         super().__init__(namespace, "run")
 
     def import_request(self, request_id: str) -> str:
-        """From an import's request id to the run that it made; with `:added`, to what it added."""
+        """Maps an import's request id to the run that it made; with `:added`, to the pairs that it added (string)."""
         return f"{self.prefix}import:{digest(request_id)}"
 
     def oracle_spent(self, oracle: str) -> str:
-        """How many verdicts an oracle with a budget was asked for in all (string)."""
+        """The number of verdicts that an oracle with a budget was asked for in all (string)."""
         return f"{self.prefix}oracle:{digest(oracle)}:spent"
 
     def pairs(self, run_id: str) -> str:
@@ -40,7 +40,7 @@ class RunKeys(WorkKeys):
         return self.part(run_id, f"tree:{index}")
 
     def answers(self, run_id: str) -> str:
-        """What the run knows of each query's pairs (hash)."""
+        """The states of each query's pairs (hash)."""
         return self.part(run_id, "answers")
 
     def asked(self, run_id: str) -> str:

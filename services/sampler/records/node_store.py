@@ -86,7 +86,7 @@ return 'OK'
 
 @dataclass(frozen=True)
 class NodeCommit:
-    """All that judging one node adds to a run.
+    """Everything that a judged node adds to a run.
 
     A round that does not complete its node has no result; `part` names the round.
     """
@@ -156,7 +156,7 @@ class NodeStore:
         return [_tree(index, rows[2 * n], rows[2 * n + 1]) for n, index in enumerate(indexes)]
 
     async def answers(self, run_id: str, queries: Sequence[str]) -> list[dict[str, PairState]]:
-        """What the run knows of each query, by premise id."""
+        """The states of each query's pairs, by premise id."""
         if not queries:
             return []
         async with unavailable_if_down(f"read the answers of run {run_id}"):
@@ -248,7 +248,7 @@ def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer
 
 def _commit_arguments(node: NodeCommit) -> list[Any]:
     signs = Counter(pair.sign for pair in node.pairs)
-    rulings = {premise_id: state.value for premise_id, state in node.known.items()}  # the stored word of PairState
+    rulings = {premise_id: state.value for premise_id, state in node.known.items()}  # `rulings` is their stored name
     return [
         f"p:{node.ordinal}:{node.part}" if node.result is None else f"r:{node.ordinal}",
         json.dumps([FORMAT_VERSION]) if node.result is None else _result_json(node.result),

@@ -1,4 +1,4 @@
-"""The pair logs of runs in Redis: what a run recorded, in order, and imports of pairs that were judged elsewhere."""
+"""The pair logs of runs in Redis: a run's pairs in the order of recording, and pairs imported from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.store.redis import unavailable_if_down
 
 READ = 1024
 READS = 32
-CHUNK = 1000  # a script's arguments lie on Lua's stack
+CHUNK = 1000  # a script's arguments have to fit on Lua's stack
 
 # KEYS: run, request, pairs, events, amended.  ARGV: now, whether there is a request id, then pairs
 _IMPORT = (
@@ -46,7 +46,7 @@ class PairLog:
         self._import: Any = redis.register_script(_IMPORT)
 
     async def page(self, run_id: str, after: int, limit: int, sign: PairSign | None) -> tuple[list[Pair], int]:
-        """At most `limit` pairs behind position `after`, and the position to go on from (0: that was all).
+        """At most `limit` pairs after position `after`, and the position to go on from (0: the end).
 
         Of a rare sign it may find fewer, or none, before the end: a call reads READS * READ pairs at most.
         """

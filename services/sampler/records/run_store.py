@@ -30,7 +30,7 @@ from services.store.life_cycles import LifeCycles, WorkLease, emit_script
 from services.store.redis import unavailable_if_down
 
 CHUNK = 1000
-UNFINISHED_TTL_S = 3600  # what an interrupted start leaves behind expires after this
+UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
 EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
 EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
 

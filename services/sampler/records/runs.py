@@ -68,7 +68,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is; counts as in the RunProgress message."""
+    """The progress of a run, counted as in the RunProgress message."""
 
     trees: int = 0
     trees_done: int = 0

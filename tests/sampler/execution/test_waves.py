@@ -1,4 +1,4 @@
-"""How runs are worked on: waves overlap, budgets of oracles hold, a lease in doubt asks nothing, samplers share."""
+"""Work on runs: waves overlap, budgets of oracles hold, a lease in doubt asks nothing, samplers share."""
 
 import asyncio
 

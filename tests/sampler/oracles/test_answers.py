@@ -1,4 +1,4 @@
-"""How answers are read: whatever they hold, a refusal is one clear refusal, and nonsense is a failure."""
+"""Reading answers: whatever they hold, a refusal is one clear refusal, and nonsense is a failure."""
 
 from __future__ import annotations
 

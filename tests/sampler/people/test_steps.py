@@ -1,4 +1,4 @@
-"""What may happen to a task, step by step, without a clock or a store."""
+"""The steps of a task, one by one, without a clock or a store."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_only_what_was_seen_and_left_unticked_is_refused():
 @pytest.mark.parametrize(
     ("verdicts", "upto", "message"),
     [
-        ([("p9", YES)], 4, "'p9' is no candidate"),
+        ([("p9", YES)], 4, "'p9' is not among the candidates"),
         ([("p1", YES), ("p1", NO)], 4, "judged twice"),
         ([("p1", Verdict(17))], 4, "17 is unknown"),
         ([("p1", Verdict(EXPLAINS, grade=float("nan")))], 4, "finite"),

@@ -1,4 +1,4 @@
-"""What was acknowledged is kept: SIGKILL of sampler or Redis in the middle of a run, two samplers at once."""
+"""Acknowledged writes survive: SIGKILL of sampler or Redis in the middle of a run, two samplers at once."""
 
 import asyncio
 import contextlib
