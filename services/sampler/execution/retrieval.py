@@ -35,9 +35,8 @@ class Retrieval:
 
     async def resolve(self, config: RunConfig, text: str) -> tuple[str, str]:
         """The encoder version and the generation that a run of this configuration uses from now on."""
-        label = (
-            None if config.version else config.label or "stable"
-        )  # named, so that a run is not part of a canary's share
+        # The label is named, so that a run is not part of a canary's share.
+        label = None if config.version else config.label or "stable"
         found = await self._index.retrieve(
             config.corpus,
             [text],

@@ -94,7 +94,8 @@ class Breaker:
     def _failed(self, probe: bool) -> None:
         now = time.monotonic()
         self._in_a_row += 1
-        if self._failing_since is None and (probe or not self.open):  # ignores late calls after giving up
+        is_straggler = self.open and not probe  # began before the breaker opened; must not restart the patience
+        if self._failing_since is None and not is_straggler:
             self._failing_since = now
         if probe:
             self._probing = False
