@@ -160,7 +160,7 @@ async def test_imported_pairs_are_a_run_of_their_own(world: World):
             with pytest.raises(errors.InvalidArgument, match=rf"pairs\[1\].{field}"):
                 await client.import_pairs("science", [pair, bad])
         sampled = await finish(client, hypotheses=HYPOTHESES[:1])
-        with pytest.raises(errors.InvalidArgument, match="no import"):
+        with pytest.raises(errors.InvalidArgument, match="not an import"):
             await client.import_pairs("science", [pair], run_id=sampled.id)
 
 

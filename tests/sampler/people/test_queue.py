@@ -156,7 +156,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Worl
         found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
         told = [("+", "judge"), ("?", "judge"), ("-", "ann, bob"), ("-", "ann, bob")]  # the last two were no conflict
         assert found == dict(zip(ids, told, strict=True))
-        with pytest.raises(errors.NotFound, match="no conflict"):
+        with pytest.raises(errors.NotFound, match="not in conflict"):
             await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
 
 
@@ -218,7 +218,7 @@ async def test_wrong_calls_are_refused_by_name(world: World):
             (people.submit(lease, [], seen_upto=0), errors.InvalidArgument, "says nothing"),
             (people.amend("x", {}, "ann"), errors.NotFound, "no answer"),
             (people.adjudicate(run_id, "9-9", {}, "ann"), errors.NotFound, "no task"),
-            (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "no conflict"),
+            (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "not in conflict"),
             (people.agreement("x"), errors.NotFound, "'x'"),
             (anext(people.tasks("x")), errors.NotFound, "'x'"),
             (anext(people.watch("x")), errors.NotFound, "'x'"),
