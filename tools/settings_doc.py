@@ -13,8 +13,7 @@ from aeenc.cli.main import app
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
 from services.kit.settings import ServiceSettings
-from services.sampler.settings import OracleSettings, SamplerSettings
-from services.sampler.tasks.settings import QueueSettings
+from services.sampler.settings import OracleSettings, QueueSettings, SamplerSettings
 from services.trainer.settings import TrainerSettings
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

@@ -8,25 +8,22 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
-from services.sampler.node_store import NodeStore
-from services.sampler.oracle_budgets import OracleBudgets
-from services.sampler.oracle_gateway import OracleGateway
-from services.sampler.oracle_metrics import OracleMetrics
-from services.sampler.pair_log import PairLog
-from services.sampler.retrieval import Retrieval
-from services.sampler.run_keys import RunKeys
-from services.sampler.run_labels import RunLabels
-from services.sampler.run_store import RunStore
-from services.sampler.runner import Runner
-from services.sampler.sampling import Sampling
+from services.sampler.execution.retrieval import Retrieval
+from services.sampler.execution.runner import RunLabels, Runner
+from services.sampler.execution.sampling import Sampling
+from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetrics
+from services.sampler.people.controls import read_controls
+from services.sampler.people.gateway import PeopleGateway
+from services.sampler.people.queue import TaskQueue
+from services.sampler.people.review import Review
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.node_store import NodeStore
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.run_store import RunStore
 from services.sampler.servicer import SamplerServicer
 from services.sampler.settings import SamplerSettings
-from services.sampler.tasks.controls import read_controls
-from services.sampler.tasks.gateway import Gateway, PeopleGateway
-from services.sampler.tasks.queue import TaskQueue
-from services.sampler.tasks.review import Review
-from services.sampler.tasks.task_keys import TaskKeys
-from services.sampler.tasks.task_store import TaskStore
 from services.store.redis import connect, warn_unless_durable
 
 MAX_K = 1000

@@ -1,8 +1,9 @@
-"""Between the messages of sampler.proto and the sampler's values. No decisions but defaults and required fields."""
+"""Converts between sampler.proto's messages and the sampler's values. Decides only defaults and required fields."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from aeenc import errors
@@ -15,13 +16,21 @@ from services.sampler.runs import MAX_NOTE, Hypothesis, Pair, Progress, Run, Run
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
-START_BYTES = 64 * 1024 * 1024  # all hypotheses of a start are held at once
+START_BYTES = 64 * 1024 * 1024  # memory holds all hypotheses of a start at once
 MAX_MARGIN = 2.0  # cosines lie this far apart at most
 
-_SIGNS: dict[types_pb2.PairSign, Sign | None] = {
+_SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
+}
+
+
+_STATES: dict[sampler_pb2.TaskState, TaskState | None] = {
+    sampler_pb2.TASK_STATE_WAITING: "WAITING",
+    sampler_pb2.TASK_STATE_DECIDED: "DECIDED",
+    sampler_pb2.TASK_STATE_CONFLICT: "CONFLICT",
+    sampler_pb2.TASK_STATE_SETTLED: "SETTLED",
 }
 
 
@@ -87,19 +96,10 @@ def _from_filter(message: sampler_pb2.NegativeFilter) -> NegativeFilter:
     return NegativeFilter(message.min_rank, message.max_rank, rewordings=message.rewordings, **margins)
 
 
-def _to_filter(rules: NegativeFilter) -> sampler_pb2.NegativeFilter:
-    return sampler_pb2.NegativeFilter(
-        min_rank=rules.min_rank,
-        max_rank=rules.max_rank,
-        absolute_margin=rules.absolute_margin,
-        relative_margin=rules.relative_margin,
-        rewordings=rules.rewordings,
-    )
-
-
 def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
     """The configuration as the run works by it, defaults filled in."""
     rules = config.rules
+    no_filter = rules.negatives == NegativeFilter()
     message = sampler_pb2.RunConfig(
         corpus=config.corpus,
         oracle=config.oracle,
@@ -112,7 +112,7 @@ def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
         max_negatives_per_query=rules.max_negatives_per_query,
         max_nodes_per_tree=rules.max_nodes_per_tree,
         conditioned=rules.conditioned,
-        negative_filter=None if rules.negatives == NegativeFilter() else _to_filter(rules.negatives),
+        negative_filter=None if no_filter else sampler_pb2.NegativeFilter(**asdict(rules.negatives)),
     )
     if config.version:
         message.model.version = config.version
@@ -136,23 +136,12 @@ def to_run(run: Run) -> sampler_pb2.Run:
     )
 
 
-def to_progress(progress: Progress) -> sampler_pb2.RunProgress:
-    """How far a run is."""
-    return sampler_pb2.RunProgress(
-        trees=progress.trees,
-        trees_done=progress.trees_done,
-        nodes_judged=progress.nodes_judged,
-        nodes_pending=progress.nodes_pending,
-        positives=progress.positives,
-        negatives=progress.negatives,
-        skipped=progress.skipped,
-        judgements=progress.judgements,
-        nodes_failed=progress.nodes_failed,
-        filtered=progress.filtered,
-    )
+def to_progress(progress: RunProgress) -> sampler_pb2.RunProgress:
+    """The progress of a run."""
+    return sampler_pb2.RunProgress(**asdict(progress))
 
 
-def from_sign(sign: types_pb2.PairSign) -> Sign | None:
+def from_sign(sign: types_pb2.PairSign) -> PairSign | None:
     """The sign to list; None for all."""
     return decode_enum(_SIGNS, sign, "sign", None)
 
@@ -214,3 +203,103 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
             )
         )
     return pairs
+
+
+def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
+    """Verdicts as they were sent."""
+    return [
+        (m.premise_id, Verdict(m.judgement, leaf=m.leaf, grade=m.grade if m.HasField("grade") else None))
+        for m in messages
+    ]
+
+
+def from_elapsed(request: sampler_pb2.SubmitVerdictsRequest) -> float | None:
+    """Seconds that the person took; None when it was not said."""
+    return request.elapsed.ToTimedelta().total_seconds() if request.HasField("elapsed") else None
+
+
+def from_state(state: sampler_pb2.TaskState) -> TaskState | None:
+    """The state to list; None for all."""
+    return known(_STATES, state, "state", None)
+
+
+def to_time(at: float) -> datetime:
+    """A moment of Redis's clock."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
+    """A lease with what is to be judged."""
+    return sampler_pb2.Lease(
+        lease_id=leased.lease.id,
+        run_id=leased.record.run_id,
+        task=leased.record.task.to_proto(),
+        expires_at=to_timestamp(to_time(leased.lease.expires_at)),
+    )
+
+
+def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
+    """A task and what people have said of it."""
+    return sampler_pb2.JudgedTask(
+        task=record.task.to_proto(),
+        state=f"TASK_STATE_{record.state}",
+        answers=[
+            sampler_pb2.TaskAnswer(
+                answer_id=answer.id,
+                annotator=answer.annotator,
+                verdicts=_verdicts(answer.verdicts, answer.grades),
+                late=answer.late,
+                at=to_timestamp(to_time(answer.at)),
+                note=answer.note,
+            )
+            for answer in record.answers
+        ],
+        decision=_verdicts(record.decision, {}),
+        conflicts=record.conflicts,
+        adjudicator=record.adjudicator,
+    )
+
+
+def to_agreement(found: Agreement, reports: dict[str, AnnotatorReport]) -> sampler_pb2.GetAgreementResponse:
+    """The figures, and each annotator's."""
+    return sampler_pb2.GetAgreementResponse(
+        cohen_kappa=found.cohen_kappa,
+        fleiss_kappa=found.fleiss_kappa,
+        krippendorff_alpha=found.krippendorff_alpha,
+        candidates=found.candidates,
+        annotators=found.annotators,
+        reports=[
+            sampler_pb2.AnnotatorReport(
+                annotator=name,
+                answers=report.answers,
+                late=report.late,
+                control_verdicts=report.control_verdicts,
+                control_correct=report.control_correct,
+                mean_elapsed=to_duration(report.elapsed_s / max(report.answers, 1)),
+            )
+            for name, report in reports.items()
+        ],
+    )
+
+
+def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
+    """An event."""
+    return sampler_pb2.WatchTasksResponse(
+        seq=event.seq,
+        event=f"TASK_EVENT_{event.event}",
+        task_id=event.task_id,
+        run_id=event.run_id,
+        at=to_timestamp(to_time(event.at)),
+    )
+
+
+def _verdicts(kinds: VerdictKinds, grades: dict[str, float]) -> list[oracle_pb2.Verdict]:
+    verdicts = []
+    for premise_id, kind in kinds.items():
+        verdict = verdict_of(kind, grades.get(premise_id))
+        verdicts.append(
+            oracle_pb2.Verdict(
+                premise_id=premise_id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
+            )
+        )
+    return verdicts

@@ -1,4 +1,4 @@
-"""SamplerService over gRPC: converts and delegates. The calls for people who judge are in `tasks/servicer.py`."""
+"""SamplerService over gRPC: converts and delegates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from aeenc.v1 import sampler_pb2
 from services.kit.convert import to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
-from services.sampler.sampling import Sampling
-from services.sampler.tasks.queue import TaskQueue
-from services.sampler.tasks.review import Review
-from services.sampler.tasks.servicer import TaskCalls
+from services.sampler.execution.sampling import Sampling
+from services.sampler.people.queue import TaskQueue
+from services.sampler.people.review import Review
 
 
-class SamplerServicer(TaskCalls):
+class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Converts, delegates, converts back."""
 
     def __init__(self, sampling: Sampling, queue: TaskQueue, review: Review, server: GrpcServer) -> None:
@@ -66,6 +65,71 @@ class SamplerServicer(TaskCalls):
     ) -> AsyncIterator[sampler_pb2.ExportTreesResponse]:
         async for hypothesis_id, record in self._sampling.export_trees(request.run_id):
             yield sampler_pb2.ExportTreesResponse(hypothesis_id=hypothesis_id, record_json=record)
+
+    async def LeaseTask(self, request: sampler_pb2.LeaseTaskRequest, context: Any) -> sampler_pb2.LeaseTaskResponse:
+        leased = await self._queue.lease(request.run_id, request.annotator, request.max_tasks, request.request_id)
+        return sampler_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
+
+    async def RenewLease(self, request: sampler_pb2.RenewLeaseRequest, context: Any) -> sampler_pb2.RenewLeaseResponse:
+        expires_at = await self._queue.renew(request.lease_id)
+        return sampler_pb2.RenewLeaseResponse(expires_at=to_timestamp(convert.to_time(expires_at)))
+
+    async def ReleaseTask(
+        self, request: sampler_pb2.ReleaseTaskRequest, context: Any
+    ) -> sampler_pb2.ReleaseTaskResponse:
+        await self._queue.release(request.lease_id, request.reason)
+        return sampler_pb2.ReleaseTaskResponse()
+
+    async def SubmitVerdicts(
+        self, request: sampler_pb2.SubmitVerdictsRequest, context: Any
+    ) -> sampler_pb2.SubmitVerdictsResponse:
+        answer_id, late = await self._queue.submit(
+            request.lease_id,
+            convert.from_verdicts(request.verdicts),
+            request.seen_upto,
+            convert.from_elapsed(request),
+            request.client_seq,
+            request.note,
+        )
+        return sampler_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
+
+    async def UndoVerdicts(
+        self, request: sampler_pb2.UndoVerdictsRequest, context: Any
+    ) -> sampler_pb2.UndoVerdictsResponse:
+        undone = await self._review.undo(request.run_id, request.annotator, request.count, request.request_id)
+        return sampler_pb2.UndoVerdictsResponse(answer_ids=undone)
+
+    async def AmendVerdicts(
+        self, request: sampler_pb2.AmendVerdictsRequest, context: Any
+    ) -> sampler_pb2.AmendVerdictsResponse:
+        verdicts = convert.from_verdicts(request.verdicts)
+        answer_id = await self._review.amend(request.answer_id, verdicts, request.annotator, request.request_id)
+        return sampler_pb2.AmendVerdictsResponse(answer_id=answer_id)
+
+    async def Adjudicate(self, request: sampler_pb2.AdjudicateRequest, context: Any) -> sampler_pb2.AdjudicateResponse:
+        verdicts = convert.from_verdicts(request.verdicts)
+        answer_id = await self._review.adjudicate(
+            request.run_id, request.task_id, verdicts, request.adjudicator, request.request_id
+        )
+        return sampler_pb2.AdjudicateResponse(answer_id=answer_id)
+
+    async def GetAgreement(
+        self, request: sampler_pb2.GetAgreementRequest, context: Any
+    ) -> sampler_pb2.GetAgreementResponse:
+        return convert.to_agreement(*await self._review.agreement(request.run_id))
+
+    async def ListTasks(self, request: sampler_pb2.ListTasksRequest, context: Any) -> sampler_pb2.ListTasksResponse:
+        state, after = convert.from_state(request.state), position_of(request.page_token)
+        found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
+        return sampler_pb2.ListTasksResponse(
+            tasks=[convert.to_judged_task(record) for record in found], next_page_token=str(position or "")
+        )
+
+    async def WatchTasks(
+        self, request: sampler_pb2.WatchTasksRequest, context: Any
+    ) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
+        async for event in self._review.watch(request.run_id, request.from_seq):
+            yield convert.to_event(event)
 
     async def GetInfo(
         self, request: sampler_pb2.SamplerServiceGetInfoRequest, context: Any

@@ -13,7 +13,7 @@ from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.oracles.controls import control_items, write_control_items
 from aeenc.trees import Dataset
-from services.sampler.tasks.controls import read_controls
+from services.sampler.people.controls import read_controls
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 

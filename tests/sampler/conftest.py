@@ -1,13 +1,14 @@
-"""The sampler's small world as a fixture."""
+"""The sampler's small world as a fixture, and what several rooms do with it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from aeenc.v1 import index_pb2_grpc, oracle_pb2_grpc
-from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
+import aeenc
+from aeenc.v1 import index_pb2_grpc, oracle_pb2_grpc, sampler_pb2
+from support.worlds.sampler_world import FakeIndex, FakeOracle, World, finish, pair_set, serving
 
 
 @pytest.fixture
@@ -38,3 +39,31 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
                 },
             },
         )
+
+
+@pytest.fixture
+def by_wave_nodes(world: World) -> Callable[..., Awaitable[list[tuple[sampler_pb2.Run, set]]]]:
+    """Runs one configuration with several values of `wave_nodes`, each alone; gives the runs and their pairs."""
+
+    async def runs(*sizes: int, **config: object) -> list[tuple[sampler_pb2.Run, set]]:
+        found = []
+        for size in sizes:
+            async with world.sampler(wave_nodes=size, namespace=f"{world.settings['namespace']}-{size}") as client:
+                run = await finish(client, **config)
+                found.append((run, await pair_set(client, run.id)))
+        return found
+
+    return runs
+
+
+@pytest.fixture
+def until_progress() -> Callable[..., Awaitable[sampler_pb2.RunProgress]]:
+    """Watches a run until a counter of its progress has reached a number; gives the progress."""
+
+    async def wait(client: aeenc.SamplerClient, run_id: str, **least: int) -> sampler_pb2.RunProgress:
+        async for _, seen in client.watch(run_id):
+            if all(getattr(seen.progress, name) >= number for name, number in least.items()):
+                break
+        return seen.progress
+
+    return wait

@@ -18,7 +18,7 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import sampler_pb2
-from services.sampler.tasks.task_store import TaskStore
+from services.sampler.people.task_store import TaskStore
 from support import agreement_reference
 from support.worlds.sampler_world import brute_force, chance, explains, is_leaf, pair_set
 

@@ -1,0 +1,275 @@
+"""Active contrastive sampling (Algorithm 2 of the paper, corrected), as pure state: no clock, no network, no storage.
+
+The result is defined breadth-first per tree, so neither batching nor concurrency can change it:
+
+- one visited set per tree, holding texts; a node is expanded once, at its smallest depth, under the parent that comes
+  first in (depth, order, rank);
+- a level is expanded once all its nodes are judged, in the order of its nodes and of their candidates' ranks;
+- P' and N' of every node are kept (lines 7-8 of the print merge N' only);
+- a query's candidates are its k nearest premises without itself and without its ancestors in the tree. The k nearest
+  depend on the query alone, so an answer about a query in one tree holds in every other tree of the run.
+
+An oracle is assumed to judge a premise by the query. If it decides by the path, the first path asked decides for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
+
+ROOT = 0
+ROUNDS = 8  # at most; only a conditioned node has more than one
+
+
+class PairState(Enum):
+    """The state of a (query, premise) pair in a run, read from a verdict.
+
+    Only a refusal becomes REFUSED (recorded as a negative), FILTERED (recorded as skipped) or REFUSED_UNKEPT (not
+    recorded). An abstention becomes SKIPPED, and so does everything that is missing, unseen or unclear.
+    """
+
+    EXPLAINS = "E"
+    LEAF = "L"
+    REFUSED = "R"
+    REFUSED_UNKEPT = "r"
+    FILTERED = "F"
+    SKIPPED = "S"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the premise explains the query."""
+        return self in {PairState.EXPLAINS, PairState.LEAF}
+
+    @property
+    def refused(self) -> bool:
+        """Whether the oracle saw the premise and refused it."""
+        return self in {PairState.REFUSED, PairState.REFUSED_UNKEPT, PairState.FILTERED}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only."""
+
+    k: int = 20
+    max_depth: int = 8
+    max_judgements: int = 0
+    max_negatives_per_query: int = 0
+    max_nodes_per_tree: int = 0
+    positives_only: bool = False
+    conditioned: bool = False
+    negatives: NegativeFilter = field(default_factory=NegativeFilter)
+
+    @property
+    def worst_case(self) -> int:
+        """The most candidates that one node can put before the oracle."""
+        return self.k * (ROUNDS if self.conditioned else 1)
+
+
+@dataclass(frozen=True)
+class RetrievedPremise:
+    """A premise retrieved for a query: rank from 1 among the query's k nearest, score a cosine."""
+
+    id: str
+    text: str
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Node:
+    """A query in a tree. Ordinals count from 0, the root, in breadth-first order; the root's parent is -1."""
+
+    ordinal: int
+    text: str
+    premise_id: str = ""
+    parent: int = -1
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class AcceptedPremise:
+    """A premise that explains a node's query. A leaf is not expanded."""
+
+    id: str
+    text: str
+    rank: int
+    leaf: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """The tree's share of a judged node. A failed node was never answered: it accepted only what was known before."""
+
+    accepted: tuple[AcceptedPremise, ...] = ()
+    failed: bool = False
+
+
+@dataclass
+class Tree:
+    """One hypothesis and the nodes found below it so far. `depth` is the level in work."""
+
+    index: int
+    hypothesis_id: str
+    nodes: list[Node]
+    results: dict[int, Result] = field(default_factory=dict)
+    depth: int = 0
+
+    def pending(self) -> list[Node]:
+        """The nodes of the current level that still have to be judged, in order."""
+        return [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.results]
+
+    def path(self, node: Node) -> tuple[str, ...]:
+        """The texts from the root to the node's parent."""
+        texts: list[str] = []
+        while node.parent >= ROOT:
+            node = self.nodes[node.parent]
+            texts.append(node.text)
+        return tuple(reversed(texts))
+
+    def next_level(self, rules: Rules) -> list[Node]:
+        """The nodes of the next level, given that the current one is judged. Empty when the tree is finished."""
+        if self.depth >= rules.max_depth:
+            return []
+        visited = {node.text for node in self.nodes}
+        room = rules.max_nodes_per_tree - len(self.nodes) if rules.max_nodes_per_tree else None
+        found: list[Node] = []
+        for parent in self.nodes:
+            if parent.depth != self.depth:
+                continue
+            for premise in self.results[parent.ordinal].accepted:
+                if premise.leaf or premise.text in visited or (room is not None and len(found) >= room):
+                    continue
+                visited.add(premise.text)
+                ordinal = len(self.nodes) + len(found)
+                found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, self.depth + 1))
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The effect of a judged node on the run: the tree's result, the pairs to record, and what is now known.
+
+    `filtered` holds refusals that training must not learn from, each with the reason.
+    """
+
+    result: Result
+    positives: tuple[RetrievedPremise, ...] = ()
+    negatives: tuple[RetrievedPremise, ...] = ()
+    filtered: tuple[tuple[RetrievedPremise, Reason], ...] = ()
+    skipped: tuple[RetrievedPremise, ...] = ()
+    known: Mapping[str, PairState] = field(default_factory=dict)
+
+
+def choose(path: Sequence[str], query: str, nearest: Iterable[RetrievedPremise]) -> list[RetrievedPremise]:
+    """The candidates of a node: the query's nearest premises without itself and its ancestors, best first."""
+    excluded = {query, *path}
+    return [candidate for candidate in nearest if candidate.text not in excluded]
+
+
+def conclude(
+    query: str,
+    candidates: Sequence[RetrievedPremise],
+    nearest: Sequence[RetrievedPremise],
+    known: Mapping[str, PairState],
+    answered: Mapping[str, PairState],
+    rules: Rules,
+) -> Outcome:
+    """Concludes a node from what the run knew of its query and what was answered now."""
+    states = {**known, **answered}
+    accepted: list[AcceptedPremise] = []
+    positives: list[RetrievedPremise] = []
+    for candidate in candidates:
+        state = states.get(candidate.id)
+        if state is not None and state.accepted:
+            accepted.append(AcceptedPremise(candidate.id, candidate.text, candidate.rank, state is PairState.LEAF))
+            if candidate.id in answered:
+                positives.append(candidate)
+    negatives: list[RetrievedPremise] = []
+    filtered: list[tuple[RetrievedPremise, Reason]] = []
+    if not rules.positives_only:
+        negatives, filtered = _refused(query, candidates, nearest, states, rules)
+        states.update((candidate.id, PairState.REFUSED) for candidate in negatives)
+        states.update((candidate.id, PairState.FILTERED) for candidate, _ in filtered)
+    skipped = tuple(candidate for candidate in candidates if answered.get(candidate.id) is PairState.SKIPPED)
+    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, known=states)
+
+
+def _refused(
+    query: str,
+    candidates: Sequence[RetrievedPremise],
+    nearest: Sequence[RetrievedPremise],
+    states: Mapping[str, PairState],
+    rules: Rules,
+) -> tuple[list[RetrievedPremise], list[tuple[RetrievedPremise, Reason]]]:
+    """The refusals to record now: as negatives, best first and capped, and as filtered ones.
+
+    An ancestor of which nothing is known takes one of the capped places, and so does what is left out because of it.
+    All trees in which a query occurs therefore keep the same refusals, in whatever order they are judged, and no query
+    keeps more than `max_negatives_per_query` in the whole run.
+    """
+    usable = {candidate.id for candidate in candidates}
+    ruled = [(candidate, states.get(candidate.id)) for candidate in nearest]
+    refusals = RefusalFilter(
+        rules.negatives,
+        query,
+        [(c.text, c.score) for c, state in ruled if state is not None and state.accepted],
+        [(c.text, c.score) for c, state in ruled if state is None and c.id not in usable],
+    )
+    negatives: list[RetrievedPremise] = []
+    filtered: list[tuple[RetrievedPremise, Reason]] = []
+    most = rules.max_negatives_per_query or len(states) + len(nearest)
+    room = most - sum(state is PairState.REFUSED for state in states.values())
+    places = 0
+    for candidate, state in ruled:
+        if candidate.id not in usable:
+            places += state is None or state.refused
+        elif state is not None and state.refused:
+            reason, for_good = refusals.reason(candidate.text, candidate.rank, candidate.score)
+            places += reason is None or not for_good
+            if reason is not None:
+                if state is PairState.REFUSED_UNKEPT:
+                    filtered.append((candidate, reason))
+            elif state is not PairState.REFUSED and places <= most and len(negatives) < room:
+                negatives.append(candidate)
+    return negatives, filtered
+
+
+def affordable(trees: Sequence[Tree], rules: Rules, judgements: int) -> tuple[list[Tree], bool]:
+    """The first trees to work on together without spending the budget out of order, and whether that is safe.
+
+    `trees` are the unfinished ones in order, `judgements` is what is stored. Without a budget: all. With one: those
+    whose worst cases it covers together, nodes in work included; in whatever order they are asked, nothing is cut off.
+    If it does not even cover the first tree: that one alone, and its level has to be asked in order (not safe).
+    """
+    if not rules.max_judgements:
+        return list(trees), True
+    left = rules.max_judgements - judgements
+    if left <= 0:
+        return [], True
+    chosen: list[Tree] = []
+    for tree in trees:
+        left -= _most_nodes_left(tree, rules, left) * rules.worst_case
+        if left < 0:
+            break
+        chosen.append(tree)
+    return (chosen, True) if chosen else (list(trees[:1]), False)
+
+
+def _most_nodes_left(tree: Tree, rules: Rules, enough: int) -> int:
+    """The most nodes of a tree that may still be judged. Stops counting above `enough`."""
+    level = [node for node in tree.nodes if node.depth == tree.depth]
+    found = len(level) - sum(node.ordinal in tree.results for node in level)
+    below = sum(
+        len(tree.results[node.ordinal].accepted) if node.ordinal in tree.results else rules.worst_case for node in level
+    )
+    for _ in range(tree.depth, rules.max_depth):
+        found += below
+        below *= rules.worst_case
+        if not below or found > enough:
+            break
+    if rules.max_nodes_per_tree:
+        found = min(found, rules.max_nodes_per_tree - len(tree.results))
+    return found

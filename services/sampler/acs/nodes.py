@@ -1,0 +1,100 @@
+"""One node at work, round by round: what was retrieved for it, what is known, what is asked now. Pure values.
+
+nearest ─▶ candidates (without query and ancestors) ─▶ asked (not known yet) ─▶ NodeAnswer ─▶ Outcome
+▲                                                                                          │
+└────── next round: only of a conditioned run, and only after something new was accepted ──┘
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.sampler.acs import algorithm
+from services.sampler.acs.algorithm import Node, Outcome, PairState, RetrievedPremise, Rules, Tree
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """An oracle's answer about one task: a state for each candidate asked about, and the grades given.
+
+    `unknown` counts verdicts on premises that were not asked about. `annotators` names who gave single verdicts, where
+    that is not the answer's `annotator`.
+    """
+
+    task_id: str
+    states: dict[str, PairState]
+    grades: dict[str, float]
+    annotator: str
+    unknown: int
+    annotators: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    def annotator_of(self, premise_id: str) -> str:
+        """Who gave the verdict on a candidate."""
+        return self.annotators.get(premise_id, self.annotator)
+
+
+@dataclass(frozen=True)
+class NodeRound:
+    """A node in one round of retrieval; a run that is not conditioned has one round a node.
+
+    `nearest` and `candidates` are those of all rounds so far. `accepted` (ids) is what this round was conditioned on.
+    """
+
+    tree: Tree
+    node: Node
+    nearest: list[RetrievedPremise]
+    candidates: list[RetrievedPremise]
+    known: Mapping[str, PairState]
+    asked: list[RetrievedPremise]
+    accepted: tuple[str, ...] = ()
+    round: int = 0
+
+    @classmethod
+    def first(cls, tree: Tree, node: Node, known: Mapping[str, PairState]) -> NodeRound:
+        """A node's first round, not yet retrieved for."""
+        return cls(tree, node, [], [], known, [])
+
+    @property
+    def node_id(self) -> str:
+        """Names the node in tasks and pairs."""
+        return f"{self.tree.index}-{self.node.ordinal}"
+
+    @property
+    def part(self) -> str:
+        """Names the round by what it asks: a repeated commit finds the same name, other questions get another."""
+        return f"{self.round}:{hashlib.sha256(' '.join(c.id for c in self.asked).encode()).hexdigest()[:16]}"
+
+    def explaining(self, known: Mapping[str, PairState]) -> list[RetrievedPremise]:
+        """The candidates that are known to explain the query, best first."""
+        return [c for c in self.candidates if (state := known.get(c.id)) is not None and state.accepted]
+
+    def outcome(self, answer: NodeAnswer | None, rules: Rules) -> Outcome:
+        """The outcome of the round; without an answer nothing had to be asked."""
+        answered = answer.states if answer else {}
+        return algorithm.conclude(self.node.text, self.candidates, self.nearest, self.known, answered, rules)
+
+    def failure(self, rules: Rules) -> Outcome:
+        """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
+        return Outcome(replace(self.outcome(None, rules).result, failed=True))
+
+    def next_round(self, outcome: Outcome, rules: Rules) -> NodeRound | None:
+        """The node's next round, not yet retrieved for. None after the last one, or if nothing new was accepted."""
+        accepted = tuple(candidate.id for candidate in self.explaining(outcome.known))
+        if not rules.conditioned or self.round + 1 >= algorithm.ROUNDS or len(accepted) == len(self.accepted):
+            return None
+        return replace(self, known=outcome.known, asked=[], accepted=accepted, round=self.round + 1)
+
+    def with_nearest(self, found: Sequence[RetrievedPremise]) -> NodeRound:
+        """The round with what it has retrieved beyond the rounds before, which is what it asks."""
+        before = {candidate.id for candidate in self.nearest}
+        nearest = [*self.nearest, *(candidate for candidate in found if candidate.id not in before)]
+        candidates = algorithm.choose(self.tree.path(self.node), self.node.text, nearest)
+        asked = [candidate for candidate in candidates if candidate.id not in self.known]
+        return replace(self, nearest=nearest, candidates=candidates, asked=asked)
+
+    def asking(self, most: int) -> NodeRound:
+        """The round limited to its `most` best candidates."""
+        return replace(self, asked=self.asked[:most])

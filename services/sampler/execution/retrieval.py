@@ -1,0 +1,102 @@
+"""Retrieves the nearest premises of a wave's queries, with the run's own encoder version and generation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from aeenc import errors
+from aeenc.calls.retrieval import Hit
+from aeenc.index import IndexClient
+from services.kit.logs import get
+from services.sampler.acs.algorithm import RetrievedPremise
+from services.sampler.records.runs import Run, RunConfig
+
+log = get(__name__)
+
+CALL_TEXTS = 256
+CALL_HITS = 20_000  # keeps an answer below 4 MiB with premises of usual length
+CALL_BYTES = 1024 * 1024
+MAX_ACCEPTED = 1024  # premises that one query may be conditioned on
+PAUSE_S = 0.5
+# The version is loaded again once the encoders have seen the run's label.
+_PASSING = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded, errors.VersionNotLoaded)
+
+Query = tuple[str, tuple[str, ...]]  # a text, and the ids of the premises accepted for it, which it is conditioned on
+
+
+class Retrieval:
+    """Calls Retrieve. `patience_s` is how long a run waits for an index or encoder that is away."""
+
+    def __init__(self, index: IndexClient, patience_s: float) -> None:
+        self._index = index
+        self._patience_s = patience_s
+
+    async def resolve(self, config: RunConfig, text: str) -> tuple[str, str]:
+        """The encoder version and the generation that a run of this configuration uses from now on."""
+        # The label is named, so that a run is not part of a canary's share.
+        label = None if config.version else config.label or "stable"
+        found = await self._index.retrieve(
+            config.corpus,
+            [text],
+            k=1,
+            label=label,
+            version=config.version or None,
+            precision="float32",
+            truncate=True,
+        )
+        return found.model_version, found.generation
+
+    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[RetrievedPremise]]:
+        """The k nearest premises of each query, best first, without the query itself and those accepted.
+
+        Raises what Retrieve raises.
+        """
+        found: list[list[RetrievedPremise]] = []
+        for chunk in _chunks(queries, run.config.rules.k):
+            found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
+        return found
+
+    async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
+        conditioned = any(accepted for _, accepted in queries)
+        give_up_at = time.monotonic() + self._patience_s
+        while True:
+            try:
+                retrieved = await self._index.retrieve(
+                    run.config.corpus,
+                    [text for text, _ in queries],
+                    k=run.config.rules.k,
+                    accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
+                    version=run.model_version,
+                    splits=run.config.splits(),
+                    generation=run.generation,
+                    precision="float32",
+                    truncate=True,  # the oracle sees the whole text; only the encoder sees less of it
+                )
+            except _PASSING as error:
+                if time.monotonic() > give_up_at:
+                    raise
+                log.warning("run waits for the index", run=run.id, reason=error.message)
+                await asyncio.sleep(PAUSE_S)
+            else:
+                return retrieved.results
+
+
+def _ranked(hits: Sequence[Hit]) -> list[RetrievedPremise]:
+    return [RetrievedPremise(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
+
+
+def _chunks(queries: Sequence[Query], k: int) -> list[list[Query]]:
+    most = max(1, min(CALL_TEXTS, CALL_HITS // k))
+    chunks: list[list[Query]] = []
+    size_bytes = 0
+    for query in queries:
+        text, accepted = query
+        query_bytes = len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)
+        if not chunks or len(chunks[-1]) >= most or size_bytes + query_bytes > CALL_BYTES:
+            chunks.append([])
+            size_bytes = 0
+        chunks[-1].append(query)
+        size_bytes += query_bytes
+    return chunks

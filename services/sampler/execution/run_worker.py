@@ -1,0 +1,331 @@
+"""Works on one run in waves of independent nodes, so that no service waits for another.
+
+                  one wave: nodes of many trees                       each node on its own
+    open trees ─▶ retrieve, one call ─▶ ask the oracle, a few calls ─▶ commit: pairs, result, event ─▶ next level
+                         ▲                      │ abstained, missing, unseen: skipped, never a negative
+                         └── conditioned nodes, after new acceptances ◀──┘
+
+While the oracle judges some waves, the encoder works on others, and a tree goes on as soon as its own level is judged.
+Everything that a worker holds is also in Redis: another one that takes the run over starts from there and repeats no
+recorded question. `acs` defines what answers mean, and why neither waves nor their order change the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from aeenc import errors
+from aeenc.oracle import Candidate, Task
+from services.kit.logs import get
+from services.kit.tasks import cancel_all, seen
+from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
+from services.sampler.acs.nodes import NodeAnswer, NodeRound
+from services.sampler.execution.retrieval import Retrieval
+from services.sampler.oracles.answers import UnansweredTask
+from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
+from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Run
+from services.store.life_cycles import WorkLease
+
+log = get(__name__)
+T = TypeVar("T")
+
+REDIS_PAUSE_S = 0.5
+CALL_BYTES = 1024 * 1024  # an oracle's server may accept no more than gRPC's default of 4 MiB
+WAVES = 4  # the nodes in work make at least this many waves, so that some are judged while others are encoded
+WAVES_AT_ENCODER = 2  # with this many, a small wave waits to grow: the encoder always has a next one
+
+
+class RunStopped(Exception):
+    """The run no longer belongs to this worker: it was cancelled, or another sampler took it over."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says why and what to do."""
+
+
+class RunWorker:
+    """Holds one run's open trees. `work` returns when no node is left."""
+
+    def __init__(
+        self,
+        run: Run,
+        lease: WorkLease,
+        store: RunStore,
+        nodes: NodeStore,
+        retrieval: Retrieval,
+        oracle: Gateway,
+        budgets: OracleBudgets,
+        max_nodes: int,
+    ) -> None:
+        self._run, self._lease = run, lease
+        self._rules = run.config.rules
+        self._store, self._nodes = store, nodes
+        self._retrieval, self._oracle, self._budgets = retrieval, oracle, budgets
+        self._max_nodes = max_nodes
+        self._judgements = run.progress.judgements
+        self._open_trees: dict[int, Tree] = {}
+        self._last_index = -1
+        self._all_read = False
+        self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
+        self._waves_at_encoder = 0
+        self._progressed = asyncio.Event()  # something was stored or retrieved, or a wave has ended
+        self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
+        self._refused_by_budget = False
+
+    async def work(self) -> None:
+        """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
+        waves: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                self._progressed.clear()
+                for ended in [wave for wave in waves if wave.done()]:
+                    waves.remove(ended)
+                    ended.result()
+                await self._give_up(idle=not waves)
+                await self._read_trees()
+                await self._advance()
+                while nodes := self._next_wave():
+                    wave = asyncio.create_task(self._run_wave(nodes))
+                    wave.add_done_callback(seen)
+                    waves.add(wave)
+                if waves:
+                    await self._progressed.wait()
+                elif self._refused_by_budget:
+                    raise RunFailed(self._budgets.describe(self._oracle.name, self._oracle.settings.max_judgements))
+                elif self._open_trees or self._all_read:
+                    return
+        finally:
+            await cancel_all(waves)
+
+    async def _read_trees(self) -> None:
+        room = self._max_nodes - len(self._open_trees)
+        if room <= 0 or self._all_read:
+            return
+        after = self._last_index
+        found = await self._patiently(lambda: self._nodes.open_trees(self._run.id, after, room))
+        for tree in found:
+            self._open_trees[tree.index] = tree
+            self._last_index = tree.index
+        self._all_read = len(found) < room
+
+    def _next_wave(self) -> list[tuple[Tree, Node]]:
+        """The nodes of the next wave, in order; none until it is known who is to blame for an unanswered node.
+
+        Of nodes with the same query only one is in work: the others will find its answers. While the encoder has
+        enough to do, a wave waits until it is full. What a budget may not cover is asked in order, one wave at a time;
+        conditioned nodes ask again, so each makes a wave of its own.
+        """
+        if self._unanswered or self._refused_by_budget:
+            return []
+        in_order = [self._open_trees[index] for index in sorted(self._open_trees)]
+        trees, safe = affordable(in_order, self._rules, self._judgements)
+        if self._in_work and not safe:
+            return []
+        full = max(1, self._max_nodes // WAVES) if safe else 1 if self._rules.conditioned else self._max_nodes
+        most = min(full, self._max_nodes - len(self._in_work))
+        wave: list[tuple[Tree, Node]] = []
+        queries = set(self._in_work.values())
+        for tree in trees:
+            for node in tree.pending():
+                if (tree.index, node.ordinal) not in self._in_work and node.text not in queries and len(wave) < most:
+                    queries.add(node.text)
+                    wave.append((tree, node))
+        if not wave or (len(wave) < full and self._waves_at_encoder >= WAVES_AT_ENCODER):
+            return []
+        self._in_work.update(((tree.index, node.ordinal), node.text) for tree, node in wave)
+        self._waves_at_encoder += 1
+        return wave
+
+    async def _run_wave(self, wave: Sequence[tuple[Tree, Node]]) -> None:
+        try:
+            rounds = await self._first_rounds(wave)
+            while rounds:
+                rounds = await self._retrieve(await self._judge(self._within_budget(rounds)))
+        finally:
+            for tree, node in wave:
+                self._in_work.pop((tree.index, node.ordinal), None)
+            self._progressed.set()
+
+    async def _first_rounds(self, wave: Sequence[tuple[Tree, Node]]) -> list[NodeRound]:
+        queries = [node.text for _, node in wave]
+        try:
+            known = await self._patiently(lambda: self._nodes.answers(self._run.id, queries))
+            return await self._retrieve(
+                [NodeRound.first(tree, node, states) for (tree, node), states in zip(wave, known, strict=True)]
+            )
+        finally:
+            self._waves_at_encoder -= 1
+            self._progressed.set()
+
+    async def _retrieve(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
+        """The rounds with what they retrieve."""
+        if not rounds:
+            return []
+        queries = [(one.node.text, one.accepted) for one in rounds]
+        try:
+            found = await self._retrieval.nearest(self._run, queries)
+        except errors.AeencError as error:
+            raise RunFailed(f"{error.message} (then resume the run)") from None
+        return [one.with_nearest(nearest) for one, nearest in zip(rounds, found, strict=True)]
+
+    def _within_budget(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
+        """The rounds that the run's budget still covers, the last one perhaps in part."""
+        if not self._rules.max_judgements:
+            return list(rounds)
+        within: list[NodeRound] = []
+        left = self._rules.max_judgements - self._judgements
+        for one in rounds:
+            if left <= 0:
+                break
+            within.append(one.asking(left))
+            left -= len(within[-1].asked)
+        return within
+
+    async def _judge(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
+        """Asks the oracle in concurrent calls and commits each as soon as it is answered. Returns the next rounds."""
+        granted = await self._within_oracle_budget([one for one in rounds if one.asked])
+        calls = [self._commit([(one, None) for one in rounds if not one.asked])]
+        calls += [self._judge_batch(batch) for batch in batches(granted, self._oracle.settings.batch_tasks)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        try:
+            return [one for following in await asyncio.gather(*tasks) for one in following]
+        except OracleFailed as error:
+            raise RunFailed(str(error)) from None
+        finally:
+            await cancel_all(tasks)
+
+    async def _within_oracle_budget(self, rounds: list[NodeRound]) -> list[NodeRound]:
+        """The rounds that the oracle's own budget covers; once it refuses one, no further wave starts."""
+        limit = self._oracle.settings.max_judgements
+        if not limit or not rounds:
+            return rounds
+        wanted = [(f"{one.node_id}:{one.round}", len(one.asked)) for one in rounds]
+        name = self._oracle.name
+        granted = await self._patiently(lambda: self._budgets.reserve(name, limit, self._run.id, wanted))
+        self._refused_by_budget |= not all(granted)
+        return [one for one, may in zip(rounds, granted, strict=True) if may]
+
+    async def _judge_batch(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
+        if not self._lease.sure:  # else we might repeat what a successor has asked and stored
+            await self._make_sure()
+        by_task = {one.node_id: one for one in rounds}
+        outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])
+        following = await self._commit([(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)])
+        self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
+        return following
+
+    async def _give_up(self, *, idle: bool) -> None:
+        """Counts nodes as failed if they are to blame: the oracle answered others meanwhile, or they failed before.
+
+        Otherwise the run fails and keeps them, once all waves have ended without an answer (`idle`).
+        """
+        unanswered, self._unanswered = self._unanswered, []  # waves in work may add to it meanwhile
+        guilty = [one for one, outcome in unanswered if self._oracle.last_answer_at > outcome.since]
+        doubtful = [(one, outcome) for one, outcome in unanswered if self._oracle.last_answer_at <= outcome.since]
+        if idle and 0 < len(doubtful) <= FEW:
+            ids = [one.node_id for one, _ in doubtful]
+            if await self._patiently(lambda: self._store.suspect(self._run.id, ids)):
+                guilty, doubtful = [*guilty, *(one for one, _ in doubtful)], []
+        await self._store_rounds([(one, one.failure(self._rules), None, True) for one in guilty])
+        self._unanswered += doubtful
+        if idle and doubtful:
+            one, outcome = doubtful[0]
+            raise RunFailed(f"{self._oracle.describe(outcome.reason)} (first unanswered node: {one.node_id})")
+
+    async def _commit(self, judged: Sequence[tuple[NodeRound, NodeAnswer | None]]) -> list[NodeRound]:
+        """Stores what was judged. Returns the next rounds of the nodes that have one."""
+        ended: list[tuple[NodeRound, Outcome, NodeAnswer | None, bool]] = []
+        following: list[NodeRound] = []
+        for one, answer in judged:
+            outcome = one.outcome(answer, self._rules)
+            next_round = one.next_round(outcome, self._rules)
+            ended.append((one, outcome, answer, next_round is None))
+            if next_round is not None:
+                following.append(next_round)
+        await self._store_rounds(ended)
+        return following
+
+    async def _store_rounds(self, ended: Sequence[tuple[NodeRound, Outcome, NodeAnswer | None, bool]]) -> None:
+        commits = [
+            NodeCommit.of_round(self._run, one, outcome, answer, last=last) for one, outcome, answer, last in ended
+        ]
+        await self._write(lambda: self._nodes.commit(self._run.id, self._lease.owner, commits))
+        for (one, outcome, _, last), commit in zip(ended, commits, strict=True):
+            self._judgements += commit.judgements
+            if last:
+                one.tree.results[one.node.ordinal] = outcome.result
+                self._in_work.pop((one.tree.index, one.node.ordinal), None)
+                self._progressed.set()
+
+    async def _advance(self) -> None:
+        """Opens the next level of each tree whose level is judged, and closes the trees that have none."""
+        while ready := [tree for tree in self._open_trees.values() if not tree.pending()]:
+            steps = [TreeAdvance(tree.index, tree.depth, tuple(tree.next_level(self._rules))) for tree in ready]
+            await self._store_levels(steps)
+            for tree, step in zip(ready, steps, strict=True):
+                if not step.nodes:
+                    del self._open_trees[tree.index]
+                tree.nodes.extend(step.nodes)
+                tree.depth += 1
+
+    async def _store_levels(self, steps: Sequence[TreeAdvance]) -> None:
+        await self._write(lambda: self._nodes.advance(self._run.id, self._lease.owner, steps))
+
+    async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> None:
+        """Writes until all is stored. An attempt whose answer got lost does not store anything twice."""
+        while True:
+            written = await self._patiently(write)
+            if "STOPPED" in written:
+                raise RunStopped
+            if "LOST" not in written:
+                return
+            await self._make_sure()
+
+    async def _make_sure(self) -> None:
+        """Returns once the run is ours for sure. Raises RunStopped when another sampler has it."""
+        if not await self._patiently(self._lease.renew):
+            raise RunStopped
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Waits for Redis as long as it takes: the oracle's answers must not be lost."""
+        while True:
+            try:
+                return await call()
+            except errors.Unavailable as error:
+                log.warning("run waits for redis", run=self._run.id, reason=error.message)
+                await asyncio.sleep(REDIS_PAUSE_S)
+
+
+def batches(rounds: Sequence[NodeRound], most_tasks: int) -> list[list[NodeRound]]:
+    """Rounds in calls of at most `most_tasks` tasks and about CALL_BYTES."""
+    found: list[list[NodeRound]] = []
+    size_bytes = 0
+    for one in rounds:
+        round_bytes = sum(len(candidate.text.encode()) + 64 for candidate in one.asked)
+        if not found or len(found[-1]) >= most_tasks or size_bytes + round_bytes > CALL_BYTES:
+            found.append([])
+            size_bytes = 0
+        found[-1].append(one)
+        size_bytes += round_bytes
+    return found
+
+
+def _task(run: Run, node_round: NodeRound) -> Task:
+    """A round as the oracle sees it."""
+    return Task(
+        task_id=node_round.node_id,
+        run_id=run.id,
+        query=node_round.node.text,
+        path=node_round.tree.path(node_round.node),
+        accepted=_candidates(node_round.explaining(node_round.known)),
+        candidates=_candidates(node_round.asked),
+    )
+
+
+def _candidates(premises: Sequence[RetrievedPremise]) -> tuple[Candidate, ...]:
+    return tuple(Candidate(one.id, one.text, one.rank, one.score) for one in premises)

@@ -1,0 +1,249 @@
+"""Finds runs that wait for a sampler, leases them, works on them, and records how they ended.
+
+    poll or wake ─▶ active runs ─▶ room? ─▶ lease ─▶ label run-<id> ─▶ RunWorker ─▶ SUCCEEDED or FAILED
+                                              └── renewed three times a term; lost: the work stops ──┘
+
+A lease keeps two samplers from working on one run. It expires by itself when its sampler is killed. The label keeps
+the encoder version of a live run loaded while `stable` moves on; without it the run works for as long as some other
+label names its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Mapping
+
+from aeenc import errors
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
+from services.kit.readiness import Readiness
+from services.sampler.node_store import NodeStore
+from services.sampler.oracle_budgets import OracleBudgets
+from services.sampler.retrieval import Retrieval
+from services.sampler.run_labels import RunLabels
+from services.sampler.run_lease import RunLease
+from services.sampler.run_store import RunStore
+from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
+from services.sampler.runs import LIVE, Run, State
+from services.sampler.tasks.gateway import Gateway, PeopleGateway
+
+log = get(__name__)
+
+LEASES_A_TERM = 3  # how often a lease is renewed before it would end
+
+
+class RunLabels:
+    """Sets and deletes the labels of runs. Does nothing without a registry."""
+
+    def __init__(self, registry: RegistryClient | None) -> None:
+        self._registry = registry
+
+    async def hold(self, run: Run) -> None:
+        """Points the run's label at its version."""
+        if self._registry is None:
+            return
+        try:
+            await self._registry.set_label(self._label(run), run.model_version)
+        except errors.AeencError as error:
+            log.warning("run goes on without its label", run=run.id, label=self._label(run), reason=error.message)
+
+    async def drop(self, run: Run) -> None:
+        """Deletes the run's label."""
+        if self._registry is None:
+            return
+        try:
+            with contextlib.suppress(errors.NotFound):
+                await self._registry.delete_label(self._label(run))
+        except errors.AeencError as error:
+            log.warning("the label of an ended run stays", run=run.id, label=self._label(run), reason=error.message)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        if self._registry is not None:
+            await self._registry.channel.close()
+
+    @staticmethod
+    def _label(run: Run) -> str:
+        return f"run-{run.id}"
+
+
+class Runner:
+    """Works on at most `max_active_runs` runs at once, between `start` and `stop`.
+
+    Runs that ask a queue of people count separately, up to `max_people_runs`: they wait for days, at little cost.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        nodes: NodeStore,
+        retrieval: Retrieval,
+        oracles: Mapping[str, Gateway],
+        budgets: OracleBudgets,
+        labels: RunLabels,
+        readiness: Readiness,
+        *,
+        instance: str,
+        wave_nodes: int,
+        max_active_runs: int,
+        max_people_runs: int,
+        lease_s: float,
+        poll_s: float,
+    ) -> None:
+        self._store, self._nodes, self._retrieval = store, nodes, retrieval
+        self._oracles, self._budgets = oracles, budgets
+        self._labels, self._readiness = labels, readiness
+        # A restarted process gets another owner: what its predecessor still has in flight must not count as its own.
+        self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
+        self._wave_nodes = wave_nodes
+        self._max_active_runs, self._max_people_runs = max_active_runs, max_people_runs
+        self._lease_s, self._poll_s = lease_s, poll_s
+        self._working: dict[str, asyncio.Task[None]] = {}
+        self._oracle_of: dict[str, str] = {}  # run -> name; of the runs that wait for a sampler or have one
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def active_runs(self) -> list[str]:
+        """The runs that this process works on."""
+        return sorted(self._working)
+
+    @property
+    def waiting_runs(self) -> dict[str, str]:
+        """Those of them that wait for their oracle, each with the reason."""
+        oracles = {run_id: self._oracles.get(self._oracle_of.get(run_id, "")) for run_id in self.active_runs}
+        reasons = {run_id: oracle.waiting(run_id) for run_id, oracle in oracles.items() if oracle is not None}
+        return {run_id: reason for run_id, reason in reasons.items() if reason}
+
+    def start(self) -> None:
+        """Begins to look for runs."""
+        self._loop = asyncio.create_task(self._look())
+
+    def wake(self) -> None:
+        """Looks for runs now instead of at the next poll."""
+        self._wake.set()
+
+    def drop(self, run_id: str) -> None:
+        """Stops working on a run that was cancelled."""
+        if (task := self._working.get(run_id)) is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Lets go of all runs, so that another sampler can take them over at once."""
+        if self._loop is not None:
+            await cancel_all([self._loop])
+        await cancel_all(list(self._working.values()))
+        for oracle in self._oracles.values():
+            await oracle.close()
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                await self._take_runs()
+                self._readiness.serving()
+            except errors.Unavailable as error:
+                self._readiness.degraded(error.message)
+            except Exception as error:  # one failed look must not end the loop
+                log.exception("looking for runs failed")
+                self._readiness.degraded(f"cannot look for runs ({type(error).__name__}); the log has it")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _take_runs(self) -> None:
+        active = await self._store.active()
+        self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
+        for run_id in active:
+            if run_id in self._working:
+                continue
+            if run_id not in self._oracle_of:
+                self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
+            if not self._has_room(run_id):
+                continue
+            lease = self._store.lease(run_id, self._owner, self._lease_s)
+            if await lease.renew():
+                task = asyncio.create_task(self._hold(run_id, lease))
+                self._working[run_id] = task
+                task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
+
+    def _has_room(self, run_id: str) -> bool:
+        """Whether one more run of this kind may be worked on. Those that wait for people take nobody else's place."""
+        people = self._asks_people(run_id)
+        alike = sum(self._asks_people(other) is people for other in self._working)
+        return alike < (self._max_people_runs if people else self._max_active_runs)
+
+    def _asks_people(self, run_id: str) -> bool:
+        oracle = self._oracles.get(self._oracle_of.get(run_id, ""))
+        return oracle is not None and oracle.asks_people
+
+    def _done(self, run_id: str) -> None:
+        del self._working[run_id]
+        self.wake()
+
+    async def _hold(self, run_id: str, lease: WorkLease) -> None:
+        """Works on a run while its lease can be renewed, and gives the lease back."""
+        work = asyncio.create_task(self._work(run_id, lease))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
+                # While Redis is away nobody else can take the run over either.
+                with contextlib.suppress(errors.Unavailable):
+                    if not work.done() and not await lease.renew():
+                        log.warning("run was taken over by another sampler", run=run_id)
+                        return
+            if (error := work.exception()) is not None:
+                log.error("run worker failed", run=run_id, exc_info=error)
+        finally:
+            await cancel_all([work])
+            with contextlib.suppress(errors.Unavailable):
+                await lease.release()
+
+    async def _work(self, run_id: str, lease: WorkLease) -> None:
+        run = await self._store.get(run_id)
+        if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+            return
+        log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
+        await self._labels.hold(run)
+        try:
+            await self._worker(run, lease).work()
+        except RunStopped:
+            log.info("run was stopped", run=run_id)
+        except RunFailed as error:
+            log.warning("run failed", run=run_id, reason=str(error))
+            await self._end(run, "FAILED", str(error))
+        except Exception as error:  # whatever it is, the run has to report it and stay resumable
+            log.exception("run failed unexpectedly", run=run_id)
+            reason = f"internal error ({type(error).__name__}); the sampler's log has it; resume the run to try again"
+            await self._end(run, "FAILED", reason)
+        else:
+            log.info("run succeeded", run=run_id)
+            await self._end(run, "SUCCEEDED", "")
+
+    def _worker(self, run: Run, lease: WorkLease) -> RunWorker:
+        oracle = self._oracles.get(run.config.oracle)
+        if oracle is None:
+            raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
+        oracle.begin()
+        return RunWorker(
+            run,
+            lease,
+            self._store,
+            self._nodes,
+            self._retrieval,
+            oracle,
+            self._budgets,
+            self._wave_nodes,
+        )
+
+    async def _end(self, run: Run, state: RunState, error: str) -> None:
+        while True:
+            try:
+                ended = await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)
+                break
+            except errors.Unavailable:
+                await asyncio.sleep(self._poll_s)
+        if ended == "OK":  # else a successor uses the label
+            await self._labels.drop(run)

@@ -1,0 +1,183 @@
+"""The sampler's calls as one domain object: start, follow, stop and read runs. Transport is in servicer.py."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from aeenc import errors
+from services.kit.convert import position_of
+from services.kit.limits import Limits, check_k, check_texts
+from services.sampler import tree_export
+from services.sampler.node_store import NodeStore
+from services.sampler.pair_log import PairLog
+from services.sampler.retrieval import Retrieval
+from services.sampler.run_labels import RunLabels
+from services.sampler.run_store import RunStore
+from services.sampler.runner import Runner
+from services.sampler.runs import LIVE, Event, Hypothesis, Pair, Progress, Run, RunConfig, Sign
+
+PAGE = 100
+EXPORT_TREES = 100
+
+
+class Sampling:
+    """All runs of one namespace. Raises the classes of `aeenc.errors`."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        nodes: NodeStore,
+        log: PairLog,
+        retrieval: Retrieval,
+        labels: RunLabels,
+        runner: Runner,
+        oracles: Collection[str],
+        limits: Limits,
+        max_hypotheses: int,
+    ) -> None:
+        self._store, self._nodes, self._log = store, nodes, log
+        self._retrieval, self._labels, self._runner = retrieval, labels, runner
+        self.oracles = sorted(oracles)
+        self.limits = limits
+        self.max_hypotheses = max_hypotheses
+
+    async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> tuple[Run, bool]:
+        """Starts a run, resolving encoder version and generation now. True: the run existed before."""
+        await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with 100,000 hypotheses
+        fingerprint = await asyncio.to_thread(config.fingerprint, hypotheses)
+        if config.idempotency_key:
+            existing = await self._store.by_idempotency_key(config.idempotency_key)
+            if existing is not None:
+                return _same(existing, fingerprint), True
+        version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
+        run = Run(
+            id=uuid.uuid4().hex[:16],
+            config=config,
+            state="PENDING",
+            error="",
+            model_version=version,
+            generation=generation,
+            progress=RunProgress(),
+            created_at=datetime.now(UTC),
+            ended_at=None,
+            fingerprint=fingerprint,
+        )
+        stored = await self._store.get(await self._store.create(run, hypotheses))
+        self._runner.wake()
+        return _same(stored, fingerprint), stored.id != run.id
+
+    def _check(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> None:
+        if not config.corpus:
+            raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
+        if config.oracle not in self.oracles:
+            names = ", ".join(self.oracles) or "none; set AEENC_SAMPLER_ORACLES"
+            raise errors.InvalidArgument.field(
+                "config.oracle", f"{config.oracle!r} is unknown; configured are: {names}"
+            )
+        check_k(config.rules.k, self.limits)
+        check_texts([h.text for h in hypotheses], replace(self.limits, items=self.max_hypotheses), "hypotheses")
+        seen: set[str] = set()
+        for position, hypothesis in enumerate(hypotheses):
+            if not hypothesis.id or hypothesis.id in seen:
+                problem = f"{hypothesis.id!r} stands twice" if hypothesis.id else "is empty"
+                raise errors.InvalidArgument.field(
+                    f"hypotheses[{position}].id", f"{problem}; ids must be unique in the run"
+                )
+            seen.add(hypothesis.id)
+
+    async def get(self, run_id: str) -> Run:
+        """A run. Raises NotFound."""
+        return await self._store.get(run_id)
+
+    async def runs(self, page_size: int, page_token: str) -> tuple[list[Run], str]:
+        """A page of runs, newest first, and the token of the next."""
+        before = position_of(page_token)
+        runs, after = await self._store.page(min(page_size or PAGE, self.limits.items), before)
+        return runs, str(after or "")
+
+    def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
+        """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
+        return self._store.watch(run_id, from_seq)
+
+    async def cancel(self, run_id: str, request_id: str) -> Run:
+        """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
+        answer = await self._store.transition(run_id, LIVE, "CANCELLED", request=request_id)
+        run = await self._store.get(run_id)
+        if answer != "OK":
+            raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
+        self._runner.drop(run_id)
+        await self._labels.drop(run)
+        return run
+
+    async def resume(self, run_id: str) -> Run:
+        """Continues a run. One that is live stays as it is: if its sampler is gone, another takes it over."""
+        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING")
+        if answer == "SUCCEEDED":
+            raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
+        self._runner.wake()
+        return await self._store.get(run_id)
+
+    async def pairs(
+        self, run_id: str, page_size: int, page_token: str, sign: PairSign | None
+    ) -> tuple[list[Pair], str]:
+        """A page of a run's pairs in the order they were recorded, and the token of the next."""
+        after = position_of(page_token)
+        await self._store.get(run_id)
+        found, position = await self._log.page(run_id, after, min(page_size or PAGE, self.limits.items), sign)
+        return found, str(position or "")
+
+    async def import_pairs(self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str) -> tuple[str, int]:
+        """Adds pairs judged elsewhere to a run of their own, or to that of an earlier import."""
+        if run_id:
+            run = await self._store.get(run_id)
+            if not run.imported or run.config.corpus != corpus:
+                raise errors.InvalidArgument.field(
+                    "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
+                )
+        else:
+            run_id = uuid.uuid4().hex[:16]
+            run_id = await self._log.claim(request_id, run_id) if request_id else run_id
+            await self._create_import(run_id, corpus, request_id)
+        stamped = [replace(pair, run_id=run_id) for pair in pairs]
+        return run_id, await self._log.add(run_id, stamped, request_id)
+
+    async def _create_import(self, run_id: str, corpus: str, request_id: str) -> None:
+        at = datetime.now(UTC)
+        key = f"import {request_id}" if request_id else ""
+        config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
+        run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
+        await self._store.create(run, [])
+
+    async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
+        """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
+        run = await self._store.get(run_id)
+        amended = tree_export.Amendments(await self._log.amended(run_id))
+        for start in range(0, run.progress.trees, EXPORT_TREES):
+            indexes = range(start, min(start + EXPORT_TREES, run.progress.trees))
+            for tree in await self._nodes.trees(run_id, indexes):
+                record = tree_export.record_json(tree, amended)
+                if record is not None:
+                    yield tree.hypothesis_id, record
+
+    @property
+    def active_runs(self) -> Sequence[str]:
+        """The runs that this process works on."""
+        return self._runner.active_runs
+
+    @property
+    def waiting_runs(self) -> Mapping[str, str]:
+        """Those of them that wait for their oracle, each with the reason."""
+        return self._runner.waiting_runs
+
+
+def _same(run: Run, fingerprint: str) -> Run:
+    if run.fingerprint != fingerprint:
+        raise errors.AlreadyExists(
+            f"idempotency key {run.config.idempotency_key!r} started run {run.id} with another configuration or other "
+            "hypotheses; choose another key"
+        )
+    return run

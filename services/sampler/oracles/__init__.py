@@ -1,0 +1,1 @@
+"""Asks remote oracles: reading of answers, retries, circuit breaker, budgets."""

@@ -1,0 +1,269 @@
+"""Asks one oracle: bounded calls in flight, deadlines, retries, metrics.
+
+    judge ─▶ all tasks in one call ─▶ smaller calls after a failure ─▶ each task alone ─▶ NodeAnswer | UnansweredTask
+                     │ places: at most max_concurrency calls
+                     │ breaker: while the oracle fails, one call at a time tries and the others wait
+                     ▼
+             OracleClient (gRPC) ─▶ read_answers
+
+`run_worker` decides what happens to an unanswered node, `breaker` when an oracle counts as down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from aeenc import errors
+from aeenc.oracle import EXPLAINS, REFUSES, Task
+from aeenc.oracles.client import Answer, OracleClient
+from aeenc.transport.channel import Channel
+from services.kit.logs import get
+from services.sampler.acs.nodes import NodeAnswer
+from services.sampler.oracles.answers import UnansweredTask, read_answers
+from services.sampler.oracles.breaker import Breaker, BreakerDown
+from services.sampler.settings import OracleSettings, QueueSettings
+
+log = get(__name__)
+
+MAX_BACKOFF_S = 5.0
+MAX_ASKED_PAUSE_S = 60.0  # an oracle may ask for a longer pause, up to this
+FIRST_PATIENCE_S = 10.0  # for an oracle that has never answered: it is probably not there, and a person waits
+FEW = 3  # up to this many nodes may be bad themselves; if more get no answer, the oracle is
+# Trying again cannot help: the operator has to change something first.
+_HOPELESS = (errors.Unauthenticated, errors.PermissionDenied, errors.Unimplemented)
+_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
+
+
+@dataclass(frozen=True)
+class _CallReport:
+    """The result of some calls: the tasks answered, those that are not, why, and whether the last call came back.
+
+    `pause_s` is how long the oracle asked to be left alone; `alone` says when each task, by id, was last asked alone.
+    """
+
+    answered: list[NodeAnswer]
+    missing: list[Task]
+    reason: str = ""
+    replied: bool = True
+    pause_s: float = 0.0
+    alone: dict[str, float] = field(default_factory=dict)
+
+
+class OracleFailed(Exception):
+    """The oracle as a whole is down or cannot be used; the message names it, its target and the remedy."""
+
+
+class Gateway(Protocol):
+    """Asks whoever judges for a run: a remote oracle or people."""
+
+    name: str
+    last_answer_at: float
+
+    @property
+    def settings(self) -> OracleSettings | QueueSettings:
+        """Its settings; workers read the budget and how many tasks go into one call."""
+
+    @property
+    def asks_people(self) -> bool:
+        """Whether people answer: their runs wait for days and take little."""
+
+    def begin(self) -> None:
+        """A run begins or goes on."""
+
+    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
+        """Puts tasks before the oracle and waits for its answers. Raises OracleFailed."""
+
+    def describe(self, reason: str) -> str:
+        """The message of a run that failed because of this oracle."""
+
+    def waiting(self, run_id: str) -> str:
+        """The reason why a run waits; empty when it does not."""
+
+    async def close(self) -> None:
+        """Ends its connections and tasks."""
+
+
+class OracleMetrics:
+    """Metrics of all oracles of a sampler."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Counter("aeenc_sampler_oracle_calls", "Calls by outcome", ["oracle", "code"], registry=registry)
+        self._seconds = Histogram(
+            "aeenc_sampler_oracle_seconds", "Duration of calls", ["oracle"], registry=registry, buckets=_BUCKETS_S
+        )
+        self._verdicts = Counter(
+            "aeenc_sampler_oracle_verdicts", "Verdicts by what was read", ["oracle", "ruling"], registry=registry
+        )
+        self._open = Gauge(
+            "aeenc_sampler_oracle_open", "1 while calls wait because the oracle fails", ["oracle"], registry=registry
+        )
+
+    @contextmanager
+    def call(self, oracle: str) -> Iterator[None]:
+        """Counts and times one call. A cancelled one is not counted."""
+        begun = time.monotonic()
+        try:
+            yield
+        except errors.AeencError as error:
+            self._ended(oracle, error.code, begun)
+            raise
+        self._ended(oracle, "OK", begun)
+
+    def _ended(self, oracle: str, code: str, begun: float) -> None:
+        self._calls.labels(oracle, code).inc()
+        self._seconds.labels(oracle).observe(time.monotonic() - begun)
+
+    def read(self, oracle: str, answered: Sequence[NodeAnswer]) -> None:
+        """Counts the verdicts of answers; a verdict on a premise that was not asked about counts as UNKNOWN."""
+        tally = Tally(state.name for answer in answered for state in answer.states.values())
+        tally["UNKNOWN"] = sum(answer.unknown for answer in answered)
+        for name, count in tally.items():
+            self._verdicts.labels(oracle, name).inc(count)
+
+    def open(self, oracle: str, is_open: bool) -> None:
+        """Sets whether calls wait because the oracle fails."""
+        self._open.labels(oracle).set(int(is_open))
+
+
+class OracleGateway:
+    """One configured oracle, shared by all runs of this process."""
+
+    asks_people = False
+
+    def __init__(self, name: str, settings: OracleSettings, metrics: OracleMetrics | None = None) -> None:
+        self.name = name
+        self.settings = settings
+        self.last_answer_at = 0.0
+        channel = Channel(
+            settings.target,
+            token=settings.token,
+            ca=settings.ca,
+            cert=settings.cert,
+            key=settings.key,
+            timeout_s=settings.timeout_s,
+        )
+        self._client = OracleClient(channel)
+        self._places = asyncio.Semaphore(settings.max_concurrency)
+        self._breaker = Breaker(settings.breaker_failures)
+        self._metrics = metrics or OracleMetrics(CollectorRegistry())
+        self._last_reason = ""
+
+    def begin(self) -> None:
+        """A run begins or goes on: tries the oracle at once, however it was before."""
+        self._breaker.try_at_once()
+
+    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
+        """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.
+
+        Tasks that a whole call's attempts leave unanswered are asked one by one, so that one bad task does not take
+        others along; when nobody gets an answer then either, it is the oracle that failed.
+        """
+        since = time.monotonic()
+        together = await self._ask(run_id, tasks, self.settings.max_attempts, patient=len(tasks) > FEW)
+        if not together.missing:
+            return list(together.answered)
+        if len(tasks) == 1:
+            return [UnansweredTask(tasks[0].task_id, together.reason, together.alone.get(tasks[0].task_id, since))]
+        alone_since = time.monotonic()
+        patient = not together.answered and len(together.missing) > FEW
+        probes = await asyncio.gather(*(self._ask(run_id, [task], 1, patient=patient) for task in together.missing))
+        answered = [*together.answered, *(outcome for probe in probes for outcome in probe.answered)]
+        missing = [task for probe in probes for task in probe.missing]
+        if not answered and len(missing) > FEW:
+            raise OracleFailed(self.describe(together.reason))
+        last = await asyncio.gather(*(self._ask(run_id, [task], self.settings.max_attempts) for task in missing))
+        outcomes: list[NodeAnswer | UnansweredTask] = list(answered)
+        for task, asked in zip(missing, last, strict=True):
+            # Silence on this task in calls that answered others is the task's fault; an error may be the oracle's.
+            fair_since = together.alone.get(task.task_id, alone_since)
+            if together.answered and asked.replied:
+                fair_since = since
+            outcomes += asked.answered or [UnansweredTask(task.task_id, asked.reason, fair_since)]
+        return outcomes
+
+    async def _ask(self, run_id: str, tasks: Sequence[Task], attempts: int, *, patient: bool = False) -> _CallReport:
+        """Asks until every task is answered or the attempts are used up; after a failed call in smaller calls.
+
+        A failure counts as no attempt when nobody is there to answer, or when the oracle fails everybody and the caller
+        is `patient`: the breaker then says how long to wait.
+        """
+        answered: list[NodeAnswer] = []
+        alone: dict[str, float] = {}
+        missing, size, attempt = list(tasks), len(tasks), 0
+        while True:
+            parts = [missing[start : start + size] for start in range(0, len(missing), size)]
+            now = time.monotonic()
+            alone |= {part[0].task_id: now for part in parts if len(part) == 1}
+            calls = await asyncio.gather(*(self._call(run_id, part) for part in parts))
+            answered += [one for call in calls for one in call.answered]
+            left = [call for call in calls if call.missing]
+            if not left:
+                return _CallReport(answered, [])
+            missing = [task for call in left for task in call.missing]
+            reason, replied = left[-1].reason, all(call.replied for call in left)
+            away = not self._client.connected or (patient and not answered and self._breaker.open)
+            log.warning("oracle call failed", oracle=self.name, attempt=attempt + 1, tasks=len(missing), reason=reason)
+            if replied or not away:
+                attempt += 1
+                size = size if replied else (size + 1) // 2
+                if attempt >= attempts:
+                    return _CallReport(answered, missing, reason, replied, alone=alone)
+            await asyncio.sleep(self._pause_s(attempt, max(call.pause_s for call in left)))
+
+    async def _call(self, run_id: str, tasks: Sequence[Task]) -> _CallReport:
+        """One call, when its turn comes. Raises OracleFailed when the oracle is down or refuses us."""
+        settings = self.settings
+        patience_s = settings.patience_s if self.last_answer_at else min(settings.patience_s, FIRST_PATIENCE_S)
+        try:
+            async with self._places, self._breaker.call(patience_s):
+                with self._metrics.call(self.name):
+                    answers = await self._client.judge(run_id, tasks, timeout_s=settings.timeout_s)
+        except BreakerDown as down:
+            raise OracleFailed(
+                self.describe(f"{self._last_reason} ({down})", times=down.failures),
+            ) from None
+        except _HOPELESS as error:
+            raise OracleFailed(self.describe(error.message, times=1)) from None
+        except errors.AeencError as error:
+            self._last_reason = error.message
+            pause_s = min(error.retry_after_s or 0.0, MAX_ASKED_PAUSE_S)
+            return _CallReport([], list(tasks), error.message, replied=False, pause_s=pause_s)
+        finally:
+            self._metrics.open(self.name, self._breaker.open)
+        read = read_answers(tasks, answers)
+        if read:
+            self.last_answer_at = time.monotonic()
+        self._metrics.read(self.name, read)
+        done = {one.task_id for one in read}
+        missing = [task for task in tasks if task.task_id not in done]
+        reason = f"no verdict on any candidate of {len(missing)} of {len(tasks)} tasks" if missing else ""
+        return _CallReport(read, missing, reason)
+
+    def _pause_s(self, attempt: int, asked_s: float) -> float:
+        backoff_s: float = min(self.settings.backoff_s * 2.0 ** max(attempt - 1, 0), MAX_BACKOFF_S)
+        return max(backoff_s, asked_s) * random.uniform(1.0, 1.2)  # noqa: S311 -- spreads callers out
+
+    def describe(self, reason: str, *, times: int = 0) -> str:
+        """The message of a run that failed because of this oracle."""
+        return (
+            f"oracle {self.name!r} at {self.settings.target} failed {times or self.settings.max_attempts} times: "
+            f"{reason}; start or repair it (aeenc oracle …), then resume the run: "
+            "nothing that it answered is asked again"
+        )
+
+    def waiting(self, run_id: str) -> str:  # noqa: ARG002 -- all runs wait together
+        """The reason why a run waits; empty when it does not."""
+        return f"oracle {self.name!r} fails and is tried again: {self._last_reason}" if self._breaker.open else ""
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._client.channel.close()

@@ -1,0 +1,159 @@
+"""Puts a run's nodes into a queue of people, and returns them once they are decided for good.
+
+    judge ─▶ put tasks ─▶ people lease and answer (`queue`) ─▶ decided for undo_s ─▶ settle ─▶ NodeAnswer
+
+It is a `Gateway` like that of a remote oracle, so a worker does not know whom it asks. It waits as long as people take.
+Their answers are in Redis, so a worker that takes the run over finds them there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from aeenc import errors
+from aeenc.oracle import Task
+from aeenc.oracles.client import Answer as OracleAnswer
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
+from services.sampler.oracle_gateway import Judged, OracleGateway, Unanswered, read_answers
+from services.sampler.run_store import RunStore
+from services.sampler.runs import Run
+from services.sampler.tasks import steps
+from services.sampler.tasks.changes import TaskChanges
+from services.sampler.tasks.deciding import verdict_of
+from services.sampler.tasks.queue import TaskQueue
+from services.sampler.tasks.record import Choice, TaskRecord, task_name
+from services.sampler.tasks.settings import QueueSettings
+from services.sampler.tasks.task_store import TaskStore
+
+log = get(__name__)
+
+POLL_S = 0.25
+AWAY_PAUSE_S = 1.0
+
+Waiting = tuple[Task, "asyncio.Future[TaskRecord]"]
+
+
+class PeopleGateway:
+    """One human queue, shared by all runs of this process."""
+
+    asks_people = True
+
+    def __init__(self, name: str, settings: QueueSettings, runs: RunStore, tasks: TaskStore, queue: TaskQueue) -> None:
+        self.name = name
+        self.settings = settings
+        self.last_answer_at = 0.0  # never read: people leave no task unanswered for good
+        self._runs, self._tasks, self._queue = runs, tasks, queue
+        self._known: dict[str, Run] = {}
+        self._new: dict[tuple[str, str], Waiting] = {}
+        self._waiting: dict[tuple[str, str], Waiting] = {}
+        self._serving: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Does nothing: people are always there."""
+
+    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
+        """Puts tasks before people and waits until each is decided and can no longer be taken back."""
+        futures = [asyncio.get_running_loop().create_future() for _ in tasks]
+        keys = [(run_id, task_name(task.query, task.candidates)) for task in tasks]
+        for key, task, future in zip(keys, tasks, futures, strict=True):
+            self._new[key] = (task, future)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        try:
+            records = await asyncio.gather(*futures)
+        finally:
+            for key in keys:
+                self._new.pop(key, None)
+                self._waiting.pop(key, None)
+        return list(read_answers(tasks, [_answer(record, task) for record, task in zip(records, tasks, strict=True)]))
+
+    def describe(self, reason: str) -> str:
+        """The message of a run that failed because of this queue."""
+        return f"queue {self.name!r} failed: {reason}; resume the run: nothing that was answered is asked again"
+
+    def waiting(self, run_id: str) -> str:
+        """The reason why a run waits; empty when it does not."""
+        tasks = sum(of_run == run_id for of_run, _ in (*self._new, *self._waiting))
+        return f"{tasks} task{'s' * (tasks != 1)} before the people of queue {self.name!r}" if tasks else ""
+
+    async def close(self) -> None:
+        """Stops waiting; what waits stays in Redis."""
+        if self._serving is not None:
+            await cancel_all([self._serving])
+
+    async def _serve(self) -> None:
+        """Queues what is new and looks for what is decided, for all callers of `judge` together."""
+        while self._new or self._waiting:
+            try:
+                await self._queue_new()
+                for run_id in {run_id for run_id, _ in self._waiting}:
+                    await self._look(await self._run(run_id))
+            except errors.Unavailable as error:
+                log.warning("human queue waits for redis", queue=self.name, reason=error.message)
+                await asyncio.sleep(AWAY_PAUSE_S)
+            except Exception:  # one task must not keep all others from their answers
+                log.exception("human queue failed; it tries again", queue=self.name)
+                await asyncio.sleep(AWAY_PAUSE_S)
+            await asyncio.sleep(POLL_S)
+
+    async def _queue_new(self) -> None:
+        new = dict(self._new)
+        await self._tasks.put(
+            [
+                TaskRecord(run_id, replace(task, task_id=name), self.settings.overlap, self.settings.policy)
+                for (run_id, name), (task, _) in new.items()
+            ]
+        )
+        for run_id in {run_id for run_id, _ in new}:
+            ids = [task_id for of_run, task_id in new if of_run == run_id]
+            found, _ = await self._tasks.read_many(run_id, ids)
+            for record in found:
+                key = (run_id, record.task.task_id)
+                if waiting := self._new.pop(key, None):
+                    self._waiting[key] = waiting
+                    if record.settled:  # by a worker that died before it committed it
+                        self._resolve(record)
+
+    async def _look(self, run: Run) -> None:
+        await self._queue.sweep(run)
+        for name in await self._tasks.decided(run.id, self.settings.undo_s):
+            if waiting := self._waiting.get((run.id, name)):
+                settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting[0].task_id)
+                record, _ = await self._tasks.apply(run, name, settle)
+                if record.settled:
+                    self._resolve(record)
+
+    def _resolve(self, record: TaskRecord) -> None:
+        _, future = self._waiting.pop((record.run_id, record.task.task_id), (None, None))
+        if future is not None and not future.done():
+            future.set_result(record)
+
+    async def _run(self, run_id: str) -> Run:
+        if run_id not in self._known:
+            self._known[run_id] = await self._runs.get(run_id)
+        return self._known[run_id]
+
+
+def _answer(record: TaskRecord, task: Task) -> OracleAnswer:
+    """The decision as the oracle protocol has it: given by all who answered, except where an adjudicator decided."""
+    verdicts = []
+    for candidate in task.candidates:  # a resumed run may ask for fewer than at first
+        grades = [answer.grades[candidate.id] for answer in record.answers if candidate.id in answer.grades]
+        grade = math.fsum(grades) / len(grades) if grades else None
+        verdict = verdict_of(record.settled.get(candidate.id, VerdictKind.UNSEEN), grade)
+        adjudicator = record.adjudicator if candidate.id in record.adjudicated else ""
+        verdicts.append((candidate.id, replace(verdict, annotator=adjudicator)))
+    who = ", ".join(sorted(answer.annotator for answer in record.answers))
+    return OracleAnswer(task.task_id, tuple(verdicts), who, _notes(record))
+
+
+def _notes(record: TaskRecord) -> str:
+    """The remarks of all who answered, with their names where there are several."""
+    if len(record.answers) == 1:
+        return record.answers[0].note
+    return "; ".join(f"{answer.annotator}: {answer.note}" for answer in record.answers if answer.note)

@@ -1,0 +1,181 @@
+"""Lets people lease, renew, give back and answer the tasks of runs.
+
+    LeaseTask ─▶ sweep expired leases ─▶ best waiting task (or a control item) ─▶ lease
+    SubmitVerdicts ─▶ answer ─▶ decided once `overlap` people have answered ─▶ `gateway` hands it to the run
+
+Nobody gets a task that others hold or that they have judged themselves. A lease lasts three times the mean answer time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aeenc import errors
+from services.sampler.people import steps
+from services.sampler.people.controls import Control, control_record
+from services.sampler.people.decisions import SentVerdicts
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Run
+from services.sampler.settings import QueueSettings
+
+LEASE_TIMES = 3.0  # of the mean answer time
+MAX_TASKS = 64
+READ = 32
+
+
+@dataclass(frozen=True)
+class LeasedTask:
+    """A task with the lease that a person holds on it."""
+
+    lease: Lease
+    record: TaskRecord
+
+
+class TaskQueue:
+    """The human queues of one namespace. Raises the classes of `aeenc.errors`."""
+
+    def __init__(
+        self,
+        runs: RunStore,
+        tasks: TaskStore,
+        queues: Mapping[str, QueueSettings],
+        controls: Mapping[str, Sequence[Control]],
+    ) -> None:
+        self._runs, self._tasks = runs, tasks
+        self._queues, self._controls = queues, controls
+        self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
+
+    async def lease(self, run_id: str, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
+        """At most `max_tasks` tasks for a person, of one run or (empty) of any live one. None if nothing waits."""
+        check_annotator(annotator)
+        wanted = max_tasks or 1
+        if wanted > MAX_TASKS:
+            raise errors.InvalidArgument.field("max_tasks", f"is {max_tasks}; give 1 to {MAX_TASKS}")
+        request = ("lease", annotator, request_id) if request_id else ()
+        if request and (earlier := await self._leased_before(request)):
+            return earlier
+        leased: list[LeasedTask] = []
+        for run in await self._open_runs(run_id):
+            await self.sweep(run)
+            while len(leased) < wanted:
+                one = await self._take(run, annotator, len(leased), request)
+                if one is None:
+                    break
+                leased.append(one)
+        return leased
+
+    async def renew(self, lease_id: str) -> float:
+        """When a renewed lease ends, in seconds of Redis's clock."""
+        run, task_id = await self._of(lease_id)
+        lease_s = await self.lease_s(run.config.oracle)
+        record, _ = await self._tasks.apply(run, task_id, lambda old, at: steps.renew(old, lease_id, at, lease_s))
+        return next(lease.expires_at for lease in record.leases if lease.id == lease_id)
+
+    async def release(self, lease_id: str, reason: str) -> None:
+        """Gives a task back unanswered."""
+        run, task_id = await self._of(lease_id)
+        await self._tasks.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024]))
+
+    async def submit(
+        self, lease_id: str, verdicts: SentVerdicts, seen_upto: int, elapsed_s: float | None, client_seq: int, note: str
+    ) -> tuple[str, bool]:
+        """Takes an answer; gives its id, and whether it came after its lease had ended."""
+        run, task_id = await self._of(lease_id)
+        record, answer_id = await self._tasks.apply(
+            run,
+            task_id,
+            lambda old, at: steps.submit(old, lease_id, verdicts, seen_upto, elapsed_s, client_seq, at, note),
+        )
+        return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
+
+    async def sweep(self, run: Run) -> None:
+        """Ends the leases of a run whose time is over, so that their tasks wait again."""
+        for task_id in await self._tasks.overdue(run.id):
+            await self._tasks.apply(run, task_id, steps.expire)
+
+    async def lease_s(self, queue: str) -> float:
+        """The seconds that a lease of this queue lasts."""
+        settings = self._queues.get(queue) or QueueSettings()
+        mean_s = await self._tasks.mean_answer_s(queue)
+        lease_s = max(LEASE_TIMES * mean_s, settings.min_lease_s) if mean_s else settings.first_lease_s
+        return min(lease_s, steps.MAX_HELD_S)
+
+    async def _open_runs(self, run_id: str) -> list[Run]:
+        if run_id:
+            run = await self._runs.get(run_id)
+            if run.config.oracle not in self._queues:
+                raise errors.NotFound(
+                    f"run {run_id} has no queue: its oracle {run.config.oracle!r} is not among {sorted(self._queues)}"
+                )
+            return [] if run.ended else [run]
+        found = [await self._runs.get(active) for active in await self._runs.active()]
+        return sorted((run for run in found if run.config.oracle in self._queues), key=lambda run: run.created_at)
+
+    async def _of(self, lease_id: str) -> tuple[Run, str]:
+        run_id, task_id = parts_of(lease_id, "lease")
+        try:
+            return await self._runs.get(run_id), task_id
+        except errors.NotFound:
+            raise errors.NotFound(f"no lease {lease_id!r}; LeaseTask gives leases") from None
+
+    async def _leased_before(self, request: tuple[str, ...]) -> list[LeasedTask]:
+        found: list[LeasedTask] = []
+        while lease_id := await self._tasks.made((*request, str(len(found)))):
+            run_id, task_id = parts_of(lease_id, "lease")
+            record = (await self._tasks.read(run_id, task_id)).record
+            found += [LeasedTask(lease, record) for lease in record.leases if lease.id == lease_id] if record else []
+        return found
+
+    async def _take(self, run: Run, annotator: str, taken: int, request: tuple[str, ...]) -> LeasedTask | None:
+        """Leases the best task that this person may take."""
+        lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
+        numbered = (*request, str(taken)) if request else ()
+        async with self._picking:
+            while True:
+                overtaken = False
+                for chunk in _chunks(await self._candidates(run, annotator, taken)):
+                    found, at = await self._tasks.read_many(run.id, chunk)
+                    for record in found:
+                        if not record.open_to(annotator, at):
+                            continue
+                        lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
+                        change = steps.lease(record, annotator, lease_id, at, lease_s)
+                        if await self._tasks.write(change, run.config.oracle, at, numbered):
+                            return LeasedTask(change.record.leases[-1], change.record)
+                        overtaken = True
+                if not overtaken:
+                    return None
+
+    async def _candidates(self, run: Run, annotator: str, taken: int) -> list[str]:
+        """The waiting tasks that this person has not judged, after a control item when one is due."""
+        waiting = await self._tasks.waiting(run.id)
+        if not waiting:
+            return []
+        answered = await self._tasks.answered_by(run.id, annotator)
+        done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
+        new = [task_id for task_id in waiting if task_id not in done]
+        controls = self._controls.get(run.config.oracle, ())
+        share = self._queues[run.config.oracle].control_share
+        if not new or not controls or _chance(run.id, annotator, len(answered) + taken) >= share:
+            return new
+        for record in (control_record(run, control) for control in controls):
+            if record.task.task_id not in done:
+                await self._tasks.put([record])
+                return [record.task.task_id, *new]
+        return new
+
+
+def _chance(*parts: object) -> float:
+    """A number in [0, 1) that depends on its arguments alone, so that a retry draws the same one."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), READ):
+        yield ids[start : start + READ]

@@ -1,0 +1,235 @@
+"""Handles answers after they were given: undo, amend, adjudicate, list, measure agreement, watch.
+
+amend or adjudicate ─▶ the run has recorded the node? ─▶ step ─▶ corrected pairs, appended to the run's pair log
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from aeenc import errors
+from services.sampler.acs.negatives import RefusalFilter
+from services.sampler.people import steps
+from services.sampler.people.agreement import Agreement, agreement_apart
+from services.sampler.people.controls import right_and_judged
+from services.sampler.people.decisions import SentVerdicts
+from services.sampler.people.task_store import TaskEvent, TaskStore
+from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
+from services.sampler.records.node_store import NodeStore
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import UNDECIDED, Pair, PairSign, Run
+
+PAGE = 100
+MAX_PAGE = 500
+WATCH_WAIT_MS = 1000
+REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
+
+
+@dataclass
+class AnnotatorReport:
+    """The work of one annotator in a run."""
+
+    answers: int = 0
+    late: int = 0
+    control_verdicts: int = 0
+    control_correct: int = 0
+    elapsed_s: float = 0.0
+
+
+class Review:
+    """The answers of the human queues of one namespace. Raises the classes of `aeenc.errors`."""
+
+    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog) -> None:
+        self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
+        self._agreeing = asyncio.Lock()  # one agreement process at a time
+
+    async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
+        """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""
+        check_annotator(annotator)
+        run = await self._runs.get(run_id)
+        undone: list[str] = []
+        for number in range(count or 1):
+            request = ("undo", run_id, annotator, request_id, str(number)) if request_id else ()
+            if request and (earlier := await self._tasks.made(request)):
+                undone.append(earlier)
+                continue
+            answers = await self._tasks.answered_by(run_id, annotator)
+            if not answers:
+                break
+            try:
+                undone.append(await self._undo_one(run, answers[-1], request))
+            except errors.FailedPrecondition:
+                if not undone:
+                    raise
+                break
+        if not undone:
+            raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
+        return undone
+
+    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...]) -> str:
+        _, task_id = parts_of(answer_id, "answer")
+        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request)
+        return answer_id
+
+    async def amend(self, answer_id: str, verdicts: SentVerdicts, annotator: str, request_id: str) -> str:
+        """Replaces single verdicts of an answer, and the pairs that the run has made of it."""
+        check_annotator(annotator)
+        run_id, task_id = parts_of(answer_id, "answer")
+        run = await self._runs.get(run_id)
+        request = ("amend", answer_id, request_id) if request_id else ()
+        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
+            await self._await_commit(run, before)
+        record, amended = await self._tasks.apply(
+            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request
+        )
+        await self._correct(run, record, amended, annotator)
+        return amended
+
+    async def adjudicate(
+        self, run_id: str, task_id: str, verdicts: SentVerdicts, adjudicator: str, request_id: str
+    ) -> str:
+        """Decides a conflict. Gives the id of the decision."""
+        check_annotator(adjudicator, "adjudicator")
+        run = await self._runs.get(run_id)
+        request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
+        record, made = await self._tasks.apply(
+            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request
+        )
+        await self._correct(run, record, made, adjudicator)
+        return made
+
+    async def _await_commit(self, run: Run, record: TaskRecord) -> None:
+        """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""
+        if not record.settled:
+            return
+        tree, _, ordinal = record.node_id.partition("-")
+        [found] = await self._nodes.trees(run.id, [int(tree)])
+        if int(ordinal) in found.results:
+            return
+        if (await self._runs.get(run.id)).ended:
+            raise errors.FailedPrecondition(
+                f"run {run.id} ended before it recorded node {record.node_id}; resume it first (aeenc resume {run.id})"
+            )
+        raise errors.Unavailable(f"run {run.id} is about to record node {record.node_id}; try again in a moment")
+
+    async def _correct(self, run: Run, record: TaskRecord, made: str, who: str) -> None:
+        """Adds the pairs that replace those of the run, once for each amendment or decision.
+
+        If somebody has changed the task meanwhile, their pairs may precede ours: the latest verdicts are added again.
+        """
+        if not record.settled:
+            return
+        await self._await_commit(run, record)
+        while True:
+            if pairs := corrected_pairs(run, record, who):
+                await self._pairs.add(run.id, pairs, f"amend {made} {record.revision}")
+            latest = (await self._tasks.read(run.id, record.task.task_id)).record
+            if latest is None or latest.revision == record.revision:
+                return
+            record = latest
+
+    async def tasks(self, run_id: str, state: TaskState | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
+        """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
+        await self._runs.get(run_id)
+        size = min(limit or PAGE, MAX_PAGE)
+        ids = await self._tasks.task_ids(run_id, after, size)
+        found, _ = await self._tasks.read_many(run_id, ids)
+        shown = [record for record in found if not record.control and (state is None or record.state == state)]
+        return shown, after + size if len(ids) == size else 0
+
+    async def agreement(self, run_id: str) -> tuple[Agreement, dict[str, AnnotatorReport]]:
+        """The agreement of a run's annotators, and a report on each."""
+        await self._runs.get(run_id)
+        ratings: list[Mapping[str, bool]] = []
+        reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
+        position = 0
+        while ids := await self._tasks.task_ids(run_id, position, PAGE):
+            position += len(ids)
+            for record in (await self._tasks.read_many(run_id, ids))[0]:
+                _count(record, reports)
+                if not record.control:
+                    ratings += _ratings(record)
+        async with self._agreeing:
+            return await agreement_apart(ratings), dict(sorted(reports.items()))
+
+    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[TaskEvent]:
+        """The events of a run's tasks until it has ended, or (empty) of all, without end.
+
+        Raises FailedPrecondition (EVENTS_GONE) when one of all was trimmed before it could be read.
+        """
+        if run_id:
+            await self._runs.get(run_id)
+        seq = max(from_seq, 1) - 1
+        while True:
+            ended = bool(run_id) and (await self._runs.get(run_id)).ended
+            events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
+            for event in events:
+                if seq and event.seq != seq + 1:
+                    raise errors.FailedPrecondition(
+                        f"event {seq + 1} is no longer kept, the first one is {event.seq}; watch from there, or a run",
+                        reason="EVENTS_GONE",
+                    )
+                yield event
+                seq = event.seq
+            if ended and not events:
+                return
+
+
+def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
+    """Each candidate's verdicts by annotator, where they are a yes or a no."""
+    return [
+        {
+            answer.annotator: answer.verdicts[candidate.id].accepts
+            for answer in record.answers
+            if answer.verdicts[candidate.id].decides
+        }
+        for candidate in record.task.candidates
+    ]
+
+
+def _count(record: TaskRecord, reports: dict[str, AnnotatorReport]) -> None:
+    for answer in record.answers:
+        report = reports[answer.annotator]
+        report.answers += 1
+        report.late += answer.late
+        report.elapsed_s += answer.elapsed_s
+        if record.control:
+            right, judged = right_and_judged(record, answer.verdicts)
+            report.control_correct += right
+            report.control_verdicts += judged
+
+
+def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
+    """A pair for each candidate whose verdict has changed since the run went on, best rank first.
+
+    A refusal passes the run's negative filter like any other, beside what is accepted now of the same task.
+    """
+    changed = steps.corrections(record)
+    holding = {**record.settled, **changed}
+    candidates = record.task.candidates
+    accepted = [(candidate.text, candidate.score) for candidate in candidates if holding[candidate.id].accepts]
+    refusals = RefusalFilter(run.config.rules.negatives, record.task.query, accepted, [])
+    pairs = []
+    for candidate in candidates:
+        verdict = changed.get(candidate.id)
+        if verdict is None:
+            continue
+        filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
+        sign, reason = _sign(verdict, filtered or "", positives_only=run.config.rules.positives_only)
+        query, node_id = record.task.query, record.node_id
+        pairs.append(run.pair(query, candidate, sign, reason=reason, node_id=node_id, annotator=who, amended=True))
+    return pairs
+
+
+def _sign(verdict: VerdictKind, filtered: str, *, positives_only: bool) -> tuple[PairSign, str]:
+    if verdict.accepts:
+        return "POSITIVE", ""
+    if verdict is not VerdictKind.REFUSED:
+        return "SKIPPED", UNDECIDED
+    if positives_only:
+        return "SKIPPED", REFUSED
+    return ("SKIPPED", filtered) if filtered else ("NEGATIVE", "")

@@ -1,0 +1,273 @@
+"""Pure steps of a task, from one record to the next, with the log entries and events of each.
+
+    WAITING ─ lease, submit (overlap times) ─▶ DECIDED ─ undo_s later: settle ─▶ SETTLED ─ amend ─▶ corrections
+       ▲                                          │ ▲
+       └───────────────── undo ───────────────────┘ └── adjudicate ── CONFLICT ◀── people disagree
+
+No clock, no storage, no randomness: times and ids are arguments. A step that is not allowed raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aeenc import errors
+from services.sampler.people.decisions import SentVerdicts, complete, decide, read_verdicts
+from services.sampler.people.tasks import (
+    EventName,
+    Lease,
+    TaskAnswer,
+    TaskRecord,
+    VerdictKind,
+    VerdictKinds,
+    answer_dict,
+    codes,
+)
+from services.sampler.records.runs import MAX_NOTE
+
+MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
+MIN_ELAPSED_S = 0.1
+
+Events = tuple[tuple[EventName, str], ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step: the record after it, entries for the verdict log and the watchers, and the id that the caller gets.
+
+    `answered` is an answer that holds from now on, `undone` one that no longer holds, `person` the one who gave them.
+    """
+
+    record: TaskRecord
+    events: Events = ()
+    log: tuple[dict[str, Any], ...] = ()
+    id: str = ""
+    elapsed_s: float | None = None
+    answered: str = ""
+    undone: str = ""
+    person: str = ""
+
+
+def expire(record: TaskRecord, at: float) -> Change:
+    """Ends the leases whose time is over. The answer may still come; it is then late."""
+    over = [lease for lease in record.leases if not lease.ended and lease.expires_at <= at]
+    leases = tuple(replace(lease, ended="EXPIRED") if lease in over else lease for lease in record.leases)
+    return Change(replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in over))
+
+
+def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s: float) -> Change:
+    """Gives the task to a person who may take it."""
+    swept = expire(record, at)
+    taken = Lease(lease_id, annotator, at, at + min(lease_s, MAX_HELD_S))
+    after = replace(swept.record, leases=(*swept.record.leases, taken))
+    return Change(after, (*swept.events, ("LEASED", annotator)), id=lease_id)
+
+
+def renew(record: TaskRecord, lease_id: str, at: float, lease_s: float) -> Change:
+    """Lets a lease end a lease time from now, and an hour after it was given at the latest."""
+    held = _lease(record, lease_id)
+    if not held.live(at):
+        raise errors.FailedPrecondition(f"lease {lease_id} is over ({_why(held)})", reason="LEASE_EXPIRED")
+    until = max(held.expires_at, min(at + lease_s, held.taken_at + MAX_HELD_S))
+    return Change(_with_lease(record, replace(held, expires_at=until)))
+
+
+def release(record: TaskRecord, lease_id: str, at: float, reason: str) -> Change:
+    """Gives the task back unanswered; it goes to the end of the queue. A lease that is over stays as it is."""
+    held = _lease(record, lease_id)
+    if not held.live(at):
+        return Change(record)
+    entry = {"op": "RELEASE", "annotator": held.annotator, "lease_id": lease_id, "reason": reason, "at": at}
+    given_back = replace(_with_lease(record, replace(held, ended="RELEASED")), returned=record.returned + 1)
+    return Change(given_back, (("RELEASED", held.annotator),), (entry,))
+
+
+def submit(
+    record: TaskRecord,
+    lease_id: str,
+    verdicts: SentVerdicts,
+    seen_upto: int,
+    elapsed_s: float | None,
+    seq: int,
+    at: float,
+    note: str = "",
+) -> Change:
+    """Takes an answer, in time or late, once. A retry of the same `seq` gets the id of its first attempt."""
+    held = _lease(record, lease_id)
+    if held.ended == "ANSWERED":
+        if held.client_seq == seq:
+            return Change(record, id=held.answer_id)
+        message = f"lease {lease_id} was answered before, as {held.answer_id}; amend that answer"
+        raise errors.FailedPrecondition(message, reason="LEASE_ANSWERED")
+    if held.ended == "RELEASED":
+        message = f"lease {lease_id} was given back; lease the task again"
+        raise errors.FailedPrecondition(message, reason="LEASE_RELEASED")
+    if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
+        message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
+        raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
+    chosen, grades = read_verdicts(record.task, verdicts)
+    took_s = min(max(at - held.taken_at if elapsed_s is None else elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
+    answer = TaskAnswer(
+        id=_answer_id(record),
+        annotator=held.annotator,
+        lease_id=lease_id,
+        verdicts=complete(record.task, chosen, seen_upto),
+        grades=grades,
+        seen_upto=seen_upto,
+        elapsed_s=took_s,
+        late=not held.live(at),
+        at=at,
+        note=note[:MAX_NOTE],
+    )
+    swept = expire(record, at)
+    after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
+    after = replace(after, answers=(*record.answers, answer), made=record.made + 1, undone=False)
+    after, surplus = _without_surplus(after, held.annotator, at)
+    return _decided(
+        Change(
+            after,
+            (*swept.events, *surplus, ("ANSWERED", held.annotator)),
+            ({"op": "ANSWER", **answer_dict(answer)},),
+            id=answer.id,
+            elapsed_s=took_s,
+            answered=answer.id,
+            person=held.annotator,
+        ),
+        at,
+    )
+
+
+def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
+    """Takes an answer back, as long as the run has not used it."""
+    answer = _answer(record, answer_id)
+    if record.settled or record.adjudicator:
+        why = "was adjudicated" if record.adjudicator else f"has become pairs of run {record.run_id}"
+        raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
+    entry = {"op": "UNDO", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
+    left = tuple(other for other in record.answers if other.id != answer_id)
+    change = Change(
+        replace(record, answers=left, undone=True),
+        (("UNDONE", answer.annotator),),
+        (entry,),
+        id=answer_id,
+        undone=answer_id,
+        person=answer.annotator,
+    )
+    return _decided(change, at)
+
+
+def amend(record: TaskRecord, answer_id: str, verdicts: SentVerdicts, annotator: str, at: float) -> Change:
+    """Replaces single verdicts of an answer that holds; the new answer has an id of its own."""
+    answer = _answer(record, answer_id)
+    chosen, grades = read_verdicts(record.task, verdicts)
+    if not chosen:
+        raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
+    amended = replace(
+        answer,
+        id=_answer_id(record),
+        verdicts={**answer.verdicts, **chosen},
+        grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **grades},
+        at=at,
+        by=annotator,
+    )
+    answers = tuple(amended if other.id == answer_id else other for other in record.answers)
+    entry = {"op": "AMEND", "supersedes": answer_id, **answer_dict(amended)}
+    change = Change(
+        replace(record, answers=answers, made=record.made + 1, decided_at=0.0),
+        (("AMENDED", annotator),),
+        (entry,),
+        id=amended.id,
+        answered=amended.id,
+        undone=answer_id,
+        person=answer.annotator,
+    )
+    return _decided(change, at)
+
+
+def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at: float) -> Change:
+    """Decides the candidates in conflict, and others that the adjudicator names."""
+    if not record.conflicts:
+        raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
+    chosen, _ = read_verdicts(record.task, verdicts)
+    missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
+    if missing:
+        raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")
+    answer_id = _answer_id(record)
+    entry = {"op": "ADJUDICATE", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
+    after = replace(record, adjudicated={**record.adjudicated, **chosen}, adjudicator=adjudicator, made=record.made + 1)
+    return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id), at)
+
+
+def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
+    """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens."""
+    if record.state != "DECIDED" or at < record.decided_at + undo_s:
+        return Change(record)
+    return Change(replace(record, settled=record.decision, node_id=node_id), (("SETTLED", ""),))
+
+
+def corrections(record: TaskRecord) -> VerdictKinds:
+    """The current verdicts that differ from those the run went on with, now or at any time. In conflict: abstained."""
+    now = {**dict.fromkeys(record.conflicts, VerdictKind.ABSTAINED), **record.decision}
+    return {
+        premise_id: now[premise_id]
+        for premise_id, settled in record.settled.items()
+        if now[premise_id] is not settled or premise_id in record.corrected
+    }
+
+
+def _decided(change: Change, at: float) -> Change:
+    """The decision after a change of answers, and a CONFLICT event where there was none before."""
+    record = change.record
+    if record.control or len(record.answers) < record.overlap:
+        return replace(change, record=replace(record, decision={}, conflicts=(), decided_at=0.0))
+    found = decide(record.task.candidates, record.answers, record.policy, record.adjudicated)
+    decided_at = 0.0 if found.conflicts else (record.decided_at or at)
+    events = change.events
+    if found.conflicts and not record.conflicts:
+        events = (*events, ("CONFLICT", ""))
+    after = replace(record, decision=found.verdicts, conflicts=found.conflicts, decided_at=decided_at)
+    after = replace(after, corrected=tuple(corrections(after)))
+    return replace(change, record=after, events=events)
+
+
+def _without_surplus(record: TaskRecord, annotator: str, at: float) -> tuple[TaskRecord, Events]:
+    """Ends the leases that a late answer made needless: the person's other ones, and the youngest beyond the room."""
+    room = record.overlap - len(record.answers)
+    others = [lease for lease in record.held(at) if lease.annotator != annotator]
+    kept = sorted(others, key=lambda lease: lease.taken_at)[:room]
+    surplus = [lease for lease in record.held(at) if lease not in kept]
+    leases = tuple(replace(lease, ended="MOOT") if lease in surplus else lease for lease in record.leases)
+    return replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in surplus)
+
+
+def _lease(record: TaskRecord, lease_id: str) -> Lease:
+    for held in record.leases:
+        if held.id == lease_id:
+            return held
+    raise errors.NotFound(f"no lease {lease_id!r}; LeaseTask gives leases")
+
+
+def _answer(record: TaskRecord, answer_id: str) -> TaskAnswer:
+    for answer in record.answers:
+        if answer.id == answer_id:
+            return answer
+    number = answer_id.rpartition(".")[2]
+    if number.isdecimal() and 1 <= int(number) <= record.made:
+        raise errors.FailedPrecondition(f"answer {answer_id} no longer holds: it was amended or taken back")
+    raise errors.NotFound(f"no answer {answer_id!r}; SubmitVerdicts and ListTasks name answers")
+
+
+def _with_lease(record: TaskRecord, changed: Lease) -> TaskRecord:
+    leases = tuple(changed if lease.id == changed.id else lease for lease in record.leases)
+    return replace(record, leases=leases)
+
+
+def _answer_id(record: TaskRecord) -> str:
+    return f"{record.run_id}.{record.task.task_id}.{record.made + 1}"
+
+
+def _why(held: Lease) -> str:
+    return {"": "its time has run out", "EXPIRED": "its time has run out", "MOOT": "others have answered"}.get(
+        held.ended, held.ended.lower()
+    )

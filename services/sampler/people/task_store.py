@@ -1,0 +1,385 @@
+"""The tasks of human queues in Redis: read with Redis's own time, written only if nobody else wrote meanwhile.
+
+    apply: read record and time ─▶ step (pure) ─▶ write if the revision is still the same ─▶ done
+              ▲                                        └── else again, at most ATTEMPTS times ──┐
+              └─────────────────────────────────────────────────────────────────────────────────┘
+
+`steps` decides what may happen; one script stores a step whole or not at all. Entries of streams are numbered one by
+one. Those of a run are never trimmed; of the events of all queues the last ones are kept. Every method raises
+Unavailable when Redis is away. What `write` has acknowledged is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+from aeenc import errors
+from services.sampler.people import tasks as records
+from services.sampler.people.steps import Change
+from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.runs import Run
+from services.store.life_cycles import digest
+from services.store.redis import key_prefix, unavailable_if_down
+
+Step = Callable[[TaskRecord, float], Change]
+
+ATTEMPTS = 50
+PAUSE_S = 0.005
+REQUEST_TTL_S = 86_400
+EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
+# A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
+# what was given back.
+_BACK, _BEGUN, _FIRST = 10**7, 10**9, 10**12
+
+
+_APPEND = """
+local function append(key, ...)
+  local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  local number = last and tonumber(string.match(last[1], '^%d+')) + 1 or 1
+  redis.call('XADD', key, string.format('%d-0', number), 'format_version', 1, ...)
+end
+-- an event of a run's queue, and of all, of which so many are kept
+local function note(of_run, of_all, kept, event, run, task, annotator, at)
+  for _, key in ipairs({of_run, of_all}) do
+    append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
+  end
+  redis.call('XTRIM', of_all, 'MAXLEN', '~', kept)
+end
+-- a task has its place in a sorted set, or none
+local function place(key, score, task)
+  if score ~= '' then redis.call('ZADD', key, score, task) else redis.call('ZREM', key, task) end
+end
+"""
+
+# KEYS: task, index, waiting, events, all events
+# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept
+_PUT = (
+    _APPEND
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local number = redis.call('RPUSH', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
+if ARGV[6] == '1' then
+  redis.call('ZADD', KEYS[3], number, ARGV[1])
+  note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
+end
+return 1
+"""
+)
+
+# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request
+# ARGV: revision, record, plan (JSON, see `TaskStore.write`)
+_WRITE = (
+    _APPEND
+    + """
+if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
+local plan = cjson.decode(ARGV[3])
+redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
+place(KEYS[2], plan.waiting, plan.task)
+for _, lease in ipairs(plan.leases) do redis.call('ZADD', KEYS[3], lease[2], lease[1]) end
+for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
+place(KEYS[4], plan.decided, plan.task)
+for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
+for _, event in ipairs(plan.events) do
+  note(KEYS[6], KEYS[7], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
+end
+if plan.elapsed_ms ~= '' then
+  redis.call('HINCRBY', KEYS[8], 'answers', 1)
+  redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
+end
+if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
+if plan.answered ~= '' then redis.call('RPUSH', KEYS[9], plan.answered) end
+if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
+return 1
+"""
+)
+
+
+class TaskKeys:
+    """Keys of one namespace. All of one run's start with `aeenc:<namespace>:1:run:<id>:`."""
+
+    def __init__(self, namespace: str) -> None:
+        self._prefix = key_prefix(namespace)
+        self._run = f"{self._prefix}run:"
+        self.all_events = f"{self._prefix}task-events"
+
+    def task(self, run_id: str, task_id: str) -> str:
+        """A task: what it asks, its record, its revision, its place in the queue (hash)."""
+        return f"{self._run}{run_id}:task:{task_id}"
+
+    def index(self, run_id: str) -> str:
+        """The ids of the run's tasks in the order in which they were queued (list)."""
+        return f"{self._run}{run_id}:tasks"
+
+    def waiting(self, run_id: str) -> str:
+        """The tasks that somebody may take, best first (sorted set)."""
+        return f"{self._run}{run_id}:tasks:waiting"
+
+    def leases(self, run_id: str) -> str:
+        """The leases that nothing has ended yet, by the millisecond at which they end (sorted set)."""
+        return f"{self._run}{run_id}:tasks:leases"
+
+    def decided(self, run_id: str) -> str:
+        """The tasks whose decision can still be taken back, by the millisecond of the decision (sorted set)."""
+        return f"{self._run}{run_id}:tasks:decided"
+
+    def verdicts(self, run_id: str) -> str:
+        """The verdict log: every answer, undo, amendment and adjudication (stream, ids `<seq>-0`)."""
+        return f"{self._run}{run_id}:verdicts"
+
+    def events(self, run_id: str) -> str:
+        """The events of the run's tasks (stream, ids `<seq>-0`)."""
+        return f"{self._run}{run_id}:task-events"
+
+    def answered_by(self, run_id: str, annotator: str) -> str:
+        """The ids of a person's answers that hold, oldest first (list)."""
+        return f"{self._run}{run_id}:answered-by:{digest(annotator)}"
+
+    def pace(self, queue: str) -> str:
+        """The pace of answers: their number and their milliseconds (hash)."""
+        return f"{self._prefix}queue:{queue}:pace"
+
+    def request(self, *parts: str) -> str:
+        """Maps a caller's request id to the id of what it made (string with a time to live)."""
+        return f"{self._prefix}task-request:{digest(repr(parts))}"
+
+
+@dataclass(frozen=True)
+class TaskEvent:
+    """One event of a queue; `seq` counts from 1 in the run's events, or in all."""
+
+    seq: int
+    event: str
+    run_id: str
+    task_id: str
+    annotator: str
+    at: float
+
+
+@dataclass(frozen=True)
+class TaskSnapshot:
+    """A task as it is, the time, and what an earlier attempt of the same request has made."""
+
+    record: TaskRecord | None
+    at: float
+    made: str = ""
+
+
+class TaskStore:
+    """Tasks of one namespace."""
+
+    def __init__(self, redis: Redis, keys: TaskKeys) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._keys = keys
+        self._put: Any = redis.register_script(_PUT)
+        self._write: Any = redis.register_script(_WRITE)
+
+    async def put(self, new: Sequence[TaskRecord]) -> None:
+        """Queues tasks; those that exist stay as they are."""
+        if not new:
+            return
+        keys = self._keys
+        async with unavailable_if_down("queue tasks"):
+            at = await self._now()
+            pipe = self._redis.pipeline(transaction=False)
+            for one in new:
+                run_id, task_id = one.run_id, one.task.task_id
+                await self._put(
+                    keys=[
+                        keys.task(run_id, task_id),
+                        keys.index(run_id),
+                        keys.waiting(run_id),
+                        keys.events(run_id),
+                        keys.all_events,
+                    ],
+                    args=[
+                        task_id,
+                        run_id,
+                        records.task_json(one.task),
+                        one.to_json(),
+                        at,
+                        int(not one.control),
+                        EVENTS_KEPT,
+                    ],
+                    client=pipe,
+                )
+            await pipe.execute()
+
+    async def read(self, run_id: str, task_id: str, request: Sequence[str] = ()) -> TaskSnapshot:
+        """One task, the time, and what the request has made before."""
+        async with unavailable_if_down(f"read task {task_id} of run {run_id}"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(self._keys.task(run_id, task_id))
+            if request:
+                pipe.get(self._keys.request(*request))
+            (seconds, microseconds), row, *made = await pipe.execute()
+        return TaskSnapshot(
+            _record(row) if row else None, seconds + microseconds / 1e6, (made[0] or "") if made else ""
+        )
+
+    async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
+        """Tasks by id, and the time."""
+        async with unavailable_if_down(f"read tasks of run {run_id}"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            for task_id in task_ids:
+                pipe.hgetall(self._keys.task(run_id, task_id))
+            (seconds, microseconds), *rows = await pipe.execute()
+        return [_record(row) for row in rows if row], seconds + microseconds / 1e6
+
+    async def write(self, change: Change, queue: str, at: float, request: Sequence[str] = ()) -> bool:
+        """Writes a change of the record that was read. False: somebody was faster; read it again."""
+        after = change.record
+        run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
+        plan = {
+            "run": run_id,
+            "task": task_id,
+            "at": _iso(at),
+            "waiting": _score(after, at),
+            "leases": [[held.id, _ms(held.expires_at)] for held in after.leases if not held.ended],
+            "ended": [held.id for held in after.leases if held.ended],
+            "decided": _ms(after.decided_at) if after.state == "DECIDED" else "",
+            "log": [json.dumps(entry) for entry in change.log],
+            "events": change.events,
+            "events_kept": EVENTS_KEPT,
+            "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
+            "answered": change.answered,
+            "undone": change.undone,
+            "request": change.id if request else "",
+            "request_ttl_s": REQUEST_TTL_S,
+        }
+        async with unavailable_if_down(f"store task {task_id} of run {run_id}"):
+            written = await self._write(
+                keys=[
+                    keys.task(run_id, task_id),
+                    keys.waiting(run_id),
+                    keys.leases(run_id),
+                    keys.decided(run_id),
+                    keys.verdicts(run_id),
+                    keys.events(run_id),
+                    keys.all_events,
+                    keys.pace(queue),
+                    keys.answered_by(run_id, change.person),
+                    keys.request(*request),
+                ],
+                args=[after.revision, after.to_json(), json.dumps(plan)],
+            )
+        return bool(written)
+
+    async def apply(self, run: Run, task_id: str, step: Step, request: Sequence[str] = ()) -> tuple[TaskRecord, str]:
+        """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
+
+        Raises NotFound for an unknown task, Aborted when others keep changing it, and whatever the step raises.
+        """
+        for _ in range(ATTEMPTS):
+            read = await self.read(run.id, task_id, request)
+            if read.record is None:
+                raise errors.NotFound(f"run {run.id} has no task {task_id!r}; ListTasks names those there are")
+            if read.made:
+                return read.record, read.made
+            change = step(read.record, read.at)
+            if change.record is read.record or change.record == read.record:
+                return read.record, change.id
+            if await self.write(change, run.config.oracle, read.at, request):
+                return replace(change.record, revision=change.record.revision + 1), change.id
+            await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
+        raise errors.Aborted(f"task {task_id} of run {run.id} is changed by too many at once; try again")
+
+    async def made(self, request: Sequence[str]) -> str:
+        """The id that a request has made before; empty when it has not."""
+        async with unavailable_if_down("look a request up"):
+            return await self._redis.get(self._keys.request(*request)) or ""
+
+    async def waiting(self, run_id: str) -> list[str]:
+        """The tasks that somebody may take, best first."""
+        async with unavailable_if_down(f"read the queue of run {run_id}"):
+            found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), 0, -1)
+            return found
+
+    async def overdue(self, run_id: str) -> list[str]:
+        """The tasks of the leases whose time is over."""
+        async with unavailable_if_down(f"read the leases of run {run_id}"):
+            at = await self._now_s()
+            leases = await self._redis.zrangebyscore(self._keys.leases(run_id), "-inf", _ms(at))
+        return sorted({lease.split(".")[1] for lease in leases})
+
+    async def decided(self, run_id: str, undo_s: float) -> list[str]:
+        """The tasks whose decision can no longer be taken back and has not gone to the run."""
+        async with unavailable_if_down(f"read the decisions of run {run_id}"):
+            at = await self._now_s()
+            found: list[str] = await self._redis.zrangebyscore(self._keys.decided(run_id), "-inf", _ms(at - undo_s))
+            return found
+
+    async def task_ids(self, run_id: str, after: int, limit: int) -> list[str]:
+        """Tasks of a run in the order in which they were queued, from a position on."""
+        async with unavailable_if_down(f"list the tasks of run {run_id}"):
+            found: list[str] = await self._redis.lrange(self._keys.index(run_id), after, after + limit - 1)
+            return found
+
+    async def answered_by(self, run_id: str, annotator: str) -> list[str]:
+        """The ids of a person's answers in a run that hold, oldest first."""
+        async with unavailable_if_down(f"read the answers of {annotator}"):
+            found: list[str] = await self._redis.lrange(self._keys.answered_by(run_id, annotator), 0, -1)
+            return found
+
+    async def mean_answer_s(self, queue: str) -> float:
+        """The seconds that an answer takes on average; 0 before the first one."""
+        async with unavailable_if_down(f"read the pace of queue {queue}"):
+            answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
+        return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0
+
+    async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
+        """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""
+        key = self._keys.events(run_id) if run_id else self._keys.all_events
+        async with unavailable_if_down("read the events of tasks"):
+            answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
+        return [_event(entry_id, values) for entry_id, values in (answer[0][1] if answer else [])]
+
+    async def verdict_log(self, run_id: str) -> list[dict[str, Any]]:
+        """The whole verdict log of a run, oldest first."""
+        async with unavailable_if_down(f"read the verdict log of run {run_id}"):
+            entries = await self._redis.xrange(self._keys.verdicts(run_id))
+        return [{"task": values["task"], **json.loads(values["entry"])} for _, values in entries]
+
+    async def _now_s(self) -> float:
+        seconds, microseconds = await self._redis.time()
+        return float(seconds + microseconds / 1e6)
+
+    async def _now(self) -> str:
+        return _iso(await self._now_s())
+
+
+def _record(row: dict[str, str]) -> TaskRecord:
+    task = records.task_from_json(row["task"])
+    return records.from_json(task, row["record"], int(row["place"]), int(row["revision"]))
+
+
+def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:
+    at = datetime.fromisoformat(values["at"]).timestamp()
+    seq = int(entry_id.partition("-")[0])
+    return TaskEvent(seq, values["event"], values["run"], values["task"], values["annotator"], at)
+
+
+def _score(record: TaskRecord, at: float) -> str:
+    """Where the task stands in the queue; empty: nobody may take it."""
+    if record.control or record.state != "WAITING" or record.free(at) <= 0:
+        return ""
+    begun = _BEGUN if record.answers else 0
+    return str(record.place + _BACK * record.returned - begun - (_FIRST if record.undone else 0))
+
+
+def _ms(at: float) -> str:
+    return str(int(at * 1000))
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()

@@ -1,0 +1,225 @@
+"""A task with its leases, answers and decision. Values and JSON; `steps` has the rules.
+
+Times are seconds of Redis's clock. A task is named after its query and candidates, so nodes of several trees that ask
+the same question share it. A lease id is `<run>.<task>.<random>`, an answer id `<run>.<task>.<number>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any, Literal
+
+from aeenc import errors
+from aeenc.oracle import Candidate, Task
+
+FORMAT_VERSION = 1
+
+Policy = Literal["majority", "adjudicate"]
+Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
+TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED"]
+EventName = Literal[
+    "QUEUED", "LEASED", "ANSWERED", "EXPIRED", "CONFLICT", "ADJUDICATED", "RELEASED", "UNDONE", "AMENDED", "SETTLED"
+]
+
+
+class VerdictKind(Enum):
+    """One person's verdict on one candidate. LEAF explains, too, and needs no explanation itself."""
+
+    EXPLAINS = "E"
+    LEAF = "L"
+    REFUSED = "R"
+    ABSTAINED = "A"
+    UNSEEN = "U"
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the candidate explains the query."""
+        return self in {VerdictKind.EXPLAINS, VerdictKind.LEAF}
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is a yes or a no."""
+        return self.accepts or self is VerdictKind.REFUSED
+
+
+VerdictKinds = dict[str, VerdictKind]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A task held by one person. `ended` stays empty while at most the clock has ended it; MOOT: others answered."""
+
+    id: str
+    annotator: str
+    taken_at: float
+    expires_at: float
+    ended: Ending = ""
+    answer_id: str = ""
+    client_seq: int = 0
+
+    def live(self, at: float) -> bool:
+        """Whether it holds the task."""
+        return not self.ended and at < self.expires_at
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone."""
+
+    id: str
+    annotator: str
+    lease_id: str
+    verdicts: VerdictKinds
+    grades: dict[str, float]
+    seen_upto: int
+    elapsed_s: float
+    late: bool
+    at: float
+    by: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task with everything that has happened to it so far.
+
+    `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
+    makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `settled` is the decision that
+    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since.
+    """
+
+    run_id: str
+    task: Task
+    overlap: int
+    policy: Policy
+    gold: dict[str, bool] = field(default_factory=dict)
+    leases: tuple[Lease, ...] = ()
+    answers: tuple[TaskAnswer, ...] = ()
+    made: int = 0
+    returned: int = 0
+    undone: bool = False
+    adjudicated: VerdictKinds = field(default_factory=dict)
+    adjudicator: str = ""
+    decision: VerdictKinds = field(default_factory=dict)
+    conflicts: tuple[str, ...] = ()
+    decided_at: float = 0.0
+    settled: VerdictKinds = field(default_factory=dict)
+    node_id: str = ""
+    corrected: tuple[str, ...] = ()
+    place: int = 0
+    revision: int = 0
+
+    @property
+    def control(self) -> bool:
+        """Whether it measures annotators. A control item does not belong to a node of the run."""
+        return bool(self.gold)
+
+    @property
+    def state(self) -> TaskState:
+        """Its state, as TaskState in sampler.proto."""
+        if self.conflicts:
+            return "CONFLICT"
+        if self.settled:
+            return "SETTLED"
+        return "DECIDED" if self.decided_at else "WAITING"
+
+    def held(self, at: float) -> list[Lease]:
+        """The leases that hold it, oldest first."""
+        return [lease for lease in self.leases if lease.live(at)]
+
+    def free(self, at: float) -> int:
+        """The number of people who may still take it."""
+        return self.overlap - len(self.answers) - len(self.held(at))
+
+    def open_to(self, annotator: str, at: float) -> bool:
+        """Whether this person may take it: there is room, and it is not theirs already."""
+        mine = any(a.annotator == annotator for a in self.answers) or any(
+            lease.annotator == annotator for lease in self.held(at)
+        )
+        return not mine and self.free(at) > 0 and self.state == "WAITING"
+
+    def to_json(self) -> str:
+        """The part that changes, as stored; `task_json` has the rest, which is stored once."""
+        stored = asdict(replace(self, task=_NO_TASK))
+        for fixed in ("run_id", "task", "place", "revision"):
+            stored.pop(fixed)
+        for name in ("adjudicated", "decision", "settled"):
+            stored[name] = codes(getattr(self, name))
+        stored["answers"] = [answer_dict(answer) for answer in self.answers]
+        return json.dumps({"format_version": FORMAT_VERSION, **stored})
+
+
+def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
+    """Reads what `to_json` wrote."""
+    stored: dict[str, Any] = json.loads(text)
+    stored.pop("format_version")
+    for name in ("adjudicated", "decision", "settled"):
+        stored[name] = _kinds(stored[name])
+    stored["leases"] = tuple(Lease(**lease) for lease in stored["leases"])
+    stored["answers"] = tuple(_answer(answer) for answer in stored["answers"])
+    for name in ("conflicts", "corrected"):
+        stored[name] = tuple(stored[name])
+    return TaskRecord(task.run_id, task, **stored, place=place, revision=revision)
+
+
+def task_name(query: str, candidates: Sequence[Candidate]) -> str:
+    """The id of a task."""
+    asked = json.dumps([query, [candidate.id for candidate in candidates]])
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def task_json(task: Task) -> str:
+    """The part of a task that never changes, as stored."""
+    return json.dumps({"format_version": FORMAT_VERSION, **asdict(task)})
+
+
+def task_from_json(text: str) -> Task:
+    """Reads what `task_json` wrote."""
+    stored: dict[str, Any] = json.loads(text)
+    stored.pop("format_version")
+    stored["path"] = tuple(stored["path"])
+    for name in ("accepted", "candidates"):
+        stored[name] = tuple(Candidate(**candidate) for candidate in stored[name])
+    return Task(**stored)
+
+
+def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
+    """An answer as stored. Its verdicts are the field `choices` there."""
+    stored = asdict(answer)
+    del stored["verdicts"]
+    return {**stored, "choices": codes(answer.verdicts)}
+
+
+def _answer(stored: dict[str, Any]) -> TaskAnswer:
+    fields = {name: value for name, value in stored.items() if name != "choices"}
+    return TaskAnswer(**fields, verdicts=_kinds(stored["choices"]))
+
+
+def codes(verdicts: VerdictKinds) -> dict[str, str]:
+    """Verdicts as stored."""
+    return {premise_id: verdict.value for premise_id, verdict in verdicts.items()}
+
+
+def _kinds(stored: dict[str, str]) -> VerdictKinds:
+    return {premise_id: VerdictKind(code) for premise_id, code in stored.items()}
+
+
+def parts_of(made_id: str, what: str) -> tuple[str, str]:
+    """Run and task of a lease or answer id. Raises NotFound if the id has another form."""
+    parts = made_id.split(".")
+    if len(parts) != 3 or not all(parts):
+        raise errors.NotFound(f"no {what} {made_id!r}")
+    return parts[0], parts[1]
+
+
+def check_annotator(annotator: str, field: str = "annotator") -> None:
+    """Refuses an empty name and one over 200 characters."""
+    if not annotator.strip() or len(annotator) > 200:
+        raise errors.InvalidArgument.field(field, "is empty or over 200 characters; say who judges")
+
+
+_NO_TASK = Task("", "", "", (), (), ())

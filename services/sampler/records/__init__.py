@@ -1,0 +1,1 @@
+"""Keeps runs, their trees and their pairs in Redis."""

@@ -1,0 +1,289 @@
+"""The trees of runs in Redis, and what each run knows of its queries.
+
+One script commits a node whole: pairs, result, knowledge, counters, event. Committing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Literal, Self
+
+from redis.asyncio import Redis
+
+from services.sampler.acs.algorithm import (
+    ROOT,
+    AcceptedPremise,
+    Node,
+    Outcome,
+    PairState,
+    Result,
+    RetrievedPremise,
+    Tree,
+)
+from services.sampler.acs.nodes import NodeAnswer, NodeRound
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.run_store import EMIT
+from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Pair, PairSign, Run
+from services.store.life_cycles import digest, now
+from services.store.redis import unavailable_if_down
+
+# OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
+Written = Literal["OK", "DONE", "LOST", "STOPPED"]
+
+# A worker may write only while it holds the run's lease and the run is running.
+_FENCE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
+if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
+"""
+
+# KEYS: run, lease, tree, pairs, events, answers
+# ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
+#       negatives, filtered, skipped, judgements, failed, then pairs
+_COMMIT = (
+    EMIT
+    + _FENCE
+    + """
+if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
+if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
+for i = 14, #ARGV do
+  local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
+  redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
+end
+redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[13])
+redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[13])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', 0 - ARGV[5])
+for i, name in ipairs({'positives', 'negatives', 'filtered', 'skipped', 'judgements'}) do
+  redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i])
+end
+emit(KEYS[1], KEYS[5], ARGV[2])
+return 'OK'
+"""
+)
+
+# KEYS: run, lease, tree, events, open.  ARGV: owner, now, tree index, its depth, then ordinal and node by turns
+_ADVANCE = (
+    EMIT
+    + _FENCE
+    + """
+if (redis.call('HGET', KEYS[3], 'depth') or '0') ~= ARGV[4] then return 'DONE' end
+if not redis.call('ZSCORE', KEYS[5], ARGV[3]) then return 'DONE' end
+if #ARGV == 4 then
+  redis.call('ZREM', KEYS[5], ARGV[3])
+  redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
+  emit(KEYS[1], KEYS[4], ARGV[2])
+  return 'OK'
+end
+redis.call('HSET', KEYS[3], 'depth', ARGV[4] + 1)
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 4) / 2)
+return 'OK'
+"""
+)
+
+
+@dataclass(frozen=True)
+class NodeCommit:
+    """Everything that a judged node adds to a run.
+
+    A round that does not complete its node has no result; `part` names the round.
+    """
+
+    tree: int
+    ordinal: int
+    query: str
+    result: Result | None
+    known: Mapping[str, PairState]
+    pairs: tuple[Pair, ...] = ()
+    part: str = ""
+    filtered: int = 0
+    skipped: int = 0
+    judgements: int = 0
+
+    @classmethod
+    def of_round(
+        cls, run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer | None, *, last: bool
+    ) -> Self:
+        """The records of a round; `last` completes the node."""
+        return cls(
+            tree=node_round.tree.index,
+            ordinal=node_round.node.ordinal,
+            query=node_round.node.text,
+            result=outcome.result if last else None,
+            part=node_round.part,
+            known=outcome.known,
+            pairs=tuple(_pairs(run, node_round, outcome, answer)),
+            filtered=len(outcome.filtered),
+            skipped=len(outcome.skipped) + (answer.unknown if answer else 0),
+            judgements=len(node_round.asked) if answer else 0,
+        )
+
+
+@dataclass(frozen=True)
+class TreeAdvance:
+    """The next level of a tree whose level `depth` is judged; no nodes: the tree is finished."""
+
+    tree: int
+    depth: int
+    nodes: tuple[Node, ...]
+
+
+class NodeStore:
+    """Trees of all runs of one namespace. Raises Unavailable when Redis is away."""
+
+    def __init__(self, redis: Redis, keys: RunKeys) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._keys = keys
+        self._commit: Any = redis.register_script(_COMMIT)
+        self._advance: Any = redis.register_script(_ADVANCE)
+
+    async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:
+        """The first unfinished trees with an index above `after`, in order."""
+        async with unavailable_if_down(f"read the frontier of run {run_id}"):
+            indexes = await self._redis.zrangebyscore(self._keys.open(run_id), f"({after}", "+inf", 0, limit)
+        return await self.trees(run_id, [int(index) for index in indexes])
+
+    async def trees(self, run_id: str, indexes: Sequence[int]) -> list[Tree]:
+        """Trees by index."""
+        async with unavailable_if_down(f"read the trees of run {run_id}"):
+            pipe = self._redis.pipeline(transaction=False)
+            for index in indexes:
+                pipe.lindex(self._keys.hypotheses(run_id), index)
+                pipe.hgetall(self._keys.tree(run_id, index))
+            rows = await pipe.execute()
+        return [_tree(index, rows[2 * n], rows[2 * n + 1]) for n, index in enumerate(indexes)]
+
+    async def answers(self, run_id: str, queries: Sequence[str]) -> list[dict[str, PairState]]:
+        """The states of each query's pairs, by premise id."""
+        if not queries:
+            return []
+        async with unavailable_if_down(f"read the answers of run {run_id}"):
+            rows = await self._redis.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
+        return [
+            {name: PairState(code) for name, code in json.loads(row)["rulings"].items()} if row else {} for row in rows
+        ]
+
+    async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
+        """Commits nodes, each on its own, in one round trip."""
+        keys = self._keys
+        return await self._run(
+            f"store the answers of run {run_id}",
+            self._commit,
+            [
+                (
+                    [
+                        keys.record(run_id),
+                        keys.lease(run_id),
+                        keys.tree(run_id, node.tree),
+                        keys.pairs(run_id),
+                        keys.events(run_id),
+                        keys.answers(run_id),
+                    ],
+                    [owner, now(), *_commit_arguments(node)],
+                )
+                for node in nodes
+            ],
+        )
+
+    async def advance(self, run_id: str, owner: str, trees: Sequence[TreeAdvance]) -> list[Written]:
+        """Opens the next level of trees, each on its own, in one round trip."""
+        keys = self._keys
+        return await self._run(
+            f"store the frontier of run {run_id}",
+            self._advance,
+            [
+                (
+                    [
+                        keys.record(run_id),
+                        keys.lease(run_id),
+                        keys.tree(run_id, step.tree),
+                        keys.events(run_id),
+                        keys.open(run_id),
+                    ],
+                    [
+                        owner,
+                        now(),
+                        step.tree,
+                        step.depth,
+                        *(text for node in step.nodes for text in (node.ordinal, _node_json(node))),
+                    ],
+                )
+                for step in trees
+            ],
+        )
+
+    async def _run(self, doing: str, script: Any, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Written]:
+        if not calls:
+            return []
+        async with unavailable_if_down(doing):
+            # No transaction: each script is whole by itself, and all share one wait for the disk.
+            pipe = self._redis.pipeline(transaction=False)
+            for keys, arguments in calls:
+                await script(keys=keys, args=arguments, client=pipe)
+            written: list[Written] = await pipe.execute()
+            return written
+
+
+def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer | None) -> Iterator[Pair]:
+    signed: list[tuple[RetrievedPremise, PairSign, str]] = [
+        *((candidate, "POSITIVE", "") for candidate in outcome.positives),
+        *((candidate, "NEGATIVE", "") for candidate in outcome.negatives),
+        *((candidate, "SKIPPED", reason) for candidate, reason in outcome.filtered),
+        *((candidate, "SKIPPED", UNDECIDED) for candidate in outcome.skipped),
+    ]
+    for candidate, sign, reason in signed:
+        yield run.pair(
+            node_round.node.text,
+            candidate,
+            sign,
+            reason=reason,
+            node_id=node_round.node_id,
+            annotator=(answer.annotator_of(candidate.id) if answer else "") or run.config.oracle,
+            grade=answer.grades.get(candidate.id, 0.0) if answer else 0.0,
+            note=answer.note if answer else "",
+        )
+
+
+def _commit_arguments(node: NodeCommit) -> list[Any]:
+    signs = Counter(pair.sign for pair in node.pairs)
+    rulings = {premise_id: state.value for premise_id, state in node.known.items()}  # `rulings` is their stored name
+    return [
+        f"p:{node.ordinal}:{node.part}" if node.result is None else f"r:{node.ordinal}",
+        json.dumps([FORMAT_VERSION]) if node.result is None else _result_json(node.result),
+        int(node.result is not None),
+        digest(node.query),
+        json.dumps({"format_version": FORMAT_VERSION, "rulings": rulings}) if rulings else "",
+        signs["POSITIVE"],
+        signs["NEGATIVE"],
+        node.filtered,
+        node.skipped,
+        node.judgements,
+        int(node.result is not None and node.result.failed),
+        *(pair.to_json() for pair in node.pairs),
+    ]
+
+
+def _node_json(node: Node) -> str:
+    return json.dumps([FORMAT_VERSION, node.text, node.premise_id, node.parent, node.depth])
+
+
+def _result_json(result: Result) -> str:
+    return json.dumps([FORMAT_VERSION, result.failed, [astuple(premise) for premise in result.accepted]])
+
+
+def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
+    _, hypothesis_id, text = json.loads(hypothesis)
+    nodes = [Node(ROOT, text)]
+    results: dict[int, Result] = {}
+    for name, value in record.items():
+        kind, _, ordinal = name.partition(":")
+        if kind == "n":
+            _, node_text, premise_id, parent, depth = json.loads(value)
+            nodes.append(Node(int(ordinal), node_text, premise_id, parent, depth))
+        elif kind == "r":
+            _, failed, accepted = json.loads(value)
+            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row) for row in accepted), failed)
+    nodes.sort(key=lambda node: node.ordinal)
+    return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)))

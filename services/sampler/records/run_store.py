@@ -1,0 +1,160 @@
+"""The runs in Redis: records, life cycle, leases and events. Trees are in `node_store`, pairs in `pair_log`.
+
+Every method raises Unavailable when Redis is away. What a method has acknowledged is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.runs import (
+    COUNTERS,
+    FORMAT_VERSION,
+    Hypothesis,
+    Run,
+    RunConfig,
+    RunEvent,
+    RunState,
+    parse_time,
+    progress_of,
+    state_of,
+)
+from services.store.life_cycles import LifeCycles, WorkLease, emit_script
+from services.store.redis import unavailable_if_down
+
+CHUNK = 1000
+UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
+EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
+EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
+
+# KEYS: from 7 on hypotheses, open
+_KEEP_HYPOTHESES = """
+redis.call('PERSIST', KEYS[7])
+redis.call('PERSIST', KEYS[8])
+"""
+
+
+class RunStore:
+    """Records of all runs of one namespace."""
+
+    def __init__(self, redis: Redis, keys: RunKeys) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._keys = keys
+        self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, on_create=_KEEP_HYPOTHESES)
+
+    async def create(self, run: Run, hypotheses: Sequence[Hypothesis]) -> str:
+        """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored."""
+        record = {
+            "format_version": FORMAT_VERSION,
+            "config": run.config.to_json(),
+            "fingerprint": run.fingerprint,
+            "state": run.state,
+            "model_version": run.model_version,
+            "generation": run.generation,
+            "created_at": run.created_at.isoformat(),
+            "ended_at": run.ended_at.isoformat() if run.ended_at else "",
+            "imported": int(run.imported),
+            "trees": len(hypotheses),
+            "nodes_pending": len(hypotheses),
+        }
+        own = [self._keys.hypotheses(run.id), self._keys.open(run.id)]
+        async with unavailable_if_down("store the run"):
+            await self._store_hypotheses(run.id, hypotheses)
+        stored = await self._cycles.create(run.id, run.config.idempotency_key, record, waits=not run.ended, keys=own)
+        if stored != run.id:
+            async with unavailable_if_down("store the run"):
+                await self._redis.delete(*own)
+        return stored
+
+    async def _store_hypotheses(self, run_id: str, hypotheses: Sequence[Hypothesis]) -> None:
+        for start in range(0, len(hypotheses), CHUNK):
+            chunk = hypotheses[start : start + CHUNK]
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.rpush(self._keys.hypotheses(run_id), *(json.dumps([1, h.id, h.text]) for h in chunk))
+            pipe.zadd(self._keys.open(run_id), {str(start + n): start + n for n in range(len(chunk))})
+            pipe.expire(self._keys.hypotheses(run_id), UNFINISHED_TTL_S)
+            pipe.expire(self._keys.open(run_id), UNFINISHED_TTL_S)
+            await pipe.execute()
+
+    async def by_idempotency_key(self, key: str) -> Run | None:
+        """The run that an idempotency key has started."""
+        run_id = await self._cycles.started_by(key)
+        return await self.get(run_id) if run_id else None
+
+    async def get(self, run_id: str) -> Run:
+        """A run. Raises NotFound."""
+        return _run(run_id, await self._cycles.get(run_id))
+
+    async def page(self, limit: int, before: int) -> tuple[list[Run], int]:
+        """At most `limit` runs older than number `before` (0: the newest), and the number to go on with (0: none)."""
+        page, after = await self._cycles.page(limit, before)
+        return [_run(run_id, record) for run_id, record in page], after
+
+    async def active(self) -> list[str]:
+        """The ids of the runs that wait for a sampler or have one."""
+        return await self._cycles.active()
+
+    async def transition(
+        self,
+        run_id: str,
+        allowed: Sequence[RunState],
+        state: RunState,
+        *,
+        error: str = "",
+        owner: str = "",
+        request: str = "",
+    ) -> str:
+        """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it.
+
+        A retry of the `request` that made the move gets OK, too.
+        """
+        fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
+        return await self._cycles.transition(
+            run_id, allowed, state, error=error, owner=owner, request=request, fields=fields
+        )
+
+    def lease(self, run_id: str, owner: str, lease_s: float) -> WorkLease:
+        """The lease of a run, not taken yet."""
+        return self._cycles.lease(run_id, owner, lease_s)
+
+    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
+        """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
+        run = await self.get(run_id)
+        async for entry in self._cycles.follow(run_id, from_seq):
+            then = replace(
+                run,
+                state=state_of(entry.values["state"]),
+                error=entry.values["error"],
+                progress=progress_of(entry.values.get(name) for name in COUNTERS),
+                ended_at=parse_time(entry.values["ended_at"]),
+            )
+            yield RunEvent(entry.seq, entry.at, then)
+
+    async def suspect(self, run_id: str, node_ids: Sequence[str]) -> bool:
+        """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""
+        async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
+            return not await self._redis.sadd(self._keys.suspects(run_id), *node_ids)
+
+
+def _run(run_id: str, record: dict[str, str]) -> Run:
+    return Run(
+        id=run_id,
+        config=RunConfig.from_json(record["config"]),
+        state=state_of(record["state"]),
+        error=record.get("error", ""),
+        model_version=record["model_version"],
+        generation=record["generation"],
+        progress=progress_of(record.get(name) for name in COUNTERS),
+        created_at=datetime.fromisoformat(record["created_at"]),
+        ended_at=parse_time(record.get("ended_at")),
+        fingerprint=record["fingerprint"],
+        imported=record["imported"] == "1",
+        event_seq=int(record.get("event_seq", 0)),
+    )

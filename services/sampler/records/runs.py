@@ -1,0 +1,220 @@
+"""The values of the sampler: a run, its configuration and progress, a pair, an event. No behaviour but JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from typing import Literal, Protocol, cast
+
+from services.sampler.acs.algorithm import Rules
+from services.sampler.acs.negatives import NegativeFilter
+from services.store.life_cycles import LIVE, State, now
+
+FORMAT_VERSION = 1
+MAX_NOTE = 1024  # characters; it stands in every pair of its node
+
+RunState = State
+PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
+UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """The root of a tree to explain."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The task of a run. `label` or `version` names the query encoder; without either it is the label `stable`."""
+
+    corpus: str
+    oracle: str
+    idempotency_key: str = ""
+    rules: Rules = field(default_factory=Rules)
+    label: str = ""
+    version: str = ""
+    split: str = ""
+
+    def to_json(self) -> str:
+        """The configuration as stored."""
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """Reads what `to_json` wrote."""
+        stored = json.loads(text)
+        stored.pop("format_version")
+        rules = stored["rules"]
+        rules["negatives"] = NegativeFilter(**rules.get("negatives", {}))
+        return cls(**{**stored, "rules": Rules(**rules)})
+
+    def fingerprint(self, hypotheses: Sequence[Hypothesis]) -> str:
+        """Tells two StartRun calls under one idempotency key apart."""
+        digest = hashlib.sha256(self.to_json().encode())
+        for hypothesis in hypotheses:
+            digest.update(json.dumps([hypothesis.id, hypothesis.text]).encode())
+        return digest.hexdigest()
+
+    def splits(self) -> tuple[str, ...]:
+        """The splits whose premises may be put before the oracle; empty: all."""
+        return ("facts", self.split) if self.split else ()
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """The progress of a run, counted as in the RunProgress message."""
+
+    trees: int = 0
+    trees_done: int = 0
+    nodes_judged: int = 0
+    nodes_pending: int = 0
+    positives: int = 0
+    negatives: int = 0
+    skipped: int = 0
+    judgements: int = 0
+    nodes_failed: int = 0
+    filtered: int = 0
+
+
+COUNTERS = tuple(counter.name for counter in fields(RunProgress))
+
+
+class RankedPremise(Protocol):
+    """A premise as retrieved, or as put before an oracle: rank from 1, score a cosine."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def score(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is stored. `imported` runs hold pairs that were judged elsewhere."""
+
+    id: str
+    config: RunConfig
+    state: RunState
+    error: str
+    model_version: str
+    generation: str
+    progress: RunProgress
+    created_at: datetime
+    ended_at: datetime | None
+    fingerprint: str = ""
+    imported: bool = False
+    event_seq: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody works on it any more."""
+        return self.state not in LIVE
+
+    def pair(
+        self,
+        query: str,
+        premise: RankedPremise,
+        sign: PairSign,
+        *,
+        node_id: str,
+        annotator: str,
+        reason: str = "",
+        grade: float = 0.0,
+        note: str = "",
+        amended: bool = False,
+    ) -> Pair:
+        """A pair that this run records now."""
+        return Pair(
+            query=query,
+            premise_id=premise.id,
+            premise=premise.text,
+            sign=sign,
+            run_id=self.id,
+            node_id=node_id,
+            rank=premise.rank,
+            score=premise.score,
+            model_version=self.model_version,
+            generation=self.generation,
+            oracle=self.config.oracle,
+            annotator=annotator,
+            judged_at=now(),
+            grade=grade,
+            amended=amended,
+            reason=reason,
+            note=note,
+        )
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One event of a run, and the run right after it."""
+
+    seq: int
+    at: datetime
+    run: Run
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
+
+    An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
+    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer.
+    """
+
+    query: str
+    premise_id: str
+    premise: str
+    sign: PairSign
+    run_id: str = ""
+    node_id: str = ""
+    rank: int = 0
+    score: float = 0.0
+    model_version: str = ""
+    generation: str = ""
+    oracle: str = ""
+    annotator: str = ""
+    judged_at: str = ""
+    grade: float = 0.0
+    amended: bool = False
+    reason: str = ""
+    note: str = ""
+    seq: int = 0
+
+    def to_json(self) -> str:
+        """The pair as stored; its position in the log is its seq."""
+        stored = dict(vars(self))  # plain values: asdict would take most of the time that a run spends on its pairs
+        stored.pop("seq")
+        return json.dumps({"format_version": FORMAT_VERSION, **stored})
+
+    @classmethod
+    def from_json(cls, text: str, seq: int) -> Pair:
+        """Reads what `to_json` wrote."""
+        stored = json.loads(text)
+        stored.pop("format_version")
+        return cls(**stored, seq=seq)
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """The time of a record; None for an empty one."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def progress_of(values: Iterable[str | None]) -> RunProgress:
+    """Progress from stored counters, in the order of COUNTERS."""
+    return RunProgress(*(int(value or 0) for value in values))
+
+
+def state_of(text: str) -> RunState:
+    """The state of a record."""
+    return cast("RunState", text)

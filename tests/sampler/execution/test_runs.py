@@ -1,0 +1,171 @@
+"""The life of a run: starting, following, cancelling, resuming, listing, and what is refused."""
+
+import asyncio
+import json
+
+import pytest
+
+from aeenc import errors, trees
+from aeenc.v1 import sampler_pb2, types_pb2
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
+
+CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
+
+
+async def test_the_same_idempotency_key_starts_one_run(world: World):
+    async with world.sampler() as client:
+        first = await client.start_run(HYPOTHESES, idempotency_key="once", **CONFIG)
+        again = await client.start_run(HYPOTHESES, idempotency_key="once", **CONFIG)
+        starts = [client.start_run(HYPOTHESES, idempotency_key="race", **CONFIG) for _ in range(5)]
+        assert len({run.id for run in await asyncio.gather(*starts)}) == 1
+        assert first.id == again.id
+        assert len(await client.runs()) == 2
+        with pytest.raises(errors.AlreadyExists, match="another key"):
+            await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7})
+        with pytest.raises(errors.AlreadyExists):
+            await client.start_run(HYPOTHESES[:2], idempotency_key="once", **CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "hypotheses", "error", "message"),
+    [
+        ({"oracle": "oracel"}, HYPOTHESES, errors.InvalidArgument, "configured are: fake"),
+        ({"corpus": ""}, HYPOTHESES, errors.InvalidArgument, "config.corpus"),
+        ({"corpus": "alchemy"}, HYPOTHESES, errors.NotFound, "alchemy"),
+        ({"k": 1001}, HYPOTHESES, errors.InvalidArgument, "is 1001; give 1 to 1,000"),
+        (
+            {"negative_filter": {"relative_margin": -0.1}},
+            HYPOTHESES,
+            errors.InvalidArgument,
+            "relative_margin: is -0.1",
+        ),
+        ({"negative_filter": {"absolute_margin": 3}}, HYPOTHESES, errors.InvalidArgument, "absolute_margin: is 3"),
+        ({"negative_filter": {"min_rank": 9, "max_rank": 3}}, HYPOTHESES, errors.InvalidArgument, "max_rank: is 3"),
+        ({}, [], errors.InvalidArgument, "hypotheses: is empty"),
+        ({}, [("a", " ")], errors.InvalidArgument, r"hypotheses\[0\]: is empty"),
+        ({}, [("", "text")], errors.InvalidArgument, r"hypotheses\[0\].id"),
+        ({}, [("a", "x"), ("a", "y")], errors.InvalidArgument, "'a' stands twice"),
+        ({}, [("a", "x" * 20_000)], errors.TooLarge, "over the limit"),
+    ],
+)
+async def test_a_wrong_start_is_refused_by_name(world: World, change, hypotheses, error, message: str):
+    async with world.sampler() as client:
+        with pytest.raises(error, match=message):
+            await client.start_run(hypotheses, **{**CONFIG, **change})
+        assert await client.runs() == []
+
+
+async def test_events_are_replayed_from_any_position_and_end_with_the_run(world: World):
+    async with world.sampler() as client:
+        run = await finish(client)
+        events = [event async for event in client.watch(run.id)]
+        assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
+        assert events[0][1].state == sampler_pb2.RUN_STATE_PENDING
+        assert events[-1][1] == run
+        judged = [event.progress.nodes_judged for _, event in events]
+        assert judged == sorted(judged)
+        tail = [event async for event in client.watch(run.id, from_seq=5)]
+        assert tail == events[4:]
+
+
+async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(world: World, until_progress):
+    world.oracle.delay_s = 0.03
+    async with world.sampler(wave_nodes=4) as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await until_progress(client, run.id, nodes_judged=6)
+        run = await client.cancel(run.id, request_id="stop")
+        assert run.state == sampler_pb2.RUN_STATE_CANCELLED
+        assert await client.cancel(run.id, request_id="stop") == run  # the answer of the first attempt was lost
+        assert run.HasField("ended_at")
+        kept = await pair_set(client, run.id)
+        await asyncio.sleep(0.2)
+        assert await pair_set(client, run.id) == kept != set()
+        with pytest.raises(errors.FailedPrecondition, match="has ended"):
+            await client.cancel(run.id)
+        world.oracle.asked.clear()
+        await client.resume(run.id)
+        run = await client.wait(run.id)
+        assert await pair_set(client, run.id) == brute_force()
+        assert not set(world.oracle.asked) & {(query, premise) for query, premise, _ in kept}
+        with pytest.raises(errors.FailedPrecondition, match="has succeeded"):
+            await client.resume(run.id)
+
+
+async def test_unknown_runs_and_malformed_tokens_are_refused(world: World):
+    async with world.sampler() as client:
+        for call in (client.run("x"), client.cancel("x"), client.resume("x"), anext(client.watch("x"))):
+            with pytest.raises(errors.NotFound, match="'x'"):
+                await call
+        with pytest.raises(errors.NotFound):
+            await anext(client.pairs("x"))
+        run = await finish(client, hypotheses=HYPOTHESES[:1])
+        with pytest.raises(errors.InvalidArgument, match="sign: 99 is unknown"):
+            await anext(client.pairs(run.id, sign=99))
+        request = sampler_pb2.ListRunsRequest(page_token="%")
+        with pytest.raises(errors.InvalidArgument, match="page_token"):
+            await client.channel.unary(client._stub.ListRuns, request)
+
+
+async def test_runs_and_pairs_are_listed_page_by_page(world: World):
+    async with world.sampler() as client:
+        ids = [(await finish(client, hypotheses=[(f"t{n}", f"hypothesis {n}")])).id for n in range(3)]
+        stub, unary = client._stub, client.channel.unary
+        page = await unary(stub.ListRuns, sampler_pb2.ListRunsRequest(page_size=2))
+        rest = await unary(stub.ListRuns, sampler_pb2.ListRunsRequest(page_size=2, page_token=page.next_page_token))
+        assert [run.id for run in [*page.runs, *rest.runs]] == ids[::-1]
+        assert rest.next_page_token == ""
+        seqs, token = [], ""
+        while True:
+            request = sampler_pb2.ListPairsRequest(run_id=ids[0], page_size=3, page_token=token)
+            pairs = await unary(stub.ListPairs, request)
+            seqs += [pair.seq for pair in pairs.pairs]
+            if not (token := pairs.next_page_token):
+                break
+        assert seqs == list(range(1, len(seqs) + 1))
+        negatives = [pair async for pair in client.pairs(ids[0], sign=types_pb2.PAIR_SIGN_NEGATIVE)]
+        assert {pair.sign for pair in negatives} == {types_pb2.PAIR_SIGN_NEGATIVE}
+        assert len(negatives) == (await client.run(ids[0])).progress.negatives
+
+
+async def test_the_trees_of_a_run_read_as_entailment_trees(world: World):
+    async with world.sampler() as client:
+        run = await finish(client)
+        exported = [tree async for tree in client.export_trees(run.id)]
+    assert len(exported) >= len(HYPOTHESES) - 2
+    positive = {(query, premise) for query, premise, sign in brute_force() if sign == "+"}
+    for hypothesis_id, record in exported:
+        tree = trees.tree_from_record(json.loads(record))
+        assert (tree.id, tree.hypothesis) in HYPOTHESES
+        assert tree.id == hypothesis_id
+        edges = {(tree.texts[label], tree.texts[child]) for label, kids in tree.children.items() for child in kids}
+        assert edges <= positive
+
+
+async def test_imported_pairs_are_a_run_of_their_own(world: World):
+    pair = types_pb2.Pair(query="q", premise="p", sign=types_pb2.PAIR_SIGN_NEGATIVE)
+    pair.provenance.annotator = "ann"
+    async with world.sampler() as client:
+        first = await client.import_pairs("science", [pair, pair], request_id="import-1")
+        assert await client.import_pairs("science", [pair, pair], request_id="import-1") == first
+        more = await client.import_pairs("science", [pair], run_id=first.run_id, request_id="import-2")
+        assert (first.added, more.added, more.run_id) == (2, 1, first.run_id)
+        listed = [p async for p in client.pairs(first.run_id)]
+        assert [(p.seq, p.query, p.provenance.annotator) for p in listed] == [(n, "q", "ann") for n in (1, 2, 3)]
+        run = await client.run(first.run_id)
+        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3)
+        for field in ("query", "premise", "sign"):
+            bad = types_pb2.Pair()
+            bad.CopyFrom(pair)
+            bad.ClearField(field)
+            with pytest.raises(errors.InvalidArgument, match=rf"pairs\[1\].{field}"):
+                await client.import_pairs("science", [pair, bad])
+        sampled = await finish(client, hypotheses=HYPOTHESES[:1])
+        with pytest.raises(errors.InvalidArgument, match="not an import"):
+            await client.import_pairs("science", [pair], run_id=sampled.id)
+
+
+async def test_info_names_the_oracles_and_the_limits(world: World):
+    async with world.sampler() as client:
+        info = await client.info()
+    assert list(info.oracles) == ["fake"]
+    assert (info.service.limits.k, info.service.limits.items) == (1000, 1024)

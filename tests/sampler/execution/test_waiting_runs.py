@@ -1,0 +1,103 @@
+"""Runs that wait: for people or for an oracle that is away. They say so, and take nobody else's place."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from redis.exceptions import ResponseError
+
+import aeenc
+from aeenc import errors
+from aeenc.v1 import sampler_pb2
+from services.sampler.people import task_store
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.run_store import RunStore
+from services.store.redis import connect
+from support.waiting import eventually
+from support.worlds.queue_world import NEVER, QUEUE, at_work, take
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
+
+CONFIG = {"corpus": "science", "k": 4}
+
+
+async def waits(sampler: aeenc.SamplerClient) -> dict[str, str]:
+    return {run.run_id: run.reason for run in (await sampler.info()).waiting_runs}
+
+
+async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_for(world: World):
+    settings = {"queues": {"team": {**QUEUE, "undo_s": NEVER}}, "max_active_runs": 1, "max_people_runs": 2}
+    async with world.sampler(**settings) as sampler:
+        people = [await sampler.start_run(HYPOTHESES[n : n + 1], oracle="team", **CONFIG) for n in range(3)]
+
+        async def two_wait() -> bool:
+            return len(await waits(sampler)) == 2
+
+        await eventually(two_wait)
+        assert set((await waits(sampler)).values()) == {"1 task before the people of queue 'team'"}
+        run = await finish(sampler)  # the only place for others is free
+        assert await pair_set(sampler, run.id) == brute_force()
+        states = sorted([(await sampler.run(one.id)).state for one in people])
+        running, pending = sampler_pb2.RUN_STATE_RUNNING, sampler_pb2.RUN_STATE_PENDING
+        assert states == sorted([running, running, pending])
+
+
+async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: World):
+    world.oracle.status = grpc.StatusCode.UNAVAILABLE
+    settings = {"patience_s": 600.0, "breaker_failures": 2, "max_attempts": 50}
+    async with world.sampler(oracle=settings) as sampler:
+        assert await waits(sampler) == {}
+        run = await sampler.start_run(HYPOTHESES, oracle="fake", **CONFIG)
+
+        async def told() -> bool:
+            return "oracle 'fake' fails and is tried again: " in (await waits(sampler)).get(run.id, "")
+
+        await eventually(told)
+        assert "out of order" in (await waits(sampler))[run.id]
+        world.oracle.status = None
+        assert (await asyncio.wait_for(sampler.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert await waits(sampler) == {}
+
+
+async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: World, monkeypatch: pytest.MonkeyPatch):
+    active, failures = RunStore.active, 0
+
+    async def broken(store: RunStore) -> list[str]:
+        nonlocal failures
+        failures += 1
+        if 1 < failures < 4:
+            raise ResponseError("Error running script: @user_script:1: a bug")
+        return await active(store)
+
+    monkeypatch.setattr(RunStore, "active", broken)
+    async with world.sampler() as sampler:
+        run = await finish(sampler)
+    assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+    assert failures >= 4
+
+
+async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_others_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(task_store, "EVENTS_KEPT", 50)
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        redis = connect(world.settings["redis_url"])
+        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+        read = await store.read(run_id, lease.task.task_id)
+        assert read.record is not None
+        more = [TaskRecord("other", aeenc.Task(f"t{n}", "other", "q", (), (), ()), 1, "majority") for n in range(400)]
+        await store.put(more)
+        kept = await store.events("", 0)
+        assert [event.seq for event in kept] == list(range(kept[0].seq, 403))  # 400, QUEUED and LEASED
+        assert 50 <= len(kept) < 200
+        assert (await anext(people.watch())).seq == kept[0].seq
+        assert (await anext(people.watch(from_seq=kept[0].seq))).seq == kept[0].seq
+        with pytest.raises(errors.FailedPrecondition, match=f"the first one is {kept[0].seq}") as gone:
+            await anext(people.watch(from_seq=7))
+        assert gone.value.reason == "EVENTS_GONE"
+        assert (await anext(people.watch(run_id, from_seq=2))).seq == 2
+        assert len(await store.events("other", 0)) == 400
+        await redis.aclose()

@@ -1,0 +1,230 @@
+"""Work on runs: waves overlap, budgets of oracles hold, a lease in doubt asks nothing, samplers share."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from aeenc import errors
+from aeenc.v1 import sampler_pb2
+from services.sampler.acs import algorithm
+from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.run_store import RunStore
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_leaf, pair_set
+
+CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
+
+
+def grown(depth: int, *accepted: int | None) -> algorithm.Tree:
+    """A tree whose level `depth` has nodes that accepted so many, or (None) wait."""
+    nodes = [algorithm.Node(n, f"node {n}", depth=depth) for n in range(len(accepted))]
+    leaf = algorithm.AcceptedPremise("p", "premise", 1, leaf=False)
+    results = {n: algorithm.Result((leaf,) * count) for n, count in enumerate(accepted) if count is not None}
+    return algorithm.Tree(0, "t", nodes, results, depth)
+
+
+def test_trees_go_together_only_while_the_budget_covers_their_worst_cases():
+    def chosen(budget: int, trees: list[algorithm.Tree], judgements: int = 0, **rules: object) -> tuple[int, bool]:
+        found, safe = algorithm.affordable(trees, algorithm.Rules(k=2, max_judgements=budget, **rules), judgements)  # type: ignore[arg-type]
+        assert found == trees[: len(found)]
+        return len(found), safe
+
+    flat, full = [grown(0, None) for _ in range(4)], 2  # verdicts of a tree with one node
+    assert chosen(0, flat) == (4, True)
+    assert [chosen(full * n, flat, max_depth=0) for n in (1, 2, 4)] == [(1, True), (2, True), (4, True)]
+    assert [chosen(budget, flat, max_depth=0) for budget in (1, 3)] == [(1, False), (1, True)]
+    assert chosen(10, flat, judgements=10, max_depth=0) == (0, True)
+    # depth 2: one node, two below it, four below those; two verdicts each
+    assert [chosen(budget, flat, max_depth=2) for budget in (13, 14, 28)] == [(1, False), (1, True), (2, True)]
+    assert chosen(6, flat, max_depth=8, max_nodes_per_tree=3) == (1, True)
+    # one waits, one has accepted a single premise: 1 node here, 2 + 1 below
+    assert [chosen(budget, [grown(1, None, 1)], max_depth=2) for budget in (7, 8)] == [(1, False), (1, True)]
+    assert chosen(10, flat, max_depth=2**32 - 1) == (1, False)
+    assert chosen(100, [grown(1, 0)], max_depth=2**32 - 1) == (1, True)
+
+
+async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: World, until_progress):
+    world.oracle.silent = frozenset({"hypothesis 3"})
+    async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
+        run = await client.start_run(HYPOTHESES, max_nodes_per_tree=3, max_judgements=1000, **CONFIG)
+        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 1)
+        others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
+        assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
+
+
+@pytest.mark.parametrize("max_judgements", [25, 40, 70])
+async def test_a_budget_that_may_not_suffice_is_spent_in_order_however_slow_single_answers_are(
+    world: World, max_judgements: int
+):
+    world.oracle.silent = frozenset(f"fact {n}" for n in range(60) if n % 2)
+    world.oracle.silent_s = 0.1
+    async with world.sampler(wave_nodes=2, oracle={"batch_tasks": 1, "max_concurrency": 16}) as client:
+        run = await finish(client, k=12, hypotheses=HYPOTHESES[:2], max_judgements=max_judgements)
+        expected = brute_force(HYPOTHESES[:2], k=12, max_judgements=max_judgements)
+        assert await pair_set(client, run.id) == expected
+    assert run.progress.judgements == len(world.oracle.asked) == max_judgements
+
+
+async def test_a_conditioned_run_keeps_to_its_budget_whatever_is_asked_together(by_wave_nodes):
+    found = await by_wave_nodes(1, 64, k=4, max_nodes_per_tree=2, max_judgements=120, conditioned=True)
+    assert all(run.progress.judgements <= 120 for run, _ in found)
+    assert found[0][1] == found[1][1] != set()
+
+
+async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: World):
+    world.oracle.delay_s = 60
+    async with world.sampler(wave_nodes=8) as client:
+        await client.start_run(HYPOTHESES, **CONFIG)
+        async with asyncio.timeout(10):
+            await world.oracle.called(4)
+        asked = [list(request.texts) for request in world.index.requests[1:]]
+    assert sorted(asked) == [[text for _, text in HYPOTHESES[n : n + 2]] for n in (0, 2, 4, 6)]
+
+
+async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: World):
+    hypotheses = [(str(n), f"hypothesis {n}") for n in range(60)]
+    most = 0
+    async with world.sampler(wave_nodes=8) as client:
+        run = await client.start_run(hypotheses, **CONFIG)
+        async for _, seen in client.watch(run.id):
+            most = max(most, len(world.oracle.tasks) - seen.progress.nodes_judged - seen.progress.nodes_failed)
+        assert await pair_set(client, run.id) == brute_force(hypotheses)
+    assert most <= 8
+
+
+async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: World, until_progress):
+    world.oracle.silent = frozenset({"hypothesis 0", "hypothesis 5"})
+    async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 2)
+        others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
+        assert await pair_set(client, run.id) == brute_force(others)
+
+
+async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: World):
+    honest = world.oracle.behaviour
+    world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
+    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 1}) as client:
+        run = await finish(client)
+        assert await pair_set(client, run.id) == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
+    assert (run.state, run.progress.nodes_failed) == (sampler_pb2.RUN_STATE_SUCCEEDED, 1)
+
+
+async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: World):
+    expected = brute_force()
+    limit = len(expected) // 2
+    async with world.sampler(oracle={"max_judgements": limit}) as client:
+        runs = [await client.start_run(HYPOTHESES[part], **CONFIG) for part in (slice(0, 4), slice(4, 9))]
+        runs = [await asyncio.wait_for(client.wait(run.id), 40) for run in runs]
+        failed = [run for run in runs if run.state == sampler_pb2.RUN_STATE_FAILED]
+        assert failed
+        assert f"may be asked for {limit} verdicts in all" in failed[0].error
+        assert limit - 12 <= len(world.oracle.asked) <= limit
+        kept = {run.id: await pair_set(client, run.id) for run in runs}
+    async with world.sampler(oracle={"max_judgements": 10 * limit}) as client:
+        for run in failed:
+            await client.resume(run.id)
+            assert (await asyncio.wait_for(client.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        for run, part in zip(runs, (slice(0, 4), slice(4, 9)), strict=True):
+            pairs = await pair_set(client, run.id)
+            assert pairs == brute_force(HYPOTHESES[part]) >= kept[run.id]
+
+
+async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(redis_url: str, namespace: str):
+    redis = connect(redis_url)
+    budgets = OracleBudgets(redis, RunKeys(namespace))
+    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("1-0:0", 6), ("2-0:0", 4)]) == [True, False, True]
+    assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
+    assert await budgets.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]
+    assert await budgets.reserve("another", 10, "run", [("0-0:1", 10)]) == [True]
+    await redis.aclose()
+
+
+async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url: str, namespace: str):
+    redis = connect(redis_url)
+    store = RunStore(redis, RunKeys(namespace))
+    mine, other = (store.lease("run", owner, lease_s) for owner, lease_s in (("me", 0.2), ("you", 30.0)))
+    assert not mine.sure
+    assert await mine.renew()
+    assert mine.sure
+    assert not await other.renew()
+    async with asyncio.timeout(10):
+        while not await other.renew():  # noqa: ASYNC110 -- a test's wait
+            await asyncio.sleep(0.02)
+    assert not mine.sure
+    assert not await mine.renew()
+    await other.release()
+    assert not other.sure
+    await redis.aclose()
+
+
+async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: World, monkeypatch):
+    """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
+    monkeypatch.setattr("services.sampler.execution.runner.LEASES_A_TERM", 0.001)
+    async with world.sampler(lease_s=0.2, poll_s=60.0) as client:
+        redis = connect(world.settings["redis_url"])
+        store = RunStore(redis, RunKeys(world.settings["namespace"]))
+        world.index.delay_s = 0.0
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await asyncio.wait_for(client.wait(run.id), 20)  # alone, it goes on when it is in doubt
+        assert await pair_set(client, run.id) == brute_force()
+        world.oracle.calls = 0
+        start = asyncio.create_task(client.start_run(HYPOTHESES, **CONFIG))
+        world.index.delay_s = 1.0
+        taken = (await start).id
+        asked = len(world.index.requests)
+        async with asyncio.timeout(20):
+            while len(world.index.requests) == asked or not await store.lease(taken, "another", 60).renew():  # noqa: ASYNC110 -- a test's wait
+                await asyncio.sleep(0.01)
+        assert world.oracle.calls == 0, "the lease was taken before the index had answered"
+        await asyncio.sleep(2.0)
+        assert world.oracle.calls == 0
+        await redis.aclose()
+
+
+async def test_samplers_share_the_runs_that_wait(world: World):
+    world.oracle.delay_s = 0.02
+    one = world.sampler(max_active_runs=1, wave_nodes=4, instance="one")
+    other = world.sampler(max_active_runs=1, wave_nodes=4, instance="other")
+    async with one as first, other as second:
+        runs = [await first.start_run(HYPOTHESES, **CONFIG) for _ in range(4)]
+        busy: set[str] = set()
+        while len(busy) < 2:
+            infos = [await client.info() for client in (first, second)]
+            busy = {info.service.instance for info in infos if info.active_runs}
+            assert not set(infos[0].active_runs) & set(infos[1].active_runs)
+        for run in runs:
+            assert (await asyncio.wait_for(second.wait(run.id), 40)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+            assert await pair_set(second, run.id) == brute_force()
+
+
+@pytest.mark.parametrize("breaker_failures", [5, 8])  # 8: it opens with the last failure, and nobody waits
+async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: World, breaker_failures: int):
+    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 2, "breaker_failures": breaker_failures}) as client:
+        run = await client.start_run(HYPOTHESES, **CONFIG)
+        await world.oracle.called(3)
+        world.oracle.status = grpc.StatusCode.UNAVAILABLE
+        run = await asyncio.wait_for(client.wait(run.id), 20)
+        assert run.state == sampler_pb2.RUN_STATE_FAILED
+        assert run.progress.nodes_failed == 0
+        world.oracle.status = None
+        await client.resume(run.id)
+        run = await asyncio.wait_for(client.wait(run.id), 20)
+        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_a_start_with_too_many_bytes_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.convert.START_BYTES", 1 << 20)
+    async with world.sampler() as client:
+        hypotheses = ((str(n), "x" * 2000) for n in range(1000))
+        with pytest.raises(errors.TooLarge, match="1 MiB"):
+            await client.start_run(hypotheses, **CONFIG)
+
+
+def test_the_world_has_what_these_tests_are_about():
+    pairs = brute_force()
+    assert any(sign == "+" and not is_leaf(premise) for _, premise, sign in pairs)
+    assert any(not explains(query, premise) for query, premise, _ in pairs)

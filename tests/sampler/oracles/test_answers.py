@@ -1,0 +1,155 @@
+"""Reading answers: whatever they hold, a refusal is one clear refusal, and nonsense is a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.oracles.client import Answer
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from services.sampler.acs.algorithm import PairState
+from services.sampler.oracles.answers import MAX_ANNOTATOR, read_answers
+from support.worlds.sampler_world import HYPOTHESES, FakeOracle, World, brute_force, finish, honest, pair_set, serving
+
+IDS = ("p1", "p2", "p3")
+TASKS = [Task(name, "run", "query", (), (), tuple(Candidate(i, i, 1, 0.5) for i in IDS)) for name in ("t1", "t2")]
+
+verdicts = st.builds(
+    Verdict,
+    judgement=st.sampled_from([0, 1, 2, 3, 4, 5, 99, -1]),
+    leaf=st.booleans(),
+    grade=st.none() | st.floats(),
+    annotator=st.text(max_size=3),
+)
+answers = st.builds(
+    Answer,
+    task_id=st.sampled_from(["t1", "t2", "t3", ""]),
+    verdicts=st.lists(st.tuples(st.sampled_from([*IDS, "other", ""]), verdicts), max_size=6).map(tuple),
+    annotator=st.text(max_size=3),
+)
+
+
+@given(st.lists(answers, max_size=4))
+def test_a_refusal_is_read_only_from_a_single_clear_refusal(given_answers: list[Answer]):
+    for judged in read_answers(TASKS, given_answers):
+        mine = [answer for answer in given_answers if answer.task_id == judged.task_id]
+        assert len(mine) == 1
+        assert judged.states.keys() == set(IDS)
+        for premise_id, state in judged.states.items():
+            said = [verdict.judgement for name, verdict in mine[0].verdicts if name == premise_id]
+            assert state.refused is (said == [REFUSES])
+            assert state.accepted is (said == [EXPLAINS])
+            assert state is not PairState.REFUSED
+
+
+@pytest.mark.parametrize("grade", [math.nan, math.inf, -math.inf])
+def test_a_grade_that_is_no_number_is_dropped_and_the_verdict_kept(grade: float):
+    odd = Answer("t1", (("p1", Verdict(REFUSES, grade=grade)), ("p2", Verdict(REFUSES, grade=0.5))), "it")
+    [judged] = read_answers(TASKS, [odd])
+    assert judged.grades == {"p2": 0.5}
+    assert judged.states["p1"].refused
+
+
+def test_an_endless_annotator_is_cut():
+    long = Answer("t1", (("p1", Verdict(REFUSES, annotator="a" * 10**6)), ("p2", Verdict(REFUSES))), "b" * 10**6)
+    [judged] = read_answers(TASKS, [long])
+    assert judged.annotator_of("p1") == "a" * MAX_ANNOTATOR
+    assert judged.annotator_of("p2") == "b" * MAX_ANNOTATOR
+
+
+class Raw(grpc.GenericRpcHandler):
+    """A server that answers every call with the same bytes, whatever they are, or with a broken trailer."""
+
+    def __init__(self, content: bytes, trailer: bytes = b"") -> None:
+        self.content, self.trailer = content, trailer
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def answer(request: bytes, context: Any) -> bytes:
+            if self.trailer:
+                details = (("grpc-status-details-bin", self.trailer),)
+                await context.abort(grpc.StatusCode.INTERNAL, "broken", details)
+            return self.content
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@asynccontextmanager
+async def raw(**broken: Any) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([Raw(**broken)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ({"content": b"\xff\xfe no protobuf"}, "no JudgeResponse"),
+        ({"content": b""}, "no verdict on any candidate"),
+        ({"content": b"", "trailer": b"\x0a\xff\xff\xff"}, "broken"),
+    ],
+    ids=["bytes", "nothing", "trailer"],
+)
+async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
+    world: World, broken: dict[str, Any], told: str
+):
+    async with raw(**broken) as target, world.sampler(oracle={"target": target}) as client:
+        run = await finish(client)
+        assert run.state == sampler_pb2.RUN_STATE_FAILED
+        assert told in run.error
+        assert "resume" in run.error
+        assert await pair_set(client, run.id, "+-?") == set()
+
+
+async def test_every_pair_says_where_it_comes_from(world: World):
+    def signed(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
+        verdicts = honest(task)
+        verdicts[0].annotator, verdicts[-1].grade = "a person", 0.25
+        return verdicts
+
+    world.oracle.behaviour = signed
+    async with world.sampler() as client:
+        run = await finish(client)
+        pairs = [pair async for pair in client.pairs(run.id)]
+    first = {(task.query, task.candidates[0].premise_id) for task in world.oracle.tasks}
+    last = {(task.query, task.candidates[-1].premise_id) for task in world.oracle.tasks}
+    assert len(pairs) == len(brute_force())
+    for pair in pairs:
+        origin = pair.provenance
+        assert (origin.run_id, origin.model_version, origin.generation) == (run.id, "version-1", "generation-1")
+        assert origin.node_id.partition("-")[0] in {str(n) for n in range(len(HYPOTHESES))}
+        assert 1 <= origin.rank <= 6
+        assert 0 < origin.score < 1
+        assert origin.oracle == "fake"
+        assert origin.annotator == ("a person" if (pair.query, pair.premise_id) in first else "fake")
+        assert origin.grade == (0.25 if (pair.query, pair.premise_id) in last else 0.0)
+        assert run.created_at.ToNanoseconds() <= origin.judged_at.ToNanoseconds() <= run.ended_at.ToNanoseconds()
+
+
+async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: World):
+    class Nameless(FakeOracle):
+        async def Judge(self, request: Any, context: Any) -> Any:
+            response = await super().Judge(request, context)
+            for answer in response.answers:
+                answer.annotator = ""
+            return response
+
+    register = oracle_pb2_grpc.add_OracleServiceServicer_to_server
+    async with (
+        serving(register, Nameless()) as port,
+        world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client,
+    ):
+        run = await finish(client)
+        annotators = [pair.provenance.annotator async for pair in client.pairs(run.id)]
+    assert len(annotators) == len(brute_force())
+    assert set(annotators) == {"fake"}  # as the sampler's settings name it

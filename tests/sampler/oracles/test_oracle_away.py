@@ -1,0 +1,202 @@
+"""Oracles that go away and come back, ask for patience, or hang on some tasks: the run waits for them and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import REFUSES, Task, Verdict
+from aeenc.transport import status
+from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
+from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import (
+    E_,
+    HYPOTHESES,
+    FakeOracle,
+    World,
+    brute_force,
+    explains,
+    finish,
+    is_leaf,
+    pair_set,
+    serving,
+)
+
+REGISTER = oracle_pb2_grpc.add_OracleServiceServicer_to_server
+SUCCEEDED, FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
+
+
+async def test_a_run_waits_for_an_oracle_that_restarts(world: World, until_progress):
+    oracle = FakeOracle(delay_s=0.02)
+    async with serving(REGISTER, oracle) as port:
+        pass
+    settings = {"target": f"127.0.0.1:{port}", "patience_s": 60.0, "max_attempts": 1, "batch_tasks": 2}
+    # It is not the breaker alone that makes the run wait, and a slow machine is no slow oracle.
+    settings |= {"breaker_failures": 50, "timeout_s": 60.0}
+    async with world.sampler(wave_nodes=4, oracle=settings) as client:
+        async with serving(REGISTER, oracle, port):
+            run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+            await until_progress(client, run.id, nodes_judged=5)
+        await asyncio.sleep(0.5)  # away for longer than all attempts take
+        assert (await client.run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        async with serving(REGISTER, oracle, port):
+            run = await client.wait(run.id)
+            assert run.state == SUCCEEDED
+            assert await pair_set(client, run.id) == brute_force()
+            assert run.progress.nodes_failed == 0
+
+
+async def test_a_run_waits_while_an_oracle_fails_everybody(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.oracles.breaker.MAX_PAUSE_S", 0.05)
+    async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3, "max_attempts": 1}) as client:
+        assert (await finish(client, hypotheses=HYPOTHESES[:1])).state == SUCCEEDED  # it has answered before
+        world.oracle.calls, world.oracle.status = 0, grpc.StatusCode.UNAVAILABLE
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await world.oracle.called(12)  # more than the one attempt together and that of each alone
+        assert (await client.run(run.id)).state == sampler_pb2.RUN_STATE_RUNNING
+        world.oracle.status = None
+        assert (await client.wait(run.id)).state == SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_a_run_that_waits_can_be_cancelled_and_another_tries_at_once(world: World):
+    world.oracle.status = grpc.StatusCode.UNAVAILABLE
+    async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 1}) as client:
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await world.oracle.called(1)
+        await client.cancel(run.id)
+        world.oracle.status = None
+        assert (await finish(client)).state == SUCCEEDED
+
+
+class Busy(FakeOracle):
+    """Refuses its first call with a delay to keep."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__()
+        self.retry_after_s = delay_s
+        self.called_at: list[float] = []
+
+    async def Judge(self, request: Any, context: Any) -> Any:
+        self.called_at.append(asyncio.get_running_loop().time())
+        if len(self.called_at) == 1:
+            busy = errors.Overloaded("later", retry_after_s=self.retry_after_s)
+            await context.abort(status.code_of(busy), "later", ((status.DETAILS_KEY, status.details_of(busy)),))
+        return await super().Judge(request, context)
+
+
+async def test_an_oracle_that_asks_for_a_pause_gets_it(world: World):
+    busy = Busy(0.6)
+    async with serving(REGISTER, busy) as port, world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client:
+        assert (await finish(client)).state == SUCCEEDED
+    assert busy.called_at[1] - busy.called_at[0] >= 0.6
+
+
+class Careful(aeenc.Oracle):
+    """A user's oracle of the same world; hangs on one query."""
+
+    name = "careful"
+
+    def __init__(self, hangs_on: str = "") -> None:
+        self.hangs_on = hangs_on
+
+    async def judge(self, task: Task) -> dict[str, Verdict]:
+        if task.query == self.hangs_on:
+            await asyncio.sleep(3600)
+        return {
+            c.id: Verdict(E_, leaf=is_leaf(c.text)) if explains(task.query, c.text) else Verdict(REFUSES)
+            for c in task.candidates
+        }
+
+
+@pytest.mark.slow
+async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(world: World):
+    server = await Careful("hypothesis 3").start()
+    settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 1.0, "max_attempts": 3, "breaker_failures": 50}
+    async with world.sampler(oracle=settings) as client:
+        run = await finish(client)
+        recorded = await pair_set(client, run.id, "+-?")
+    await server.stop(0)
+    assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
+    assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
+
+
+@asynccontextmanager
+async def secured(folder: Path) -> AsyncIterator[dict[str, Any]]:
+    """An oracle behind TLS and a token, and the settings that reach it."""
+    cert, key = await asyncio.to_thread(certify, folder, "oracle")
+    server = await Careful().start("localhost:0", token="secret", cert=cert, key=key)
+    yield {"target": f"localhost:{server.port}", "ca": str(cert), "token": "secret"}
+    await server.stop(0)
+
+
+@needs_openssl
+async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: World, tmp_path: Path):
+    other, _ = await asyncio.to_thread(certify, tmp_path, "other")
+    async with secured(tmp_path) as settings:
+        async with world.sampler(oracle=settings) as client:
+            run = await finish(client)
+            assert run.state == SUCCEEDED
+            assert await pair_set(client, run.id) == brute_force()
+        for wrong, told in (
+            ({"token": "guess"}, "token"),
+            ({"ca": str(other)}, "localhost"),
+            ({"ca": None}, "localhost"),
+        ):
+            async with world.sampler(oracle={**settings, **wrong}) as client:
+                run = await finish(client)
+                assert run.state == FAILED
+                assert told in run.error
+                assert await pair_set(client, run.id) == set()
+
+
+def test_a_certificate_that_is_not_there_stops_the_start(world: World, tmp_path: Path):
+    with pytest.raises(ValueError, match="ca"):
+        world.configure(oracle={"ca": str(tmp_path / "nothing.pem")})
+
+
+class Poisoned(FakeOracle):
+    """Fails every call that holds one query; keeps how many tasks each call had."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__()
+        self.query = query
+        self.sizes: list[int] = []
+
+    async def Judge(self, request: Any, context: Any) -> Any:
+        self.sizes.append(len(request.tasks))
+        if any(task.query == self.query for task in request.tasks):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "poisoned")
+        return await super().Judge(request, context)
+
+
+async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answered_is_asked_again(world: World):
+    oracle = Poisoned("hypothesis 3")
+    settings = {"max_attempts": 5, "breaker_failures": 50}
+    async with (
+        serving(REGISTER, oracle) as port,
+        world.sampler(oracle={"target": f"127.0.0.1:{port}", **settings}) as client,
+    ):
+        await finish(client, hypotheses=HYPOTHESES[:1], max_depth=0)  # there is a connection now
+        oracle.sizes.clear()
+        oracle.asked.clear()
+        run = await finish(client, max_depth=0)
+    assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
+    assert sorted(oracle.sizes, reverse=True)[:6] == [9, 5, 4, 3, 2, 2]
+    assert len(oracle.asked) == len(set(oracle.asked))
+
+
+async def test_an_oracle_that_was_never_there_is_not_waited_for_long(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.sampler.oracles.gateway.FIRST_PATIENCE_S", 0.2)
+    async with world.sampler(oracle={"target": "127.0.0.1:1", "patience_s": 3600.0}) as client:
+        run = await finish(client)
+    assert run.state == FAILED
+    assert "127.0.0.1:1" in run.error

@@ -1,0 +1,188 @@
+"""Oracles that are down, late, confused or silent: no negative comes of it, and the run says what is wrong."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    PairSet,
+    World,
+    brute_force,
+    chance,
+    explains,
+    finish,
+    honest,
+    pair_set,
+    serving,
+)
+
+EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
+REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
+FAILED, SUCCEEDED = sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_SUCCEEDED
+
+
+def positives(pairs: PairSet) -> PairSet:
+    return {pair for pair in pairs if pair[2] == "+"}
+
+
+@pytest.mark.parametrize("judgement", ["ABSTAIN", "UNSEEN", "UNSPECIFIED", 17])
+async def test_what_is_no_clear_refusal_is_recorded_as_skipped(world: World, judgement: str | int):
+    value = judgement if isinstance(judgement, int) else oracle_pb2.Judgement.Value(f"JUDGEMENT_{judgement}")
+
+    def unclear(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
+        for verdict in (verdicts := honest(task)):
+            if verdict.judgement == REFUSES:
+                verdict.judgement = value
+        return verdicts
+
+    world.oracle.behaviour = unclear
+    async with world.sampler() as client:
+        run = await finish(client)
+        assert await pair_set(client, run.id) == positives(brute_force())
+        skipped = await pair_set(client, run.id, "?")
+    assert {(query, premise, "-") for query, premise, _ in skipped} == brute_force() - positives(brute_force())
+    assert (run.state, run.progress.negatives) == (SUCCEEDED, 0)
+    assert run.progress.skipped == len(brute_force()) - run.progress.positives
+
+
+async def test_missing_verdicts_become_no_negatives(world: World):
+    world.oracle.behaviour = lambda task: (
+        [v for v in honest(task) if chance(task.query, v.premise_id) < 0.5][:3] or (honest(task)[:1])
+    )
+    async with world.sampler() as client:
+        run = await finish(client)
+        recorded = await pair_set(client, run.id)
+    assert run.state == SUCCEEDED
+    assert all(explains(query, premise) is (sign == "+") for query, premise, sign in recorded)
+    assert len(recorded) + run.progress.skipped == run.progress.judgements
+    assert run.progress.skipped > run.progress.judgements / 3
+
+
+async def test_a_premise_judged_twice_becomes_no_pair(world: World):
+    def stammer(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
+        verdicts = honest(task)
+        twin = oracle_pb2.Verdict(premise_id=verdicts[0].premise_id, judgement=REFUSES)
+        return [*verdicts, twin]
+
+    world.oracle.behaviour = stammer
+    async with world.sampler() as client:
+        run = await finish(client, max_depth=0)
+        recorded = await pair_set(client, run.id)
+    first = {(task.query, task.candidates[0].text) for task in world.oracle.tasks}
+    assert not {(query, premise) for query, premise, _ in recorded} & first
+    assert run.progress.skipped == len(HYPOTHESES)
+
+
+async def test_verdicts_on_unknown_premises_and_tasks_are_ignored(world: World):
+    world.oracle.behaviour = lambda task: [
+        *honest(task),
+        oracle_pb2.Verdict(premise_id="p-of-no-corpus", judgement=REFUSES),
+        oracle_pb2.Verdict(premise_id="", judgement=EXPLAINS),
+    ]
+    async with world.sampler() as client:
+        run = await finish(client)
+        assert await pair_set(client, run.id) == brute_force()
+    assert run.progress.skipped == 2 * len(world.oracle.tasks)
+
+
+@pytest.mark.parametrize("nonsense", ["nothing", "no verdicts", "unknown ids"])
+async def test_an_oracle_that_talks_nonsense_fails_the_run_with_a_remedy(world: World, nonsense: str):
+    unknown = oracle_pb2.Verdict(premise_id="x", judgement=REFUSES)
+    answers = {"nothing": None, "no verdicts": [], "unknown ids": [unknown]}
+    world.oracle.behaviour = lambda task: answers[nonsense]
+    async with world.sampler() as client:
+        run = await finish(client)
+        assert run.state == FAILED
+        assert "oracle 'fake' at 127.0.0.1:" in run.error
+        assert "resume" in run.error
+        assert await pair_set(client, run.id) == set()
+        world.oracle.behaviour = honest
+        await client.resume(run.id)
+        run = await client.wait(run.id)
+        assert (run.state, run.error) == (SUCCEEDED, "")
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: World):
+    async with world.sampler(oracle={"target": "127.0.0.1:1"}) as client:
+        run = await finish(client)
+        assert run.state == FAILED
+        assert "oracle 'fake' at 127.0.0.1:1 failed 5 times" in run.error
+        assert (await client.info()).active_runs == []
+    async with world.sampler() as client:
+        await client.resume(run.id)
+        assert (await client.wait(run.id)).state == SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_an_oracle_that_dies_half_way_loses_nothing(world: World, until_progress):
+    world.oracle.delay_s = 0.02
+    other = type(world.oracle)(delay_s=0.02)
+    register = oracle_pb2_grpc.add_OracleServiceServicer_to_server
+    async with (
+        serving(register, other) as port,
+        world.sampler(wave_nodes=4, oracle={"target": f"127.0.0.1:{port}"}) as client,
+    ):
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await until_progress(client, run.id, nodes_judged=5)
+    assert other.asked
+    async with world.sampler() as client:
+        run = await asyncio.wait_for(client.wait(run.id), 20)
+        if run.state == FAILED:
+            await client.resume(run.id)
+            run = await client.wait(run.id)
+        assert await pair_set(client, run.id) == brute_force()
+        assert run.progress.nodes_failed == 0
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
+async def test_passing_failures_are_retried(world: World, status: grpc.StatusCode):
+    world.oracle.status = status
+    async with world.sampler(oracle={"max_attempts": 20, "patience_s": 30.0}) as client:
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await world.oracle.called(2)
+        world.oracle.status = None
+        assert (await client.wait(run.id)).state == SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_an_oracle_that_is_too_slow_fails_the_run_and_nothing_is_refused(world: World):
+    world.oracle.delay_s = 5
+    async with world.sampler(oracle={"timeout_s": 0.1, "max_attempts": 2}) as client:
+        run = await finish(client)
+        assert run.state == FAILED
+        assert "did not answer within 0.1 s" in run.error
+        assert await pair_set(client, run.id) == set()
+
+
+async def test_a_wrong_token_is_not_tried_again(world: World):
+    world.oracle.status = grpc.StatusCode.UNAUTHENTICATED
+    async with world.sampler() as client:
+        run = await finish(client)
+    assert run.state == FAILED
+    assert world.oracle.calls == 1
+
+
+async def test_a_node_that_always_fails_alone_does_not_stop_the_others(world: World):
+    world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
+    async with world.sampler() as client:
+        run = await finish(client)
+        recorded = await pair_set(client, run.id)
+    assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
+    assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_the_last_unanswered_nodes_fail_the_run_once_and_are_left_out_after_a_resume(world: World, count: int):
+    world.oracle.behaviour = lambda task: None if "hypothesis" in task.query else honest(task)
+    async with world.sampler() as client:
+        run = await finish(client, hypotheses=HYPOTHESES[:count])
+        assert run.state == FAILED
+        assert "0-0" in run.error
+        await client.resume(run.id)
+        run = await client.wait(run.id)
+        assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, count)
+        assert await pair_set(client, run.id) == set()

@@ -1,0 +1,89 @@
+"""Figures of agreement: against printed examples, and against their definitions on random ratings with gaps."""
+
+import math
+import random
+
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from aeenc import errors
+from services.sampler.people import agreement
+from services.sampler.people.agreement import agreement_apart, agreement_of
+from support import agreement_reference
+
+
+def rated(*rows: str) -> list[dict[str, bool]]:
+    """Candidates from one row of 0, 1 and * (missing) an annotator."""
+    return [
+        {f"a{n}": value == "1" for n, value in enumerate(column) if value != "*"} for column in zip(*rows, strict=True)
+    ]
+
+
+def test_printed_examples_come_out():
+    # Krippendorff, Computing Krippendorff's Alpha-Reliability (2011), example A: binary, two observers, no gaps
+    found = agreement_of(rated("0100000010", "1110010000"))
+    assert found.krippendorff_alpha == pytest.approx(0.095, abs=5e-4)
+    # two readers of 50 grant proposals: both yes 20, both no 15, one alone 5 and 10; kappa .4
+    proposals = rated("1" * 20 + "1" * 5 + "0" * 10 + "0" * 15, "1" * 20 + "0" * 5 + "1" * 10 + "0" * 15)
+    assert agreement_of(proposals).cohen_kappa == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_libraries_agree_with_the_definitions_where_ratings_are_missing(seed: int):
+    rng = random.Random(seed)
+    names = [f"annotator-{n}" for n in range(2 + seed % 5)]
+    ratings = []
+    for _ in range(60):
+        yes = rng.random() < 0.4
+        given = [name for name in names if rng.random() < 0.7]
+        ratings.append({name: yes ^ (rng.random() < 0.2) for name in given})
+    found = agreement_of(ratings)
+    common = [candidate for candidate in ratings if len(candidate) > 1]
+    assert (found.candidates, found.annotators) == (len(common), len(names))
+    assert found.cohen_kappa == pytest.approx(agreement_reference.cohen(common), abs=1e-12)
+    assert found.fleiss_kappa == pytest.approx(agreement_reference.fleiss(common), abs=1e-12)
+    assert found.krippendorff_alpha == pytest.approx(agreement_reference.krippendorff(common), abs=1e-12)
+
+
+def test_two_annotators_have_the_kappa_that_scikit_learn_gives_them():
+    rng = random.Random(3)
+    one = [rng.random() < 0.5 for _ in range(80)]
+    other = [value ^ (rng.random() < 0.25) for value in one]
+    ratings = [{"one": a, "other": b} for a, b in zip(one, other, strict=True)]
+    assert agreement_of(ratings).cohen_kappa == pytest.approx(cohen_kappa_score(one, other), abs=1e-12)
+
+
+def test_two_annotators_who_always_contradict_each_other_count_in_the_mean():
+    apart = [{"one": True, "other": False}] * 3
+    assert agreement_of(apart).cohen_kappa == cohen_kappa_score([1, 1, 1], [0, 0, 0]) == 0.0
+    alike = [{"one": True, "third": True}, {"one": False, "third": False}]
+    assert agreement_of([*apart, *alike]).cohen_kappa == pytest.approx(0.5)
+    assert agreement_reference.cohen([*apart, *alike]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "ratings",
+    [[], [{"one": True}], [{"one": True, "other": True}] * 5, [{"one": False, "other": False}]],
+    ids=["none", "alone", "always-yes", "one-no"],
+)
+def test_what_chance_alone_explains_is_not_a_number(ratings):
+    found = agreement_of(ratings)
+    assert all(math.isnan(f) for f in (found.cohen_kappa, found.fleiss_kappa, found.krippendorff_alpha))
+
+
+def test_perfect_and_perverse_agreement_are_one_and_below_zero():
+    perfect = agreement_of(rated("0110", "0110", "0110"))
+    assert (perfect.cohen_kappa, perfect.fleiss_kappa, perfect.krippendorff_alpha) == (1.0, 1.0, 1.0)
+    perverse = agreement_of(rated("0110", "1001"))
+    assert perverse.cohen_kappa == -1.0
+    assert perverse.fleiss_kappa == -1.0
+    assert perverse.krippendorff_alpha < 0
+
+
+async def test_a_process_of_its_own_says_the_same_and_its_failure_is_told(monkeypatch):
+    ratings = rated("0110*1", "01101*", "010011")
+    assert await agreement_apart(ratings) == agreement_of(ratings)
+    assert math.isnan((await agreement_apart([{"alone": True}])).krippendorff_alpha)
+    monkeypatch.setattr(agreement.sys, "executable", "false")
+    with pytest.raises(errors.Unavailable, match="extra `sampler`"):
+        await agreement_apart(ratings)

@@ -1,0 +1,185 @@
+"""Second thoughts after a run has gone on: the pairs that replace others, whatever happens beside, and the trees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+import aeenc
+from aeenc import errors, trees
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.v1 import oracle_pb2
+from services.sampler.acs.algorithm import Rules
+from services.sampler.acs.negatives import NegativeFilter
+from services.sampler.people import steps
+from services.sampler.people.review import corrected_pairs
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
+from services.store.redis import connect
+from support.worlds.queue_world import NEVER, at_work, pairs, take
+from support.worlds.sampler_world import World
+
+RUN = Run(
+    "run",
+    RunConfig("science", "team"),
+    "SUCCEEDED",
+    "",
+    "v1",
+    "g1",
+    RunProgress(),
+    datetime.now(UTC),
+    datetime.now(UTC),
+)
+TEXTS = ("iron is a metal", "irons are metals", "ice is cold", "salt is white")
+TASK = Task(
+    "0-0", "run", "q", (), (), tuple(Candidate(f"p{n}", t, n, 1 - n / 10) for n, t in enumerate(TEXTS, start=1))
+)
+
+
+def amended(rules: Rules, first: dict[str, int], then: dict[str, int]) -> dict[str, tuple[str, str]]:
+    """Sign and reason by premise of the pairs that replace what a person said at first."""
+    record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
+    record = steps.submit(record, "run.0-0.l", [(i, Verdict(j)) for i, j in first.items()], 4, 1.0, 1, 1.0).record
+    record = steps.settle(record, 2.0, 0.0, "0-0").record
+    record = steps.amend(record, "run.0-0.1", [(i, Verdict(j)) for i, j in then.items()], "bob", 3.0).record
+    run = replace(RUN, config=replace(RUN.config, rules=rules))
+    found = corrected_pairs(run, record, "bob")
+    assert all(pair.amended and pair.annotator == "bob" for pair in found)
+    return {pair.premise_id: (pair.sign, pair.reason) for pair in found}
+
+
+@pytest.mark.parametrize(
+    ("rules", "first", "then", "expected"),
+    [
+        (Rules(), {"p1": EXPLAINS}, {"p1": ABSTAINS}, {"p1": ("SKIPPED", "undecided")}),
+        (Rules(), {"p1": EXPLAINS}, {"p1": REFUSES, "p3": EXPLAINS}, {"p1": ("NEGATIVE", ""), "p3": ("POSITIVE", "")}),
+        (Rules(positives_only=True), {"p1": EXPLAINS}, {"p1": REFUSES}, {"p1": ("SKIPPED", "refused")}),
+        (Rules(negatives=NegativeFilter(min_rank=2)), {"p1": EXPLAINS}, {"p1": REFUSES}, {"p1": ("SKIPPED", "rank")}),
+        (
+            Rules(negatives=NegativeFilter(rewordings=True)),
+            {"p1": EXPLAINS, "p2": EXPLAINS},
+            {"p2": REFUSES},
+            {"p2": ("SKIPPED", "wording")},
+        ),
+        (
+            Rules(negatives=NegativeFilter(absolute_margin=0.15)),
+            {"p1": EXPLAINS, "p2": EXPLAINS, "p3": EXPLAINS},
+            {"p2": REFUSES, "p3": REFUSES},
+            {"p2": ("SKIPPED", "margin"), "p3": ("NEGATIVE", "")},
+        ),
+        (Rules(), {"p1": EXPLAINS}, {"p1": EXPLAINS}, {}),
+    ],
+)
+def test_an_amended_pair_says_why_it_is_skipped_and_passes_the_filters_of_its_run(rules, first, then, expected):
+    assert amended(rules, first, then) == expected
+
+
+async def settled(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_id: str) -> tuple[str, list[str]]:
+    """A run whose only task has one accepted premise: the answer, and the premises by rank."""
+    lease = await take(people, "ann")
+    ids = [c.premise_id for c in lease.task.candidates]
+    answer = await people.submit(lease, [ids[0]])
+    await asyncio.wait_for(sampler.wait(run_id), 40)
+    return answer.answer_id, ids
+
+
+async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(world: World, monkeypatch: pytest.MonkeyPatch):
+    add, held, go_on = PairLog.add, asyncio.Event(), asyncio.Event()
+
+    async def add_later(log: PairLog, run_id: str, added: Sequence[Pair], request_id: str) -> int:
+        if not held.is_set() and added[0].amended:
+            held.set()
+            await go_on.wait()
+        return await add(log, run_id, added, request_id)
+
+    monkeypatch.setattr(PairLog, "add", add_later)
+    async with at_work(world, 1) as (people, sampler, run_id):
+        answer_id, ids = await settled(people, sampler, run_id)
+        first = asyncio.create_task(people.amend(answer_id, {ids[1]: EXPLAINS}, "bob"))
+        await held.wait()
+        [task] = [task async for task in people.tasks(run_id)]
+        await people.amend(task.answers[0].answer_id, {ids[1]: ABSTAINS}, "cem")
+        go_on.set()
+        await first
+        told = [" +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.premise_id == ids[1]]
+        assert told[0] == "-"
+        assert told[-1] == "?"
+
+
+async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_adds_is(world: World):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        answer_id, ids = await settled(people, sampler, run_id)
+
+        async def explaining() -> set[str]:
+            found = [trees.tree_from_record(json.loads(record)) async for _, record in sampler.export_trees(run_id)]
+            return {tree.texts[label] for tree in found for label in tree.leaves}
+
+        texts = {c.premise_id: c.text for t in [t async for t in people.tasks(run_id)] for c in t.task.candidates}
+        assert await explaining() == {texts[ids[0]]}
+        answer_id = await people.amend(answer_id, {ids[0]: REFUSES, ids[2]: EXPLAINS}, "bob")
+        assert await explaining() == {texts[ids[2]]}
+        answer_id = await people.amend(answer_id, {ids[2]: ABSTAINS}, "bob")
+        assert await explaining() == set()
+        await people.amend(answer_id, {ids[0]: EXPLAINS}, "bob")
+        assert await explaining() == {texts[ids[0]]}
+
+
+async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: World):
+    async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        ids = [c.premise_id for c in lease.task.candidates]
+        answer = await people.submit(lease, [ids[0]])
+        await sampler.cancel(run_id)
+        redis = connect(world.settings["redis_url"])
+        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+        read = await store.read(run_id, lease.task.task_id)
+        assert read.record is not None
+        assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)  # and then it died
+        await redis.aclose()
+        with pytest.raises(errors.FailedPrecondition, match=f"aeenc resume {run_id}"):
+            await people.amend(answer.answer_id, {ids[0]: REFUSES}, "ann")
+        await sampler.resume(run_id)
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        await people.amend(answer.answer_id, {ids[0]: REFUSES}, "ann")
+        told = [" +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.premise_id == ids[0]]
+        assert told == ["+", "-"]
+
+
+async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: World):
+    async with at_work(world, 2, overlap=2) as (people, sampler, run_id):
+        for name, note in (("ann", "the second is badly put"), ("bob", "x" * 2000)):
+            one, two = await people.lease(name, max_tasks=2)
+            await people.submit(one, [], note=note)
+            await people.submit(two, [], note=note if name == "ann" else "")
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        first, second = [t async for t in people.tasks(run_id)]
+        assert [len(answer.note) for answer in first.answers] == [23, 1024]
+        assert [answer.note for answer in second.answers] == ["the second is badly put", ""]
+        notes = {pair.query: pair.provenance.note for pair in await pairs(sampler, run_id)}
+        assert notes[second.task.query] == "ann: the second is badly put"
+        assert notes[first.task.query].startswith("ann: the second is badly put; bob: xxx")
+        assert len(notes[first.task.query]) == 1024
+
+
+async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: World):
+    class Remarks(aeenc.Oracle):
+        def judge(self, task: Task) -> list[str]:
+            return []
+
+        def sent(self, task: Task, answer: oracle_pb2.OracleAnswer) -> oracle_pb2.OracleAnswer:
+            answer.note = f"of {task.query}"
+            return answer
+
+    server = await Remarks().start()
+    async with world.sampler(oracle={"target": f"127.0.0.1:{server.port}"}) as sampler:
+        run = await sampler.start_run([("t", "hypothesis 1")], corpus="science", oracle="fake", k=3)
+        await asyncio.wait_for(sampler.wait(run.id), 40)
+        assert {pair.provenance.note for pair in await pairs(sampler, run.id)} == {"of hypothesis 1"}
+    await server.stop(0)

@@ -1,0 +1,236 @@
+"""People at a run's queue, through the SDK: leases, late answers, second thoughts, conflicts, control items."""
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES
+from aeenc.v1 import sampler_pb2
+from services.sampler.people import steps
+from services.sampler.people.controls import read_controls
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.store.redis import connect
+from support.worlds.queue_world import NEVER, QUEUE, at_work, pairs, take
+from support.worlds.sampler_world import World
+
+
+async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str]:
+    """The names of a run's events up to the first one of this name."""
+    seen: list[str] = []
+    async with aclosing(people.watch(run_id)) as watched:
+        while last not in seen:
+            event = await anext(watched)
+            seen.append(sampler_pb2.TaskEvent.Name(event.event).removeprefix("TASK_EVENT_"))
+    return seen
+
+
+async def test_a_leased_task_is_nobody_elses(world: World):
+    async with at_work(world) as (people, _, run_id):
+        first, second = await take(people, "ann"), await take(people, "bob", run_id)
+        assert (first.task.query, second.task.query) == ("hypothesis 0", "hypothesis 1")
+        assert [c.rank for c in first.task.candidates] == [1, 2, 3, 4]
+        assert await people.lease("cem") == []
+        await people.release(first.lease_id, "too hard")
+        assert (await take(people, "cem")).task.query == "hypothesis 0"
+        assert (await events(people, run_id, "RELEASED"))[-3:] == ["LEASED", "LEASED", "RELEASED"]
+
+
+async def test_what_people_say_becomes_the_pairs_of_the_run(world: World):
+    async with at_work(world) as (people, sampler, run_id):
+        one, two = await people.lease("ann", max_tasks=5)
+        ids = [c.premise_id for c in one.task.candidates]
+        await people.submit(one, [ids[0]], seen_upto=3)
+        others = {c.premise_id: ABSTAINS for c in two.task.candidates}
+        await people.submit(two, others, elapsed_s=4.0)
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (run.progress.positives, run.progress.negatives, run.progress.skipped) == (1, 2, 5)
+        signs = {
+            pair.premise_id: " +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.query == one.task.query
+        }
+        assert signs == dict(zip(ids, "+--?", strict=True))
+        assert {pair.provenance.annotator for pair in await pairs(sampler, run_id)} == {"ann"}
+        assert await people.lease("bob", run_id=run_id) == []
+
+
+async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answer_counts_once(world: World):
+    async with at_work(world, 1, first_lease_s=0.3, undo_s=NEVER) as (people, _, run_id):
+        slow = await take(people, "ann")
+        await asyncio.sleep(0.4)
+        with pytest.raises(errors.FailedPrecondition, match="run out") as over:
+            await people.renew(slow.lease_id)
+        assert over.value.reason == "LEASE_EXPIRED"
+        quick = await take(people, "bob")
+        assert quick.task.task_id == slow.task.task_id
+        late = await people.submit(slow, [], client_seq=1)
+        assert late.late
+        assert await people.submit(slow, [], client_seq=1) == late
+        with pytest.raises(errors.FailedPrecondition) as refused:
+            await people.submit(quick, [])
+        assert refused.value.reason == "TASK_ANSWERED"
+        [task] = [task async for task in people.tasks(run_id)]
+        assert [(a.annotator, a.late) for a in task.answers] == [("ann", True)]
+        assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
+
+
+async def test_a_lease_lasts_three_mean_answer_times(world: World):
+    async with at_work(world, 3, first_lease_s=600.0, min_lease_s=1.0, undo_s=NEVER) as (people, _, _run):
+
+        async def lasts(lease: sampler_pb2.Lease) -> float:
+            now = await world_time(world)
+            return lease.expires_at.ToNanoseconds() / 1e9 - now
+
+        first = await take(people, "ann")
+        assert await lasts(first) == pytest.approx(600, abs=15)
+        await people.submit(first, [], elapsed_s=20.0)
+        second = await take(people, "ann")
+        assert await lasts(second) == pytest.approx(60, abs=15)
+        await people.submit(second, [], elapsed_s=9e9)
+        assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=15)
+
+
+async def world_time(world: World) -> float:
+    redis = connect(world.settings["redis_url"])
+    seconds, microseconds = await redis.time()
+    await redis.aclose()
+    return float(seconds + microseconds / 1e6)
+
+
+async def test_an_undone_answer_is_judged_again_first(world: World):
+    async with at_work(world, 3, undo_s=NEVER) as (people, _, run_id):
+        first = await take(people, "ann")
+        answer = await people.submit(first, [])
+        second = await people.submit(await take(people, "ann"), [])
+        assert await people.undo("ann", run_id, request_id="u1") == [second.answer_id]
+        assert await people.undo("ann", run_id, request_id="u1") == [second.answer_id]
+        assert await people.undo("ann", run_id, count=9) == [answer.answer_id]
+        with pytest.raises(errors.NotFound, match="no answers"):
+            await people.undo("ann", run_id)
+        again = await take(people, "ann")
+        assert again.task.query in {"hypothesis 0", "hypothesis 1"}
+        assert [c async for c in people.tasks(run_id, state=sampler_pb2.TASK_STATE_DECIDED)] == []
+
+
+async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: World):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        ids = [c.premise_id for c in lease.task.candidates]
+        answer = await people.submit(lease, [ids[0]])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        with pytest.raises(errors.FailedPrecondition, match="amend it") as used:
+            await people.undo("ann", run_id)
+        assert used.value.reason == "ANSWER_USED"
+        verdicts = {ids[0]: REFUSES, ids[1]: EXPLAINS}
+        amended = await people.amend(answer.answer_id, verdicts, "bob", request_id="a1")
+        assert await people.amend(answer.answer_id, verdicts, "bob", request_id="a1") == amended
+        log = await pairs(sampler, run_id)
+        assert [(p.premise_id, " +-?"[p.sign]) for p in log if p.provenance.amended] == [(ids[0], "-"), (ids[1], "+")]
+        assert [p.provenance.amended for p in log] == [False] * 4 + [True] * 2
+        assert log[-1].provenance.annotator == "bob"
+        with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
+            await people.amend(answer.answer_id, verdicts, "bob")
+        [task] = [task async for task in people.tasks(run_id)]
+        assert {v.premise_id: v.judgement for v in task.decision} == dict.fromkeys(ids, REFUSES) | {ids[1]: EXPLAINS}
+
+
+async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: World):
+    async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
+        ids: list[str] = []
+        for name, ticked in (("ann", 0), ("bob", 1)):
+            lease = await take(people, name)
+            ids = [c.premise_id for c in lease.task.candidates]
+            await people.submit(lease, [ids[ticked]])
+        [task] = [task async for task in people.tasks(run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+        assert list(task.conflicts) == ids[:2]
+        await asyncio.sleep(0.6)  # longer than the worker's look at decisions
+        assert await pairs(sampler, run_id) == []
+        task_id = task.task.task_id
+        with pytest.raises(errors.InvalidArgument, match=ids[1]):
+            await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS}, "judge")
+        await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: ABSTAINS}, "judge")
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
+        told = [("+", "judge"), ("?", "judge"), ("-", "ann, bob"), ("-", "ann, bob")]  # the last two were no conflict
+        assert found == dict(zip(ids, told, strict=True))
+        with pytest.raises(errors.NotFound, match="not in conflict"):
+            await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
+
+
+async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: World):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [])
+    redis = connect(world.settings["redis_url"])
+    store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+    read = await store.read(run_id, lease.task.task_id)
+    assert read.record is not None
+    assert await store.write(steps.settle(read.record, read.at, 0.0, "0-0"), "team", read.at)
+    await redis.aclose()
+    async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+
+
+async def test_control_items_measure_annotators_and_become_no_pairs(world: World, tmp_path):
+    control = {"query": "what is iron", "explains": ["iron is a metal"], "refuses": ["ice is cold", "salt is white"]}
+    file = tmp_path / "controls.jsonl"
+    file.write_text(json.dumps(control) + "\n")
+    async with at_work(world, 2, controls=str(file), control_share=1.0, undo_s=NEVER) as (people, sampler, run_id):
+        for name, right in (("ann", True), ("bob", False)):
+            lease = await take(people, name)
+            assert lease.task.query == "what is iron"
+            metal = next(c.premise_id for c in lease.task.candidates if c.text == "iron is a metal")
+            await people.submit(lease, [metal] if right else [])
+            await people.submit(await take(people, name), [])
+        told = await people.agreement(run_id)
+        shown = {r.annotator: (r.answers, r.control_verdicts, r.control_correct) for r in told.reports}
+        assert shown == {"ann": (2, 3, 3), "bob": (2, 3, 2)}
+        assert told.candidates == 0
+        assert {t.task.query async for t in people.tasks(run_id)} == {"hypothesis 0", "hypothesis 1"}
+        assert {pair.query for pair in await pairs(sampler, run_id)} <= {"hypothesis 0", "hypothesis 1"}
+
+
+async def test_a_retried_lease_is_the_same_lease(world: World):
+    async with at_work(world, 3) as (people, _, _run):
+        first = await people.lease("ann", max_tasks=2, request_id="r1")
+        again = await people.lease("ann", max_tasks=2, request_id="r1")
+        assert [lease.lease_id for lease in again] == [lease.lease_id for lease in first]
+        assert len(await people.lease("ann", max_tasks=2, request_id="r2")) == 1
+
+
+async def test_wrong_calls_are_refused_by_name(world: World):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        pushed = await sampler.start_run([("t", "hypothesis 5")], corpus="science", oracle="fake", k=2)
+        for call, kind, message in [
+            (people.lease(" "), errors.InvalidArgument, "annotator"),
+            (people.lease("ann", max_tasks=65), errors.InvalidArgument, "max_tasks"),
+            (people.lease("ann", run_id="x"), errors.NotFound, "'x'"),
+            (people.lease("ann", run_id=pushed.id), errors.NotFound, "has no queue"),
+            (people.renew("x"), errors.NotFound, "no lease"),
+            (people.renew("a.b.c"), errors.NotFound, "no lease"),
+            (people.renew(lease.lease_id + "0"), errors.NotFound, "no lease"),
+            (people.submit(lease, ["p99999"]), errors.InvalidArgument, "p99999"),
+            (people.submit(lease, [], seen_upto=0), errors.InvalidArgument, "says nothing"),
+            (people.amend("x", {}, "ann"), errors.NotFound, "no answer"),
+            (people.adjudicate(run_id, "9-9", {}, "ann"), errors.NotFound, "no task"),
+            (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "not in conflict"),
+            (people.agreement("x"), errors.NotFound, "'x'"),
+            (anext(people.tasks("x")), errors.NotFound, "'x'"),
+            (anext(people.watch("x")), errors.NotFound, "'x'"),
+        ]:
+            with pytest.raises(kind, match=message):
+                await call
+
+
+def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: World, tmp_path):
+    with pytest.raises(ValueError, match="other names"):
+        world.configure(queues={"fake": {}})
+    for text, message in (("{", ":1: not a control item"), ('{"query": "q"}', "neither"), ("", "holds no")):
+        (tmp_path / "c.jsonl").write_text(text)
+        with pytest.raises(errors.InvalidArgument, match=message):
+            read_controls(tmp_path / "c.jsonl")

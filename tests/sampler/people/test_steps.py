@@ -1,0 +1,192 @@
+"""The steps of a task, one by one, without a clock or a store."""
+
+from dataclasses import replace
+
+import pytest
+
+from aeenc import errors
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from services.sampler.people import steps
+from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json, task_from_json, task_json
+
+E, L, R, A, U = VerdictKind.EXPLAINS, VerdictKind.LEAF, VerdictKind.REFUSED, VerdictKind.ABSTAINED, VerdictKind.UNSEEN
+TASK = Task("0-0", "run", "query", ("root",), (), tuple(Candidate(f"p{n}", f"fact {n}", n, 0.5) for n in range(1, 5)))
+YES, NO = Verdict(EXPLAINS), Verdict(REFUSES)
+
+
+def new(overlap: int = 1, policy: str = "majority") -> TaskRecord:
+    return TaskRecord("run", TASK, overlap, policy)  # type: ignore[arg-type]
+
+
+def leased(record: TaskRecord, who: str, at: float = 0.0, lease_s: float = 60.0) -> TaskRecord:
+    return steps.lease(record, who, f"run.0-0.{who}{at:g}", at, lease_s).record
+
+
+def answered(record: TaskRecord, who: str, verdicts=(), *, upto: int = 4, at: float = 1.0) -> TaskRecord:
+    return steps.submit(leased(record, who), f"run.0-0.{who}0", verdicts, upto, 1.0, 1, at).record
+
+
+def test_only_what_was_seen_and_left_unticked_is_refused():
+    record = answered(new(), "ann", [("p1", YES), ("p4", Verdict(EXPLAINS, leaf=True))], upto=2)
+    assert record.decision == {"p1": E, "p2": R, "p3": U, "p4": L}
+    record = answered(new(), "ann", [("p1", Verdict(ABSTAINS)), ("p2", Verdict(UNSEEN)), ("p3", Verdict(0))], upto=4)
+    assert record.decision == {"p1": A, "p2": U, "p3": U, "p4": R}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "upto", "message"),
+    [
+        ([("p9", YES)], 4, "'p9' is not among the candidates"),
+        ([("p1", YES), ("p1", NO)], 4, "judged twice"),
+        ([("p1", Verdict(17))], 4, "17 is unknown"),
+        ([("p1", Verdict(EXPLAINS, grade=float("nan")))], 4, "finite"),
+        ([], 0, "says nothing"),
+    ],
+)
+def test_a_wrong_answer_is_refused_by_name_and_changes_nothing(verdicts, upto: int, message: str):
+    with pytest.raises(errors.InvalidArgument, match=message):
+        answered(new(), "ann", verdicts, upto=upto)
+
+
+@pytest.mark.parametrize(
+    ("votes", "policy", "decided"),
+    [
+        ("EE", "majority", E),
+        ("ER", "majority", None),
+        ("EER", "majority", E),
+        ("ERR", "majority", R),
+        ("EER", "adjudicate", None),
+        ("EEA", "adjudicate", E),
+        ("ERA", "majority", None),
+        ("RAU", "majority", R),
+        ("AAU", "majority", A),
+        ("UU", "majority", U),
+        ("ELL", "majority", L),
+        ("EL", "majority", E),
+        ("ELRR", "majority", None),
+    ],
+)
+def test_several_answers_decide_by_policy(votes: str, policy: str, decided: VerdictKind | None):
+    said = {"E": YES, "L": Verdict(EXPLAINS, leaf=True), "R": NO, "A": Verdict(ABSTAINS), "U": Verdict(UNSEEN)}
+    record = new(len(votes), policy)
+    for n, vote in enumerate(votes):
+        assert record.state == "WAITING"
+        record = answered(record, f"person {n}", [("p1", said[vote]), ("p2", YES)])
+    assert record.decision.get("p1") is decided
+    assert record.conflicts == (() if decided else ("p1",))
+    assert record.state == ("DECIDED" if decided else "CONFLICT")
+    assert record.decision["p2"] is E
+
+
+def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
+    record = leased(leased(new(), "ann", 0.0, 10.0), "bob", 20.0, 10.0)
+    change = steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 7, 25.0)
+    [answer] = change.record.answers
+    assert (answer.annotator, answer.late, change.record.state) == ("ann", True, "DECIDED")
+    assert change.events == (("EXPIRED", "bob"), ("ANSWERED", "ann"))
+    again = steps.submit(change.record, "run.0-0.ann0", [("p1", YES)], 4, None, 7, 26.0)
+    assert (again.id, again.record) == (answer.id, change.record)
+    with pytest.raises(errors.FailedPrecondition, match="answered before") as refused:
+        steps.submit(change.record, "run.0-0.ann0", [("p2", YES)], 4, None, 8, 26.0)
+    assert refused.value.reason == "LEASE_ANSWERED"
+    with pytest.raises(errors.FailedPrecondition) as refused:
+        steps.submit(change.record, "run.0-0.bob20", [("p1", YES)], 4, None, 1, 26.0)
+    assert refused.value.reason == "TASK_ANSWERED"
+    with pytest.raises(errors.FailedPrecondition, match="others have answered"):
+        steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
+
+
+def test_a_late_answer_ends_its_persons_other_lease_and_spares_those_with_room():
+    record = leased(new(overlap=3), "ann", 0.0, 10.0)
+    record = leased(leased(leased(record, "ann", 20.0), "bob", 21.0), "cem", 22.0)
+    change = steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 1, 25.0)
+    assert change.events == (("EXPIRED", "ann"), ("ANSWERED", "ann"))
+    assert [lease.annotator for lease in change.record.held(25.0)] == ["bob", "cem"]
+
+
+def test_a_renewed_lease_never_lasts_longer_than_an_hour():
+    record = leased(new(), "ann", 0.0, 60.0)
+    record = steps.renew(record, "run.0-0.ann0", 50.0, 60.0).record
+    assert record.leases[0].expires_at == 110.0
+    for at in range(100, 3600, 50):
+        record = steps.renew(record, "run.0-0.ann0", float(at), 60.0).record
+    assert record.leases[0].expires_at == 3600.0
+    with pytest.raises(errors.FailedPrecondition) as over:
+        steps.renew(record, "run.0-0.ann0", 3600.0, 60.0)
+    assert over.value.reason == "LEASE_EXPIRED"
+    assert leased(new(), "bob", 0.0, 1e9).leases[0].expires_at == 3600.0
+
+
+def test_a_released_lease_is_over_for_good():
+    record = steps.release(leased(new(), "ann"), "run.0-0.ann0", 1.0, "lunch").record
+    assert (record.free(1.0), record.returned) == (1, 1)
+    assert steps.release(record, "run.0-0.ann0", 2.0, "again").record == record
+    with pytest.raises(errors.FailedPrecondition) as refused:
+        steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 1, 2.0)
+    assert refused.value.reason == "LEASE_RELEASED"
+
+
+def test_nobody_judges_a_task_twice():
+    record = answered(new(overlap=2), "ann")
+    assert not record.open_to("ann", 2.0)
+    assert record.open_to("bob", 2.0)
+    assert not leased(record, "bob", 2.0).open_to("cem", 2.0)
+
+
+def test_an_answer_is_taken_back_until_the_run_has_gone_on():
+    record = answered(new(), "ann")
+    assert steps.settle(record, 5.0, 10.0, "3-1").record == record
+    undone = steps.undo(record, "run.0-0.1", 5.0).record
+    assert (undone.state, undone.answers, undone.undone) == ("WAITING", (), True)
+    with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
+        steps.undo(undone, "run.0-0.1", 5.0)
+    with pytest.raises(errors.NotFound):
+        steps.undo(undone, "run.0-0.2", 5.0)
+    settled = steps.settle(record, 11.0, 10.0, "3-1").record
+    assert (settled.state, settled.node_id) == ("SETTLED", "3-1")
+    with pytest.raises(errors.FailedPrecondition) as used:
+        steps.undo(settled, "run.0-0.1", 12.0)
+    assert used.value.reason == "ANSWER_USED"
+
+
+def test_an_amendment_changes_the_decision_and_what_the_run_was_told():
+    record = answered(new(), "ann", [("p1", YES)])
+    change = steps.amend(record, "run.0-0.1", [("p2", YES)], "bob", 2.0)
+    assert (change.id, change.record.decision) == ("run.0-0.2", {"p1": E, "p2": E, "p3": R, "p4": R})
+    assert steps.corrections(change.record) == {}
+    settled = steps.settle(change.record, 100.0, 10.0, "3-1").record
+    amended = steps.amend(settled, "run.0-0.2", [("p1", NO)], "ann", 101.0).record
+    assert (amended.state, steps.corrections(amended)) == ("SETTLED", {"p1": R})
+    back = steps.amend(amended, "run.0-0.3", [("p1", YES)], "ann", 102.0).record
+    assert steps.corrections(back) == {"p1": E}
+    with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
+        steps.amend(back, "run.0-0.1", [("p1", NO)], "ann", 103.0)
+
+
+def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():
+    record = answered(answered(new(overlap=2), "ann", [("p1", YES), ("p2", YES)]), "bob", [("p3", YES)])
+    assert record.conflicts == ("p1", "p2", "p3")
+    assert steps.settle(record, 1e6, 0.0, "3-1").record == record
+    with pytest.raises(errors.InvalidArgument, match="p3"):
+        steps.adjudicate(record, [("p1", YES), ("p2", NO)], "judge", 3.0)
+    judged = steps.adjudicate(record, [("p1", YES), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge", 3.0).record
+    assert (judged.state, judged.decision) == ("DECIDED", {"p1": E, "p2": R, "p3": A, "p4": R})
+    with pytest.raises(errors.NotFound, match="not in conflict"):
+        steps.adjudicate(judged, [("p1", NO)], "judge", 4.0)
+    with pytest.raises(errors.FailedPrecondition, match="adjudicated"):
+        steps.undo(judged, judged.answers[0].id, 4.0)
+
+
+def test_a_control_item_is_never_decided():
+    control = replace(new(overlap=1000), gold={"p1": True, "p2": False})
+    record = answered(control, "ann", [("p1", YES)])
+    assert (record.state, record.decision) == ("WAITING", {})
+    assert record.open_to("bob", 1.0)
+
+
+def test_a_record_is_read_as_it_was_written():
+    record = answered(answered(new(overlap=2), "ann", [("p1", Verdict(EXPLAINS, grade=0.5))]), "bob")
+    record = steps.adjudicate(record, [("p1", NO)], "judge", 3.0).record
+    task = task_from_json(task_json(TASK))
+    assert task == TASK
+    assert from_json(task, record.to_json(), record.place, record.revision) == record

@@ -1,0 +1,135 @@
+"""The records in Redis: a node is committed once, by the sampler that holds the run alone; run labels come and go."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2
+from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Pair
+from services.store.life_cycles import LIVE
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set, serving
+
+PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
+COMMIT = NodeCommit(
+    tree=0,
+    ordinal=0,
+    query="hypothesis 0",
+    result=Result((AcceptedPremise("p1", "fact 1", 1, False),)),
+    known={"p1": PairState.EXPLAINS},
+    pairs=(PAIR,),
+    judgements=1,
+)
+
+
+class Stores:
+    """The stores over one connection, and a run that waits with a lease for `me`."""
+
+    def __init__(self, redis: Any, namespace: str, run_id: str) -> None:
+        keys = RunKeys(namespace)
+        self.redis, self.keys, self.run_id = redis, keys, run_id
+        self.runs, self.nodes, self.pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
+
+
+@pytest.fixture
+async def stores(world: World) -> AsyncIterator[Stores]:
+    async with world.sampler(max_active_runs=1, poll_s=60.0) as client:
+        await client.channel.unary(client._stub.ListRuns, sampler_pb2.ListRunsRequest())
+        world.oracle.delay_s = 60
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await world.oracle.called(1)
+    redis = connect(world.settings["redis_url"])
+    stores = Stores(redis, world.settings["namespace"], run.id)
+    assert await stores.runs.lease(run.id, "me", 30).renew()
+    yield stores
+    await redis.aclose()
+
+
+async def test_committing_a_node_again_changes_nothing(stores: Stores):
+    nodes, run_id = stores.nodes, stores.run_id
+    assert await nodes.commit(run_id, "me", [COMMIT]) == ["OK"]
+    before = await stores.runs.get(run_id)
+    assert await nodes.commit(run_id, "me", [COMMIT]) == ["DONE"]
+    assert await stores.runs.get(run_id) == before
+    assert (before.progress.positives, before.progress.judgements, before.progress.nodes_judged) == (1, 1, 1)
+    assert [pair.seq for pair in (await stores.pairs.page(run_id, 0, 10, None))[0]] == [1]
+    [tree] = await nodes.trees(run_id, [0])
+    assert tree.results == {0: COMMIT.result}
+    assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [COMMIT.known, {}]
+
+
+async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
+    child = Node(1, "fact 1", "p1", 0, 1)
+    step = TreeAdvance(0, 0, (child,))
+    await stores.nodes.commit(stores.run_id, "me", [COMMIT])
+    assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["OK"]
+    assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["DONE"]
+    [tree] = await stores.nodes.trees(stores.run_id, [0])
+    assert (tree.depth, tree.nodes[1], tree.pending()) == (1, child, [child])
+    last = TreeAdvance(0, 1, ())
+    assert await stores.nodes.advance(stores.run_id, "me", [last, last]) == ["OK", "DONE"]
+    assert (await stores.runs.get(stores.run_id)).progress.trees_done == 1
+
+
+async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_live(stores: Stores):
+    runs, nodes, run_id = stores.runs, stores.nodes, stores.run_id
+    assert not await runs.lease(run_id, "another", 30).renew()
+    assert await nodes.commit(run_id, "another", [COMMIT]) == ["LOST"]
+    assert await nodes.advance(run_id, "another", [TreeAdvance(0, 0, ())]) == ["LOST"]
+    assert await runs.transition(run_id, LIVE, "SUCCEEDED", owner="another") == "LOST"
+    assert await runs.transition(run_id, LIVE, "CANCELLED") == "OK"
+    assert await nodes.commit(run_id, "me", [COMMIT]) == ["STOPPED"]
+    assert (await stores.pairs.page(run_id, 0, 10, None))[0] == []
+
+
+async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
+    await stores.nodes.commit(stores.run_id, "me", [COMMIT])
+    prefix = stores.keys.record(stores.run_id).removesuffix("record")
+    keys = [key async for key in stores.redis.scan_iter(f"{prefix}*")]
+    assert {key.removeprefix(prefix) for key in keys} >= {"record", "events", "pairs", "hypotheses", "open", "answers"}
+    for key in keys:
+        assert key.startswith("aeenc:")
+        assert ":1:run:" in key
+        if not key.endswith(":lease"):
+            assert await stores.redis.ttl(key) == -1, key
+    assert (await stores.redis.hget(f"{prefix}record", "format_version")) == "1"
+
+
+class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
+    """Notes which labels were set and deleted."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, str]] = []
+
+    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
+        self.moves.append((request.label, request.version))
+        return registry_pb2.SetLabelResponse()
+
+    async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
+        self.moves.append((request.label, ""))
+        return registry_pb2.DeleteLabelResponse()
+
+
+async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: World):
+    registry = FakeRegistry()
+    async with (
+        serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
+        world.sampler(trainer_target=f"127.0.0.1:{port}") as client,
+    ):
+        run = await finish(client)
+        assert registry.moves[0] == (f"run-{run.id}", "version-1")
+    assert registry.moves[-1] == (f"run-{run.id}", "")
+
+
+@pytest.mark.slow
+async def test_a_registry_that_is_away_does_not_stop_a_run(world: World):
+    async with world.sampler(trainer_target="127.0.0.1:1") as client:
+        run = await finish(client)
+        assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
