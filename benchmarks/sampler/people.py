@@ -20,8 +20,7 @@ import aeenc
 from aeenc.v1 import index_pb2_grpc, sampler_pb2
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import free_port
-from services.sampler.tasks.task_keys import TaskKeys
-from services.sampler.tasks.task_store import TaskStore
+from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
 from support.worlds.people_world import People, agreement_differs, check
 from support.worlds.sampler_process import SamplerProcess

@@ -7,12 +7,19 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from aeenc import errors
-from aeenc.v1 import sampler_pb2, types_pb2
-from services.kit.convert import decode_enum, to_timestamp
+from aeenc.oracle import Verdict
+from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
+from services.kit.convert import decode_enum, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
-from services.sampler.acs import Rules
-from services.sampler.negatives import NegativeFilter
-from services.sampler.runs import MAX_NOTE, Hypothesis, Pair, Progress, Run, RunConfig, Sign, parse_time
+from services.sampler.acs.algorithm import Rules
+from services.sampler.acs.negatives import NegativeFilter
+from services.sampler.people.agreement import Agreement
+from services.sampler.people.decisions import SentVerdicts, verdict_of
+from services.sampler.people.queue import LeasedTask
+from services.sampler.people.review import AnnotatorReport
+from services.sampler.people.task_store import TaskEvent
+from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKinds
+from services.sampler.records.runs import MAX_NOTE, Hypothesis, Pair, PairSign, Run, RunConfig, RunProgress, parse_time
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
@@ -220,7 +227,7 @@ def from_elapsed(request: sampler_pb2.SubmitVerdictsRequest) -> float | None:
 
 def from_state(state: sampler_pb2.TaskState) -> TaskState | None:
     """The state to list; None for all."""
-    return known(_STATES, state, "state", None)
+    return decode_enum(_STATES, state, "state", None)
 
 
 def to_time(at: float) -> datetime:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aeenc.v1 import sampler_pb2
-from services.kit.convert import to_timestamp
+from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
+from services.kit.convert import position_of, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.sampling import Sampling

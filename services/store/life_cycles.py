@@ -21,8 +21,7 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.leases import Leases
-from services.store.redis import key_prefix, unavailable_if_down
+from services.store.redis import Leases, key_prefix, unavailable_if_down
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")

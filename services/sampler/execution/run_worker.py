@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
-from services.kit.tasks import cancel_all, seen
 from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
@@ -91,7 +91,7 @@ class RunWorker:
                 await self._advance()
                 while nodes := self._next_wave():
                     wave = asyncio.create_task(self._run_wave(nodes))
-                    wave.add_done_callback(seen)
+                    wave.add_done_callback(observe_failure)
                     waves.add(wave)
                 if waves:
                     await self._progressed.wait()

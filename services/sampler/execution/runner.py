@@ -16,18 +16,18 @@ import uuid
 from collections.abc import Mapping
 
 from aeenc import errors
+from aeenc.registry import RegistryClient
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.sampler.node_store import NodeStore
-from services.sampler.oracle_budgets import OracleBudgets
-from services.sampler.retrieval import Retrieval
-from services.sampler.run_labels import RunLabels
-from services.sampler.run_lease import RunLease
-from services.sampler.run_store import RunStore
-from services.sampler.run_worker import RunFailed, RunStopped, RunWorker
-from services.sampler.runs import LIVE, Run, State
-from services.sampler.tasks.gateway import Gateway, PeopleGateway
+from services.sampler.execution.retrieval import Retrieval
+from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
+from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.oracles.gateway import Gateway
+from services.sampler.records.node_store import NodeStore
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Run, RunState
+from services.store.life_cycles import LIVE, WorkLease
 
 log = get(__name__)
 

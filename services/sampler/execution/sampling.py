@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from aeenc import errors
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_k, check_texts
-from services.sampler import tree_export
-from services.sampler.node_store import NodeStore
-from services.sampler.pair_log import PairLog
-from services.sampler.retrieval import Retrieval
-from services.sampler.run_labels import RunLabels
-from services.sampler.run_store import RunStore
-from services.sampler.runner import Runner
-from services.sampler.runs import LIVE, Event, Hypothesis, Pair, Progress, Run, RunConfig, Sign
+from services.sampler.execution import tree_export
+from services.sampler.execution.retrieval import Retrieval
+from services.sampler.execution.runner import RunLabels, Runner
+from services.sampler.records.node_store import NodeStore
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
+from services.store.life_cycles import LIVE
 
 PAGE = 100
 EXPORT_TREES = 100

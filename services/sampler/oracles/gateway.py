@@ -23,8 +23,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from aeenc import errors
-from aeenc.oracle import EXPLAINS, REFUSES, Task
-from aeenc.oracles.client import Answer, OracleClient
+from aeenc.oracle import Task
+from aeenc.oracles.client import OracleClient
 from aeenc.transport.channel import Channel
 from services.kit.logs import get
 from services.sampler.acs.nodes import NodeAnswer

@@ -19,16 +19,16 @@ from aeenc.oracle import Task
 from aeenc.oracles.client import Answer as OracleAnswer
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.oracle_gateway import Judged, OracleGateway, Unanswered, read_answers
-from services.sampler.run_store import RunStore
-from services.sampler.runs import Run
-from services.sampler.tasks import steps
-from services.sampler.tasks.changes import TaskChanges
-from services.sampler.tasks.deciding import verdict_of
-from services.sampler.tasks.queue import TaskQueue
-from services.sampler.tasks.record import Choice, TaskRecord, task_name
-from services.sampler.tasks.settings import QueueSettings
-from services.sampler.tasks.task_store import TaskStore
+from services.sampler.acs.nodes import NodeAnswer
+from services.sampler.oracles.answers import UnansweredTask, read_answers
+from services.sampler.people import steps
+from services.sampler.people.decisions import verdict_of
+from services.sampler.people.queue import TaskQueue
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import TaskRecord, VerdictKind, task_name
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Run
+from services.sampler.settings import QueueSettings
 
 log = get(__name__)
 

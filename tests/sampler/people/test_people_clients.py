@@ -13,8 +13,7 @@ from aeenc.v1 import sampler_pb2
 from services.kit.concurrency import cancel_all
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import free_port
-from services.sampler.tasks.task_keys import TaskKeys
-from services.sampler.tasks.task_store import TaskStore
+from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
 from support.waiting import until
 from support.worlds.people_world import DECK, People, agreement_differs, check

@@ -16,8 +16,8 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.launcher.private_redis import start_private_redis
-from services.sampler.pair_log import PairLog
-from services.sampler.run_keys import RunKeys
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.pair_log import PairLog
 from services.store.redis import connect
 from support.worlds.sampler_world import HYPOTHESES, World, brute_force, pair_set
 
