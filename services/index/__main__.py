@@ -1,33 +1,70 @@
-"""`python -m services.index` starts the index: settings → domain objects → servicers → server."""
+"""What the index lacks at the moment, as one readiness: a damaged corpus or an absent encoder degrade it, no more.
+
+`python -m services.index` starts the index: settings → domain objects → servicers → server.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from aeenc import errors
 from aeenc.channel import Channel
 from aeenc.encoder import EncoderClient
 from aeenc.v1 import index_pb2_grpc
-from services.index.backend import Backend
-from services.index.building import Builder, BuildOptions
-from services.index.catalogue import Catalogue
-from services.index.condition import Condition
-from services.index.encoding import QueryEncoder
-from services.index.engine import SearchEngine
-from services.index.explanations import Explanations
+from services.index.building.builder import Builder
+from services.index.catalogue.catalogue import Catalogue
+from services.index.dense.batcher import SearchBatcher
+from services.index.lexical.executor import LexicalExecutor
 from services.index.metrics import IndexMetrics
-from services.index.ranking import Ranker
-from services.index.reranking import Reranker
-from services.index.retrieval import Retrieval
+from services.index.ranking.encoding import QueryEncoder, Reranker
+from services.index.ranking.prior import Explanations
+from services.index.ranking.ranker import Ranker
+from services.index.ranking.retrieval import Retrieval
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
-from services.index.words import Words
+from services.index.values import Backend, BuildOptions
+from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
+
+
+class ServiceHealth:
+    """Collects what is wrong by source and keeps the readiness in step. Before `open` it only collects."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._wrong: dict[str, str] = {}
+        self._is_open = False
+
+    def source(self, name: str) -> Callable[[str], None]:
+        """A listener for one source; it takes what is wrong, "" for nothing."""
+
+        def report(reason: str) -> None:
+            if self._wrong.get(name, "") != reason:
+                self._wrong[name] = reason
+                self._tell()
+
+        return report
+
+    def open(self) -> None:
+        """The service answers from now on."""
+        self._is_open = True
+        self._tell()
+
+    def _tell(self) -> None:
+        reasons = "; ".join(reason for reason in self._wrong.values() if reason)
+        if not self._is_open:
+            return
+        if reasons:
+            self._readiness.degraded(reasons)
+        else:
+            self._readiness.serving()
 
 
 def build(settings: IndexSettings) -> GrpcServer:
     """The index as a server that is not yet started. Call it inside a running event loop."""
     server, limits = GrpcServer(settings), settings.limits
-    condition = Condition(server.readiness)
+    condition = ServiceHealth(server.readiness)
     channel = Channel(settings.encoder_target, **settings.peer())
     encoder = QueryEncoder(
         EncoderClient(channel),
@@ -58,36 +95,36 @@ def build(settings: IndexSettings) -> GrpcServer:
 
 
 def _on_files(
-    settings: IndexSettings, server: GrpcServer, condition: Condition, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, server: GrpcServer, condition: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
     """Generations in files, searched in this process by FAISS and by words."""
     store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
-    engine, words = SearchEngine(settings.max_queued, metrics.searched), Words(settings.max_queued)
-    catalogue = Catalogue(store, engine, pinned_generations=settings.pinned_generations)
+    batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
+    catalogue = Catalogue(store, batcher, pinned_generations=settings.pinned_generations)
     catalogue.on_change(condition.source("corpora"))
     explanations = Explanations(store)
-    ranker = Ranker(engine, words, encoder, _reranker(settings, channel), pool=settings.k_max)
-    retrieval = Retrieval(catalogue, engine, ranker, explanations, settings.limits)
+    ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
+    retrieval = Retrieval(catalogue, batcher, ranker, explanations, settings.limits)
     builder = Builder(store, catalogue, channel, settings.limits, _build_options(settings))
 
     async def load() -> None:
-        engine.start()
+        batcher.start()
         await catalogue.load()
         await builder.sweep()
 
     async def close() -> None:
-        engine.close()
-        words.close()
+        batcher.close()
+        executor.close()
 
     return Backend(catalogue, retrieval, builder, explanations, load, close)
 
 
 def _on_milvus(
-    settings: IndexSettings, _server: GrpcServer, condition: Condition, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, _server: GrpcServer, condition: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
     """Generations in a Milvus; its client is loaded only here."""
     try:
-        from services.index.milvus.opening import open_backend
+        from services.index.milvus.backend import open_backend
     except ModuleNotFoundError as error:
         raise errors.InvalidArgument(
             f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"

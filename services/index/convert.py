@@ -12,14 +12,21 @@ from aeenc import errors
 from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
-from services.index.backend import Searched
-from services.index.building import BuildSpec, Progress
-from services.index.explanations import Explanation
-from services.index.folding import Sameness
-from services.index.fusion import LEXICAL_WEIGHT, Method
-from services.index.queries import Mode, Scope, TextQuery
-from services.index.retrieval import Answer
-from services.index.search import USUAL, Effort
+from services.index.values import (
+    DEFAULT_EFFORT,
+    LEXICAL_WEIGHT,
+    BuildProgress,
+    BuildSpec,
+    Effort,
+    Explanation,
+    FusionMethod,
+    GenerationView,
+    Mode,
+    RetrievalResult,
+    Sameness,
+    Scope,
+    TextQuery,
+)
 from services.kit.checks import Limits, check_texts
 from services.kit.wire import known, to_duration
 from services.store.artifacts import Artifact
@@ -31,7 +38,7 @@ _MODES: dict[int, Mode] = {
     index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
     index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
 }
-_FUSIONS: dict[int, Method] = {
+_FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
@@ -53,7 +60,7 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
 def to_effort(request: index_pb2.SearchRequest) -> Effort:
     """How hard an approximate engine is to try."""
     if not request.HasField("params"):
-        return USUAL
+        return DEFAULT_EFFORT
     params = request.params
     return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
@@ -82,13 +89,13 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
     )
 
 
-def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
+def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
     """The answer to Search."""
     premises = answer.served.generation.premises
     return index_pb2.SearchResponse(
         results=[
             index_pb2.Hits(premise_ids=[premises[n].id for n in one.ordinals.tolist()], scores=one.scores.tolist())
-            for one in answer.found
+            for one in answer.hits
         ],
         generation=answer.served.id,
         space_id=answer.served.generation.space_id,
@@ -97,11 +104,11 @@ def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
     )
 
 
-def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
+def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
     """The answer to Retrieve."""
     premises = answer.served.generation.premises
     results = []
-    for one in answer.found:
+    for one in answer.hits:
         found = index_pb2.RetrievedPremises()
         for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
             premise = premises[ordinal]
@@ -163,7 +170,7 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
     )
 
 
-def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
+def to_build_response(progress: BuildProgress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
     """One report of a build."""
     response = index_pb2.BuildGenerationResponse(
         received=progress.received,
@@ -230,7 +237,7 @@ async def to_premise_chunks(
         yield [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits)) for p in request.chunk.premises]
 
 
-def _timings(answer: Answer) -> types_pb2.Timings:
+def _timings(answer: RetrievalResult) -> types_pb2.Timings:
     return types_pb2.Timings(
         total=to_duration(answer.total_s),
         queue=to_duration(answer.queue_s),
@@ -239,7 +246,7 @@ def _timings(answer: Answer) -> types_pb2.Timings:
     )
 
 
-def to_corpus_info(corpus: str, served: Searched | None) -> index_pb2.CorpusInfo:
+def to_corpus_info(corpus: str, served: GenerationView | None) -> index_pb2.CorpusInfo:
     """A corpus and what serves it."""
     active = to_generation(served.generation.artifact, active=True) if served else None
     return index_pb2.CorpusInfo(corpus=corpus, active=active)

@@ -8,8 +8,8 @@ from typing import Any
 from aeenc import vectors
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
-from services.index.backend import Answering, Building, Explaining, Generations
-from services.index.listing import Listing
+from services.index.catalogue.listing import Listing
+from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, Retriever
 from services.kit.checks import Limits, check_count
 from services.kit.context import deadline_s
 from services.kit.server import GrpcServer
@@ -19,7 +19,7 @@ from services.kit.service_info import to_service_info
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     """Searching and reading."""
 
-    def __init__(self, server: GrpcServer, catalogue: Generations, retrieval: Answering, limits: Limits) -> None:
+    def __init__(self, server: GrpcServer, catalogue: GenerationStore, retrieval: Retriever, limits: Limits) -> None:
         self._server = server
         self._catalogue = catalogue
         self._retrieval = retrieval
@@ -71,7 +71,9 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     """Building and switching."""
 
-    def __init__(self, catalogue: Generations, builder: Building, explanations: Explaining, limits: Limits) -> None:
+    def __init__(
+        self, catalogue: GenerationStore, builder: GenerationBuilder, explanations: ExplanationStore, limits: Limits
+    ) -> None:
         self._catalogue = catalogue
         self._builder = builder
         self._explanations = explanations

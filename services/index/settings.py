@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc.addresses import split
 from aeenc.errors import InvalidArgument
-from services.index.plan import EngineOptions
+from services.index.values import EngineOptions
 from services.kit.checks import Limits
 from services.kit.settings import ServiceSettings
 

@@ -2,29 +2,38 @@
 
 Searches use what was last read, so that one costs one call of Milvus; it is read again every `refresh_s`, which is how
 fast an activation by another process is seen. The same round finds Milvus again after it was away.
+
+
+Keeps a Milvus and what this process knows of it in step, and removes what killed builds and deletions left.
+
+A build changes its row now and then; one whose row is the same after `lease_s` is dead. No clock is compared with
+another machine's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aeenc import errors
-from services.index.catalogue import Activation
-from services.index.milvus.generation import MilvusGeneration, check
-from services.index.milvus.link import Absent, MilvusLink
+from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
+from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
+from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
+from services.index.values import Activation
 from services.kit import logs
+from services.kit.tasks import cancel_all
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
-
 LOAD_S = 600.0  # most seconds that an activation waits for Milvus to load a generation
+LOOKS = 4  # in the time after which what is silent is swept
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CatalogueSnapshot:
     """The generations of each corpus by id, oldest first, and the id of the active one of each that has one."""
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
@@ -37,7 +46,7 @@ class MilvusCatalogue:
     def __init__(self, link: MilvusLink, records: Records) -> None:
         self._link = link
         self._records = records
-        self._seen: Snapshot | None = None
+        self._seen: CatalogueSnapshot | None = None
         self._begun = self._taken = 0  # readings and switches; what began earlier must not replace what began later
         self._switching = asyncio.Lock()
 
@@ -51,12 +60,12 @@ class MilvusCatalogue:
 
     def corpora(self) -> list[tuple[str, MilvusGeneration | None]]:
         """All corpora by name, with their active generations, as last seen."""
-        seen = self._seen or Snapshot()
+        seen = self._seen or CatalogueSnapshot()
         return [(corpus, self._active(seen, corpus)) for corpus in sorted(seen.generations)]
 
     def active_id(self, corpus: str) -> str | None:
         """The active generation's id as last seen, None when nothing is active."""
-        return (self._seen or Snapshot()).active.get(corpus)
+        return (self._seen or CatalogueSnapshot()).active.get(corpus)
 
     async def resolve(self, corpus: str, generation_id: str = "") -> MilvusGeneration:
         """The named generation, by default the active one.
@@ -70,7 +79,7 @@ class MilvusCatalogue:
         stored = self._known(corpus)
         wanted = generation_id or self.active_id(corpus)
         if not wanted:
-            raise errors.NotFound(f"corpus {corpus!r} has no active generation; activate one of ListGenerations")
+            raise none_active(corpus)
         return MilvusGeneration.of(_named(stored, corpus, wanted), self._link)
 
     async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
@@ -83,15 +92,11 @@ class MilvusCatalogue:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
             previous = self.active_id(corpus)
-            if expected is not None and expected != (previous or ""):
-                raise errors.Aborted(
-                    f"corpus {corpus!r} has {previous or 'no generation'} active, expected {expected or 'none'}; "
-                    "read ListGenerations again"
-                )
+            check_expected(corpus, previous, expected)
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
             await self._link.write(self._point, corpus, stored.collection)
-            seen = self._seen or Snapshot()
-            self._seen = Snapshot(seen.generations, {**seen.active, corpus: generation_id})
+            seen = self._seen or CatalogueSnapshot()
+            self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: generation_id})
             self._begun += 1
             self._taken = self._begun
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
@@ -108,10 +113,7 @@ class MilvusCatalogue:
         async with self._switching:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
-            if generation_id == self.active_id(corpus):
-                raise errors.FailedPrecondition(
-                    f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
-                )
+            check_inactive(corpus, generation_id, self.active_id(corpus))
             await self._link.write(self._drop, stored.collection)
             await self.refresh()
 
@@ -119,7 +121,7 @@ class MilvusCatalogue:
         """Raises NotFound for a corpus without any generation."""
         self._known(corpus)
 
-    def _read(self) -> Snapshot:
+    def _read(self) -> CatalogueSnapshot:
         generations: dict[str, dict[str, StoredGeneration]] = {}
         for stored in self._records.all().generations:  # oldest first: of two with one content the older one counts
             generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
@@ -127,12 +129,12 @@ class MilvusCatalogue:
         for corpus, by_id in generations.items():
             pointed = self._pointed(corpus)
             active.update((corpus, one) for one, stored in by_id.items() if stored.collection == pointed)
-        return Snapshot(generations, active)
+        return CatalogueSnapshot(generations, active)
 
     def _pointed(self, corpus: str) -> str | None:
         try:
             return str(self._link.call("describe_alias", alias=self._alias(corpus))["collection_name"])
-        except Absent:
+        except MilvusNotFound:
             return None
 
     def _point(self, corpus: str, collection: str) -> None:
@@ -147,15 +149,13 @@ class MilvusCatalogue:
     def _alias(self, corpus: str) -> str:
         return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus has no dots and dashes in names
 
-    def _active(self, seen: Snapshot, corpus: str) -> MilvusGeneration | None:
+    def _active(self, seen: CatalogueSnapshot, corpus: str) -> MilvusGeneration | None:
         active = seen.active.get(corpus)
         return None if active is None else MilvusGeneration.of(seen.generations[corpus][active], self._link)
 
     def _known(self, corpus: str) -> Mapping[str, StoredGeneration]:
-        generations = (self._seen or Snapshot()).generations
-        if corpus not in generations:
-            known = ", ".join(sorted(generations)[:10]) or "none yet"
-            raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {known}); build it with BuildGeneration")
+        generations = (self._seen or CatalogueSnapshot()).generations
+        check_known(corpus, generations)
         return generations[corpus]
 
 
@@ -163,3 +163,58 @@ def _named(stored: Mapping[str, StoredGeneration], corpus: str, generation_id: s
     if generation_id not in stored:
         raise errors.NotFound(f"corpus {corpus!r} has no generation {generation_id!r}; ListGenerations shows them")
     return stored[generation_id]
+
+
+class Sweeper:
+    """Reads the catalogue again every `refresh_s`, and sweeps what was unfinished and silent for `lease_s`."""
+
+    def __init__(
+        self, link: MilvusLink, records: Records, catalogue: MilvusCatalogue, *, refresh_s: float, lease_s: float
+    ) -> None:
+        self._link, self._records, self._catalogue = link, records, catalogue
+        self._refresh_s, self._lease_s = refresh_s, lease_s
+        self._seen: dict[str, tuple[int, float]] = {}  # of unfinished collections: the beat, and since when it is so
+        self._look_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads all once and starts. A Milvus that is away does not stop it: it is found once it is there."""
+        await self._round()
+        self._task = asyncio.ensure_future(self._keep())
+
+    async def close(self) -> None:
+        """Stops."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    def sweep(self) -> None:
+        """Removes what has been silent for too long; blocks."""
+        now = time.monotonic()
+        unfinished = self._records.all().unfinished
+        self._seen = {
+            one.collection: seen
+            if (seen := self._seen.get(one.collection)) and seen[0] == one.beat
+            else (one.beat, now)
+            for one in unfinished
+        }
+        for name, (_, since) in self._seen.items():
+            if now - since >= self._lease_s:
+                GenerationCollection(self._link, name, 0).drop()
+                self._records.remove(name)
+                log.warning("removed what a killed build or deletion left", collection=name)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            await self._round()
+
+    async def _round(self) -> None:
+        try:
+            await self._catalogue.refresh()
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + self._lease_s / LOOKS
+                await self._link.write(self.sweep)
+        except errors.AeencError as error:  # the link has told; the next round may find it well again
+            log.warning("the catalogue in Milvus cannot be read", reason=error.message)
+        except Exception:
+            log.exception("the catalogue in Milvus cannot be read")

@@ -1,25 +1,237 @@
-"""A generation in Milvus as the index's calls see it, and the check that it is what its record says."""
+"""The collection of one generation: written once, sealed, then only read. Every method blocks: call it in a thread.
+
+A generation in Milvus as the index's calls see it, and the check that it is what its record says.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pymilvus import MilvusClient
+from pymilvus.client.types import LoadState
+from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.products import norms_of
-from services.index.corpus import check_found
-from services.index.milvus.collection import FLAT, GenerationCollection
-from services.index.milvus.link import MilvusLink
+from services.index.catalogue.served import check_found
+from services.index.milvus import schema
+from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.records import StoredGeneration
+from services.kit import logs
 from services.store.artifacts import Artifact
 
+log = logs.get(__name__)
+FLAT, HNSW = "milvus-flat", "milvus-hnsw"
+_INDEXES: dict[str, tuple[str, dict[str, int]]] = {
+    FLAT: ("FLAT", {}),
+    HNSW: ("HNSW", {"M": 32, "efConstruction": 200}),
+}
+_EF = 256  # breadth of an HNSW search, and never below the number of results
+_POLL_S = (0.05, 2.0)  # first and longest pause while Milvus indexes and loads
+_ANSWER_BYTES = 16 * 1024 * 1024  # of one search; a cluster stops at 64 MiB
+_ROW_BYTES = 512  # of a premise without its vector, roughly
 PROBES = 32
 NORM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What Milvus found for one query, best first: raw scores, vectors (n, dim), and the premises themselves."""
+
+    ordinals: NDArray[np.int64]
+    raw: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    records: Sequence[PremiseRecord]
+
+
+class GenerationCollection:
+    """One collection by name."""
+
+    def __init__(self, link: MilvusLink, name: str, dim: int, engine: str = FLAT) -> None:
+        self._link = link
+        self.name = name
+        self.dim = dim
+        self.engine = engine
+
+    def create(self) -> None:
+        """Makes it, empty and without an index, so that writing is not slowed by indexing."""
+        self._call("create_collection", schema=schema.generation_schema(self.dim), consistency_level="Bounded")
+
+    def upsert(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Writes premises; those that were there are replaced."""
+        written = self._call("upsert", data=list(rows))["upsert_count"]
+        if written != len(rows):
+            raise errors.Unavailable(f"Milvus took {written} of {len(rows)} premises; build again")
+
+    def seal(self, patience_s: float) -> None:
+        """Flushes, indexes and loads it, and waits until Milvus says that all of it is indexed and loaded."""
+        end = time.monotonic() + patience_s
+        self._call("flush", timeout_s=patience_s)
+        index = MilvusClient.prepare_index_params()
+        kind, params = _INDEXES[self.engine]
+        index.add_index(schema.VECTOR, index_name=schema.VECTOR, index_type=kind, metric_type="IP", params=params)
+        self._call("create_index", index_params=index, timeout_s=patience_s)
+        self._index_names(patience_s)
+        self._wait("index", self._is_indexed, end)
+        self._call("load_collection", timeout_s=patience_s)
+        self._wait("load", self._is_loaded, end)
+
+    def flush(self, patience_s: float) -> None:
+        """Flushes what was written after sealing, and waits until it is indexed, too."""
+        end = time.monotonic() + patience_s
+        self._call("flush", timeout_s=patience_s)
+        self._wait("index", self._is_indexed, end)
+
+    def load(self, patience_s: float) -> None:
+        """Has it loaded again, after a restart of Milvus, say."""
+        if not self._is_loaded():
+            self._call("load_collection", timeout_s=patience_s)
+            self._wait("load", self._is_loaded, time.monotonic() + patience_s)
+
+    def drop(self) -> None:
+        """Removes it; nothing happens where it does not exist."""
+        try:
+            if self._call("has_collection"):
+                self._call("drop_collection")
+        except MilvusNotFound:
+            return
+
+    def count(self) -> int:
+        """The number of premises in it, after all that was written."""
+        [row] = self._read("query", filter="", output_fields=["count(*)"], consistency_level="Strong")
+        return int(row["count(*)"])
+
+    def records(self, start: int, end: int) -> list[PremiseRecord]:
+        """The premises from ordinal `start` up to but not including `end`, in order."""
+        rows = self._rows(schema.between(start, end), schema.RECORD_FIELDS, end - start)
+        return [schema.to_record(row) for row in rows]
+
+    def by_ids(self, ids: Sequence[str]) -> dict[str, PremiseRecord]:
+        """The premises that bear one of the ids, by each of these."""
+        rows = self._rows(schema.with_any_id(ids), schema.RECORD_FIELDS, len(ids))
+        found = map(schema.to_record, rows)
+        by_name = {name: record for record in found for name in (record.id, *record.aliases)}
+        return {one: by_name[one] for one in ids if one in by_name}
+
+    def whole(self, ordinals: Sequence[int]) -> list[tuple[PremiseRecord, NDArray[np.float32]]]:
+        """Premises with their vectors (dim,), in the order of their ordinals; all that was written is seen."""
+        fields = [*schema.RECORD_FIELDS, schema.VECTOR]
+        rows = self._rows(schema.with_ordinals(ordinals), fields, len(ordinals), "Strong")
+        if [row[schema.ORDINAL] for row in rows] != sorted(ordinals):
+            raise errors.DataLoss(f"collection {self.name} lacks premises; build the generation again")
+        return [(schema.to_record(row), np.asarray(row[schema.VECTOR], dtype=np.float32)) for row in rows]
+
+    def with_vectors(self, ids: Sequence[str]) -> dict[str, tuple[PremiseRecord, NDArray[np.float32]]]:
+        """The premises that bear one of the ids with their vectors (dim,), by each of these."""
+        rows = self._rows(schema.with_any_id(ids), [*schema.RECORD_FIELDS, schema.VECTOR], len(ids))
+        found = [(schema.to_record(row), np.asarray(row[schema.VECTOR], dtype=np.float32)) for row in rows]
+        by_name = {name: pair for pair in found for name in (pair[0].id, *pair[0].aliases)}
+        return {one: by_name[one] for one in ids if one in by_name}
+
+    def __getitem__(self, ordinals: list[int], /) -> NDArray[np.float32]:
+        """The vectors (n, dim) of ordinals, in the order asked."""
+        fetched = sorted(set(ordinals))
+        matrix = np.stack([vector for _, vector in self.whole(fetched)])
+        return matrix[np.searchsorted(fetched, ordinals)]
+
+    def candidates(
+        self,
+        queries: NDArray[np.float32],
+        width: int,
+        expression: str,
+        *,
+        breadth: int = 0,
+        timeout_s: float | None = None,
+    ) -> list[Candidates]:
+        """At most `width` premises for each query (n, dim), by raw inner product as Milvus computes it.
+
+        `breadth` is that of an HNSW search; 0: the usual one.
+        """
+        found: list[Candidates] = []
+        at_once = max(1, _ANSWER_BYTES // (width * (self.dim * 4 + _ROW_BYTES)))
+        for start in range(0, len(queries), at_once):
+            hits = self._read(
+                "search",
+                data=list(queries[start : start + at_once]),
+                anns_field=schema.VECTOR,
+                filter=expression,
+                limit=width,
+                output_fields=schema.FOUND_FIELDS,
+                search_params={"metric_type": "IP", "params": self._search_params(width, breadth)},
+                consistency_level="Bounded",
+                timeout_s=timeout_s,
+            )
+            found += [self._candidates(one) for one in hits]
+        return found
+
+    def _index_names(self, patience_s: float) -> None:
+        """Indexes what filters look at. milvus-lite cannot, and scans."""
+        index = MilvusClient.prepare_index_params()
+        for name in (schema.ID_KEYS, schema.SPLIT_KEYS):
+            index.add_index(name, index_name=name, index_type="INVERTED")
+        try:
+            self._call("create_index", index_params=index, timeout_s=patience_s)
+        except MilvusException as error:
+            log.info("filters will scan", collection=self.name, reason=error.message)
+
+    def _candidates(self, hits: Iterable[Any]) -> Candidates:
+        found = list(hits)
+        rows = [hit["entity"] for hit in found]
+        return Candidates(
+            np.array([hit[schema.ORDINAL] for hit in found], dtype=np.int64),
+            np.array([hit["distance"] for hit in found], dtype=np.float32),
+            np.array([row[schema.VECTOR] for row in rows], dtype=np.float32).reshape(len(rows), self.dim),
+            [schema.to_record(row) for row in rows],
+        )
+
+    def _search_params(self, width: int, breadth: int) -> dict[str, int]:
+        return {"ef": max(breadth or _EF, width)} if self.engine == HNSW else {}
+
+    def _rows(
+        self, expression: str, fields: Sequence[str], most: int, consistency: str = "Bounded"
+    ) -> list[dict[str, Any]]:
+        if most == 0:
+            return []
+        rows = self._read(
+            "query", filter=expression, output_fields=list(fields), limit=most, consistency_level=consistency
+        )
+        return sorted(rows, key=lambda row: int(row[schema.ORDINAL]))
+
+    def _is_indexed(self) -> bool:
+        state = self._call("describe_index", index_name=schema.VECTOR) or {}
+        if state.get("state") == "Failed":
+            raise errors.Unavailable(f"Milvus cannot index {self.name}: {state.get('index_state_fail_reason')}")
+        return state.get("state") == "Finished" and not int(state.get("pending_index_rows") or 0)
+
+    def _is_loaded(self) -> bool:
+        return bool(self._call("get_load_state").get("state") == LoadState.Loaded)
+
+    def _wait(self, what: str, is_done: Any, end: float) -> None:
+        pause_s, longest_s = _POLL_S
+        while not is_done():
+            if time.monotonic() > end:
+                raise errors.Unavailable(
+                    f"Milvus did not {what} {self.name} in time; allow more, or give it more nodes"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _read(self, method: str, /, **arguments: Any) -> Any:
+        try:
+            return self._call(method, **arguments)
+        except MilvusNotLoaded:
+            self.load(self._link.timeout_s)
+            return self._call(method, **arguments)
+
+    def _call(self, method: str, /, **arguments: Any) -> Any:
+        return self._link.call(method, collection_name=self.name, **arguments)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
-from services.index.vectors import finished
+from services.index.building.vectors import await_to_end
 from services.kit import logs
 
 log = logs.get(__name__)
 T = TypeVar("T")
-
 RETRY_AFTER_S = 1.0
 WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait behind it
 KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, which is pymilvus's own choice
@@ -43,11 +42,11 @@ _STATUSES = {  # of grpc, as codes of Milvus
 }
 
 
-class Absent(errors.NotFound):
+class MilvusNotFound(errors.NotFound):
     """Milvus has no such collection or alias."""
 
 
-class NotLoaded(errors.Unavailable):
+class MilvusNotLoaded(errors.Unavailable):
     """Milvus has the collection and has not loaded it; milvus-lite forgets that it had when it is restarted."""
 
 
@@ -83,13 +82,15 @@ class MilvusLink:
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs blocking work that uses `call` and changes nothing, in a thread. Cancelled, it does not wait for it."""
-        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
+        return await self._reporting(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
 
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs blocking work that uses `call`, in a thread. Cancelled, it first waits for the end of the work."""
-        return await self._told(finished(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments)))
+        return await self._reporting(
+            await_to_end(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments))
+        )
 
-    async def _told(self, work: Awaitable[T]) -> T:
+    async def _reporting(self, work: Awaitable[T]) -> T:
         try:
             result = await work
         except errors.Unavailable as error:
@@ -148,9 +149,11 @@ class MilvusLink:
         code, said = _code_of(error)
         short = " ".join(said.split())[:200]
         if code in _ABSENT:
-            return Absent(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
+            return MilvusNotFound(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
         if code in _UNLOADED:
-            return NotLoaded(f"Milvus has not loaded a collection ({short}); try again", retry_after_s=RETRY_AFTER_S)
+            return MilvusNotLoaded(
+                f"Milvus has not loaded a collection ({short}); try again", retry_after_s=RETRY_AFTER_S
+            )
         if code in _BUSY:
             return errors.Overloaded(
                 f"Milvus refuses {method} for now ({short}); come back later", retry_after_s=RETRY_AFTER_S

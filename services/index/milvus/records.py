@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pymilvus import DataType, MilvusClient
 
 from aeenc import errors
-from services.index.finished import FinishedBuild
-from services.index.milvus.link import Absent, MilvusLink, NotLoaded
+from services.index.building.journal import FinishedBuild
+from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.store.artifacts import Artifact, FileEntry
 
@@ -44,7 +44,7 @@ class StoredGeneration:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedCollection:
     """A collection that is no generation: half-built, or half-dropped. Who works on it changes `beat` now and then."""
 
     collection: str
@@ -52,11 +52,11 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordSnapshot:
     """All that the rows say at one moment."""
 
     generations: Sequence[StoredGeneration]
-    unfinished: Sequence[Unfinished]
+    unfinished: Sequence[UnfinishedCollection]
 
 
 class Records:
@@ -87,12 +87,14 @@ class Records:
             )
         self._link.call("load_collection", collection_name=self._name)
 
-    def all(self) -> Recorded:
+    def all(self) -> RecordSnapshot:
         """The rows of all collections. Raises DataLoss for one that cannot be read."""
         rows = self._query('kind in ["building", "generation", "dropping"]')
         generations = [_stored(row["key"], _body(row)) for row in rows if row["kind"] == "generation"]
-        unfinished = [Unfinished(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"]
-        return Recorded(sorted(generations, key=_age), unfinished)
+        unfinished = [
+            UnfinishedCollection(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"
+        ]
+        return RecordSnapshot(sorted(generations, key=_age), unfinished)
 
     def is_building(self, collection: str) -> bool:
         """Whether the row of a build is still there; a sweeper takes it from one that fell silent."""
@@ -151,7 +153,7 @@ class Records:
     def _call(self, method: str, /, **arguments: Any) -> Any:
         try:
             return self._link.call(method, collection_name=self._name, **arguments)
-        except (Absent, NotLoaded):  # the first call of all, or a Milvus that was emptied or restarted
+        except (MilvusNotFound, MilvusNotLoaded):  # the first call of all, or a Milvus that was emptied or restarted
             self._open()
             return self._link.call(method, collection_name=self._name, **arguments)
 

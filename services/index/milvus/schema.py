@@ -17,14 +17,13 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.folding import ID_BYTES, SPLIT_BYTES
+from services.index.building.folding import ID_BYTES, SPLIT_BYTES
 
 ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
 IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
 ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
 RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
 FOUND_FIELDS = [TEXT, IDS, VECTOR]  # what an answer needs; each field of each candidate costs the client time
-
 TEXT_BYTES = 65_535  # the longest string that Milvus stores
 NAMES_MOST = 4_096  # the most elements of an array in Milvus
 K_MOST = 16_384  # the most results a query that Milvus gives

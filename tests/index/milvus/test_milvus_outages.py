@@ -69,7 +69,7 @@ async def test_what_was_acknowledged_is_there_after_milvus_is_killed(start, tmp_
 
 
 async def test_the_event_loop_goes_on_while_milvus_is_slow(start, monkeypatch):
-    from services.index.milvus.collection import GenerationCollection
+    from services.index.milvus.generation import GenerationCollection
 
     async with start() as index:
         await index.client.build("science", facts())
