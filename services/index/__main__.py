@@ -1,7 +1,4 @@
-"""What the index lacks at the moment, as one readiness: a damaged corpus or an absent encoder degrade it, no more.
-
-`python -m services.index` starts the index: settings → domain objects → servicers → server.
-"""
+"""`python -m services.index` starts the index: settings → domain objects → servicers → server."""
 
 from __future__ import annotations
 
@@ -29,30 +26,33 @@ from services.store.artifacts import ArtifactStore
 
 
 class ServiceHealth:
-    """Collects what is wrong by source and keeps the readiness in step. Before `open` it only collects."""
+    """Turns the problems of several sources into one readiness: a problem degrades the service and never stops it.
+
+    Before `open` it only collects.
+    """
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
-        self._wrong: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self._is_open = False
 
     def source(self, name: str) -> Callable[[str], None]:
-        """A listener for one source; it takes what is wrong, "" for nothing."""
+        """Makes a listener for one source; it takes a problem, or "" for none."""
 
         def report(reason: str) -> None:
-            if self._wrong.get(name, "") != reason:
-                self._wrong[name] = reason
-                self._tell()
+            if self._problems.get(name, "") != reason:
+                self._problems[name] = reason
+                self._update()
 
         return report
 
     def open(self) -> None:
-        """The service answers from now on."""
+        """Starts to report: the service answers from now on."""
         self._is_open = True
-        self._tell()
+        self._update()
 
-    def _tell(self) -> None:
-        reasons = "; ".join(reason for reason in self._wrong.values() if reason)
+    def _update(self) -> None:
+        reasons = "; ".join(reason for reason in self._problems.values() if reason)
         if not self._is_open:
             return
         if reasons:
@@ -62,23 +62,23 @@ class ServiceHealth:
 
 
 def build(settings: IndexSettings) -> GrpcServer:
-    """The index as a server that is not yet started. Call it inside a running event loop."""
+    """Makes the index as a server that is not started yet. Call it inside a running event loop."""
     server, limits = GrpcServer(settings), settings.limits
-    condition = ServiceHealth(server.readiness)
+    health = ServiceHealth(server.readiness)
     channel = Channel(settings.encoder_target, **settings.peer())
     encoder = QueryEncoder(
         EncoderClient(channel),
         timeout_s=settings.encode_timeout_s,
         max_queued=settings.max_queued,
-        on_change=condition.source("encoder"),
+        on_change=health.source("encoder"),
     )
     open_backend = _on_milvus if settings.backend == "milvus" else _on_files
-    backend = open_backend(settings, server, condition, channel, encoder)
+    backend = open_backend(settings, server, health, channel, encoder)
 
     async def load() -> None:
         server.readiness.starting("opening the active generations")
         await backend.load()
-        condition.open()
+        health.open()
 
     async def close() -> None:
         await backend.close()
@@ -95,13 +95,13 @@ def build(settings: IndexSettings) -> GrpcServer:
 
 
 def _on_files(
-    settings: IndexSettings, server: GrpcServer, condition: ServiceHealth, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
-    """Generations in files, searched in this process by FAISS and by words."""
+    """Wires up generations in files, searched in this process by FAISS and by words."""
     store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
     batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
     catalogue = Catalogue(store, batcher, pinned_generations=settings.pinned_generations)
-    catalogue.on_change(condition.source("corpora"))
+    catalogue.on_change(health.source("corpora"))
     explanations = Explanations(store)
     ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
     retrieval = Retrieval(catalogue, batcher, ranker, explanations, settings.limits)
@@ -120,16 +120,16 @@ def _on_files(
 
 
 def _on_milvus(
-    settings: IndexSettings, _server: GrpcServer, condition: ServiceHealth, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, _server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
-    """Generations in a Milvus; its client is loaded only here."""
+    """Wires up generations in a Milvus; only here its client is loaded."""
     try:
         from services.index.milvus.backend import open_backend
     except ModuleNotFoundError as error:
         raise errors.InvalidArgument(
             f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
         ) from error
-    state, reranker = condition.source("milvus"), _reranker(settings, channel)
+    state, reranker = health.source("milvus"), _reranker(settings, channel)
     return open_backend(settings, encoder, reranker, channel, _build_options(settings), on_state=state)
 
 

@@ -1,4 +1,4 @@
-"""Messages of aeenc.v1 to the index's values and back. No decision is taken here."""
+"""Messages of aeenc.v1 to the index's values and back. It takes no decisions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
-HITS_ON_LOOP = 400  # about a millisecond's worth, premises read from the disk included
+HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
 
 
 def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
-    """What both ways of searching have in common."""
+    """Converts the fields that Search and Retrieve share."""
     return Scope(
         corpus=request.corpus,
         k=request.k,
@@ -58,7 +58,7 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
 
 
 def to_effort(request: index_pb2.SearchRequest) -> Effort:
-    """How hard an approximate engine is to try."""
+    """Converts how hard an approximate engine tries."""
     if not request.HasField("params"):
         return DEFAULT_EFFORT
     params = request.params
@@ -66,7 +66,7 @@ def to_effort(request: index_pb2.SearchRequest) -> Effort:
 
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
-    """A retrieve call. The encoder gets its request id, so that one call has one name in all logs and one way."""
+    """Converts a Retrieve call. The encoder gets its request id, so that one call has one name in all logs."""
     chosen = request.model.WhichOneof("selector")
     return TextQuery(
         texts=tuple(request.texts),
@@ -90,7 +90,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
 
 
 def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
-    """The answer to Search."""
+    """Converts the answer to Search."""
     premises = answer.served.generation.premises
     return index_pb2.SearchResponse(
         results=[
@@ -105,15 +105,15 @@ def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
 
 
 def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
-    """The answer to Retrieve."""
+    """Converts the answer to Retrieve."""
     premises = answer.served.generation.premises
     results = []
     for one in answer.hits:
-        found = index_pb2.RetrievedPremises()
+        premises_of_text = index_pb2.RetrievedPremises()
         for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
             premise = premises[ordinal]
-            found.premises.add(id=premise.id, text=premise.text, score=score)
-        results.append(found)
+            premises_of_text.premises.add(id=premise.id, text=premise.text, score=score)
+        results.append(premises_of_text)
     return index_pb2.RetrieveResponse(
         results=results,
         model_version=answer.version,
@@ -141,17 +141,17 @@ async def answer_within(limits: Limits, items: int, make: Callable[..., T], *arg
 
 
 def to_premise(record: PremiseRecord) -> types_pb2.Premise:
-    """A premise."""
+    """Converts a premise."""
     return types_pb2.Premise(id=record.id, text=record.text, aliases=record.aliases, splits=record.splits)
 
 
 def to_premises_response(records: Sequence[PremiseRecord], generation: str) -> index_pb2.GetPremisesResponse:
-    """The answer to GetPremises."""
+    """Converts the answer to GetPremises."""
     return index_pb2.GetPremisesResponse(premises=map(to_premise, records), generation=generation)
 
 
 def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
-    """A generation."""
+    """Converts a generation."""
     created_at = timestamp_pb2.Timestamp()
     created_at.FromDatetime(artifact.created_at)
     meta = artifact.meta
@@ -171,7 +171,7 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
 
 
 def to_build_response(progress: BuildProgress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
-    """One report of a build."""
+    """Converts one report of a build."""
     response = index_pb2.BuildGenerationResponse(
         received=progress.received,
         encoded=progress.encoded,
@@ -186,7 +186,7 @@ def to_build_response(progress: BuildProgress, *, active_id: str | None) -> inde
 
 
 async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest]) -> BuildSpec:
-    """The header that opens a build. Raises InvalidArgument when it does not come first."""
+    """Reads the header that opens a build. Raises InvalidArgument when it does not come first."""
     async for request in requests:
         if request.WhichOneof("part") == "header":
             header = request.header
@@ -207,7 +207,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
 async def to_explanations(
     requests: AsyncIterator[index_pb2.PutExplanationsRequest], limits: Limits
 ) -> tuple[str, bool, list[Explanation]]:
-    """The corpus, whether to replace what there is, and the explanations. Raises InvalidArgument for a bad stream."""
+    """Reads the corpus, whether to replace, and the explanations. Raises InvalidArgument for a bad stream."""
     opened: index_pb2.ExplanationsHeader | None = None
     found: list[Explanation] = []
     async for request in requests:
@@ -230,7 +230,7 @@ async def to_explanations(
 async def to_premise_chunks(
     requests: AsyncIterator[index_pb2.BuildGenerationRequest],
 ) -> AsyncIterator[Sequence[PremiseRecord]]:
-    """The premises of a build after its header. Raises InvalidArgument for a second header or an empty message."""
+    """Reads the premises behind a build's header. Raises InvalidArgument for a second header or an empty message."""
     async for request in requests:
         if request.WhichOneof("part") != "chunk":
             raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
@@ -247,6 +247,6 @@ def _timings(answer: RetrievalResult) -> types_pb2.Timings:
 
 
 def to_corpus_info(corpus: str, served: GenerationView | None) -> index_pb2.CorpusInfo:
-    """A corpus and what serves it."""
+    """Converts a corpus and its active generation."""
     active = to_generation(served.generation.artifact, active=True) if served else None
     return index_pb2.CorpusInfo(corpus=corpus, active=active)

@@ -17,7 +17,7 @@ from services.kit.service_info import to_service_info
 
 
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):
-    """Searching and reading."""
+    """Searches and reads."""
 
     def __init__(self, server: GrpcServer, catalogue: GenerationStore, retrieval: Retriever, limits: Limits) -> None:
         self._server = server
@@ -69,7 +69,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 
 
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
-    """Building and switching."""
+    """Builds generations and switches between them."""
 
     def __init__(
         self, catalogue: GenerationStore, builder: GenerationBuilder, explanations: ExplanationStore, limits: Limits

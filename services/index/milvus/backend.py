@@ -1,7 +1,4 @@
-"""The back end on Milvus from its settings.
-
-What explained what: a Milvus keeps nothing of it, since the prior that learns from it is not in this back end.
-"""
+"""Wires up the back end on Milvus from its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def open_backend(
     *,
     on_state: Callable[[str], None],
 ) -> Backend:
-    """The back end; it connects when it is loaded. Raises InvalidArgument for limits that Milvus does not have."""
+    """Makes the back end; it connects when it is loaded. Raises InvalidArgument for limits beyond those of Milvus."""
     _check(settings)
     address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
     link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
@@ -57,7 +54,7 @@ def _check(settings: IndexSettings) -> None:
 
 
 class NoExplanations:
-    """Refuses explanations by name."""
+    """Refuses explanations: the prior that learns from them does not exist in this back end."""
 
     async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int:  # noqa: ARG002
         """Raises Unimplemented."""

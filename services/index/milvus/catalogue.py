@@ -1,13 +1,10 @@
-"""Which corpora and generations a Milvus holds, which is active, and the switch: an alias for each corpus.
+"""The corpora and generations in a Milvus, which generation is active, and the switch: an alias for each corpus.
 
-Searches use what was last read, so that one costs one call of Milvus; it is read again every `refresh_s`, which is how
-fast an activation by another process is seen. The same round finds Milvus again after it was away.
+    every refresh_s ──► Sweeper ──► read records and aliases ──► CatalogueSnapshot ──► searches (one call each)
+                           └──► drop what builds and deletions left that have been silent for lease_s
 
-
-Keeps a Milvus and what this process knows of it in step, and removes what killed builds and deletions left.
-
-A build changes its row now and then; one whose row is the same after `lease_s` is dead. No clock is compared with
-another machine's.
+Searches use the last snapshot, so `refresh_s` is how soon a process sees an activation by another one. The same round
+finds Milvus again after an outage.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
 LOAD_S = 600.0  # most seconds that an activation waits for Milvus to load a generation
-LOOKS = 4  # in the time after which what is silent is swept
+LOOKS = 4  # within the time after which a silent build is swept
 
 
 @dataclass(frozen=True)
 class CatalogueSnapshot:
-    """The generations of each corpus by id, oldest first, and the id of the active one of each that has one."""
+    """The generations of each corpus by id, oldest first, and the id of each active one."""
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
     active: Mapping[str, str] = field(default_factory=dict)
@@ -47,11 +44,11 @@ class MilvusCatalogue:
         self._link = link
         self._records = records
         self._seen: CatalogueSnapshot | None = None
-        self._begun = self._taken = 0  # readings and switches; what began earlier must not replace what began later
+        self._begun = self._taken = 0  # reads and switches; one that began earlier must not replace a later one
         self._switching = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Reads all records and aliases. Raises Unavailable when Milvus is away; what was seen before stays."""
+        """Reads all records and aliases. Raises Unavailable when Milvus is away; then the last snapshot stays."""
         self._begun += 1
         mine = self._begun
         seen = await self._link.read(self._read)
@@ -59,18 +56,18 @@ class MilvusCatalogue:
             self._seen, self._taken = seen, mine
 
     def corpora(self) -> list[tuple[str, MilvusGeneration | None]]:
-        """All corpora by name, with their active generations, as last seen."""
+        """Lists all corpora by name, with their active generations, as last seen."""
         seen = self._seen or CatalogueSnapshot()
         return [(corpus, self._active(seen, corpus)) for corpus in sorted(seen.generations)]
 
     def active_id(self, corpus: str) -> str | None:
-        """The active generation's id as last seen, None when nothing is active."""
+        """The id of the active generation as last seen; None when there is none."""
         return (self._seen or CatalogueSnapshot()).active.get(corpus)
 
     async def resolve(self, corpus: str, generation_id: str = "") -> MilvusGeneration:
-        """The named generation, by default the active one.
+        """Finds the named generation, by default the active one.
 
-        Raises NotFound for an unknown corpus or generation or without an active one, Unavailable before Milvus has
+        Raises NotFound for an unknown corpus or generation, or if none is active; Unavailable before Milvus has
         answered once.
         """
         seen = self._seen
@@ -85,8 +82,9 @@ class MilvusCatalogue:
     async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
         """Checks a generation, then points the corpus's alias to it.
 
-        `expected` is the id believed active ("" for none). Raises NotFound, Aborted when another is active, DataLoss
-        for a generation that is not what was written. Between processes the comparison is not atomic: Milvus has none.
+        `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
+        active, DataLoss for a generation that changed since it was written. Milvus has no compare-and-set, so between
+        processes the comparison is not atomic.
         """
         async with self._switching:
             await self.refresh()
@@ -103,7 +101,7 @@ class MilvusCatalogue:
         return Activation(stored.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
-        """The generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
+        """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
         await self.refresh()
         found = [stored.artifact for stored in self._known(corpus).values()]
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
@@ -123,7 +121,9 @@ class MilvusCatalogue:
 
     def _read(self) -> CatalogueSnapshot:
         generations: dict[str, dict[str, StoredGeneration]] = {}
-        for stored in self._records.all().generations:  # oldest first: of two with one content the older one counts
+        for (
+            stored
+        ) in self._records.all().generations:  # oldest first: of two with the same content the older one counts
             generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
         active: dict[str, str] = {}
         for corpus, by_id in generations.items():
@@ -142,12 +142,12 @@ class MilvusCatalogue:
         self._link.call(method, collection_name=collection, alias=self._alias(corpus))
 
     def _drop(self, collection: str) -> None:
-        self._records.put_unfinished("dropping", collection, 0)  # from here on it does not exist
+        self._records.put_unfinished("dropping", collection, 0)  # from now on it does not exist
         self._link.call("drop_collection", collection_name=collection)
         self._records.remove(collection)
 
     def _alias(self, corpus: str) -> str:
-        return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus has no dots and dashes in names
+        return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus allows no dots and dashes in names
 
     def _active(self, seen: CatalogueSnapshot, corpus: str) -> MilvusGeneration | None:
         active = seen.active.get(corpus)
@@ -166,19 +166,25 @@ def _named(stored: Mapping[str, StoredGeneration], corpus: str, generation_id: s
 
 
 class Sweeper:
-    """Reads the catalogue again every `refresh_s`, and sweeps what was unfinished and silent for `lease_s`."""
+    """Refreshes the catalogue every `refresh_s`, and drops unfinished collections that were silent for `lease_s`.
+
+    A build changes its row now and then; one whose row is the same after `lease_s` is dead. No clocks of two machines
+    are compared.
+    """
 
     def __init__(
         self, link: MilvusLink, records: Records, catalogue: MilvusCatalogue, *, refresh_s: float, lease_s: float
     ) -> None:
         self._link, self._records, self._catalogue = link, records, catalogue
         self._refresh_s, self._lease_s = refresh_s, lease_s
-        self._seen: dict[str, tuple[int, float]] = {}  # of unfinished collections: the beat, and since when it is so
+        self._seen: dict[
+            str, tuple[int, float]
+        ] = {}  # unfinished collections: their beat, and since when it is the same
         self._look_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Reads all once and starts. A Milvus that is away does not stop it: it is found once it is there."""
+        """Reads everything once and starts. If Milvus is away, a later round finds it."""
         await self._round()
         self._task = asyncio.ensure_future(self._keep())
 
@@ -188,7 +194,7 @@ class Sweeper:
             await cancel_all([self._task])
 
     def sweep(self) -> None:
-        """Removes what has been silent for too long; blocks."""
+        """Drops what has been silent for too long. It blocks."""
         now = time.monotonic()
         unfinished = self._records.all().unfinished
         self._seen = {
@@ -214,7 +220,7 @@ class Sweeper:
             if time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + self._lease_s / LOOKS
                 await self._link.write(self.sweep)
-        except errors.AeencError as error:  # the link has told; the next round may find it well again
+        except errors.AeencError as error:  # the link has reported it; the next round may succeed
             log.warning("the catalogue in Milvus cannot be read", reason=error.message)
         except Exception:
             log.exception("the catalogue in Milvus cannot be read")

@@ -1,4 +1,4 @@
-"""One generation while it is written to Milvus: premises in the order of insertion, then a check, then the commit.
+"""Writes one generation to Milvus: premises in order of insertion, then a check, then the commit.
 
 Its row of kind `building` comes first and goes last, so that what a killed process leaves is found and swept. Every
 method blocks: call it in a thread.
@@ -39,12 +39,12 @@ class GenerationWriter:
         self._collection: GenerationCollection | None = None
         self._beat = 0
         self._is_over = False
-        self._row = threading.Lock()  # a beat that came late must not bring the row of a build back
+        self._row = threading.Lock()  # a late beat must not restore the row of a build
         self._vectors = hashlib.sha256()
-        self._written: list[tuple[int, int]] = []  # of each premise, how many ids and splits are in Milvus
+        self._written: list[tuple[int, int]] = []  # for each premise, its number of aliases and splits in Milvus
 
     def beat(self) -> None:
-        """Says that this build is alive, as long as it is."""
+        """Shows that this build is alive, as long as it is."""
         with self._row:
             if not self._is_over:
                 self._beat += 1
@@ -64,7 +64,7 @@ class GenerationWriter:
     def commit(
         self, drafts: Sequence[Draft], space_id: str, version: str, patience_s: float
     ) -> tuple[StoredGeneration, bool]:
-        """Seals, brings late aliases and splits in, checks and commits. True: it is new, and not one that was there."""
+        """Seals, adds late aliases and splits, checks and commits. True: the generation is new."""
         collection = self._collection
         assert collection is not None
         collection.engine = self._chosen()
@@ -81,7 +81,9 @@ class GenerationWriter:
             return same[0], False
         with self._row:
             if not self._records.is_building(self._name):
-                raise errors.Aborted(f"the build of corpus {self._corpus!r} was silent too long and swept; build again")
+                raise errors.Aborted(
+                    f"the build of corpus {self._corpus!r} was silent for too long and was swept; build again"
+                )
             self._is_over = True
             self._records.put_generation(stored)
         return stored, True
@@ -97,12 +99,12 @@ class GenerationWriter:
     def _described(
         self, collection: GenerationCollection, drafts: Sequence[Draft], space_id: str, version: str
     ) -> StoredGeneration:
-        """The record of what is in Milvus. Raises Unavailable unless that is what was sent."""
+        """Makes the record of what is in Milvus. Raises Unavailable unless that equals what was sent."""
         ordinals = probed_ordinals(self.rows)
         found = collection.whole(ordinals)
         sent = [drafts[ordinal].record() for ordinal in ordinals]
         if (count := collection.count()) != self.rows or [record for record, _ in found] != sent:
-            raise errors.Unavailable(f"Milvus has {count:,} of {self.rows:,} premises, or other ones; build again")
+            raise errors.Unavailable(f"Milvus has {count:,} of {self.rows:,} premises, or different ones; build again")
         lines, size_bytes = hashlib.sha256(), 0
         for draft in drafts:
             line = draft.record().to_line().encode()
@@ -126,9 +128,9 @@ class GenerationWriter:
         return FLAT if self._engine == "flat" else HNSW
 
     def _write_again(self, collection: GenerationCollection, drafts: Sequence[Draft]) -> bool:
-        """Writes the premises again that got an alias or a split after they were written; their vectors stay.
+        """Writes premises again that got an alias or a split after they were written; their vectors stay.
 
-        Only what is sealed can be read, and so the vectors. True when there were such.
+        Vectors can be read only once sealed. Returns whether there were any.
         """
         late = [
             n for n, (draft, written) in enumerate(zip(drafts, self._written, strict=True)) if _size(draft) != written
@@ -153,7 +155,7 @@ class GenerationWriter:
 
 
 def _size(draft: Draft) -> tuple[int, int]:
-    """Aliases and splits of a draft are only ever added."""
+    """Counts aliases and splits. A draft only ever gains them, so a new count means a change."""
     return len(draft.aliases), len(draft.splits)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.index.building.builder import vectors as index_vectors
+from services.index.building import vectors
 from services.index.lexical.bm25 import ARRAYS, WORDS
 from support.models.hashed_encoder import FACTS, SPACE, facts, files_of, premise, raises, until, vector_of
 
@@ -172,7 +172,7 @@ async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monke
     def full(self, rows):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(index_vectors.VectorFile, "append", full)
+    monkeypatch.setattr(vectors.VectorFile, "append", full)
     await raises(errors.Unavailable, index.client.build("science", facts()), "disk is full")
     assert files_of(index.store) == files
     assert (await index.client.info()).corpora[0].active.id == before.id

@@ -20,7 +20,7 @@ import pytest
 from aeenc import AsyncClient, errors
 from services.corpus.generation import open_generation
 from services.index.__main__ import build
-from services.index.building.builder import index_process as indexer
+from services.index.building import index_process
 from services.index.building.index_process import index_generation, train_ivf
 from services.index.building.vectors import VectorFile
 from services.index.lexical.bm25 import write_lexical
@@ -243,11 +243,11 @@ def test_indexing_ends_with_the_process_that_asked_for_it(tmp_path):
 
 
 def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable():
-    process = indexer._start(threads=1)
+    process = index_process._start(threads=1)
     process.kill()
     process.wait()
     with pytest.raises(errors.Unavailable, match="signal 9"):
-        indexer._ask(process, {"path": "anywhere"})
+        index_process._ask(process, {"path": "anywhere"})
 
 
 async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):

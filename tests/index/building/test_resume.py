@@ -10,7 +10,7 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.generation import PremiseRecord
-from services.index.building.builder import journal
+from services.index.building import journal
 from services.index.values import BuildSpec
 from support.broken_builds import PREMISES, broken_build, works
 from support.models.hashed_encoder import VERSION, files_of, premise, raises, until

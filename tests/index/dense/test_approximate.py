@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from services.corpus.premises import PremiseRecord, Premises
-from services.index.building.builder import index_process as indexing
+from services.index.building import index_process
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import approximate
 from services.index.dense.approximate import ApproximateIndex, IndexPlan, read_proposer
@@ -33,7 +33,7 @@ def clustered() -> NDArray[np.float32]:
 
 
 MATRIX = clustered()
-QUERIES = indexing.queries_like(MATRIX)[:100]
+QUERIES = index_process.queries_like(MATRIX)[:100]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +43,7 @@ def one_thread() -> None:
 
 def indexed(path: Path, engine: Any, recall: float = 0.97, dtype: Any = np.float32) -> ApproximateIndex:
     np.save(path / "vectors.npy", MATRIX.astype(dtype))
-    plan = indexing.index_vectors(path, engine, recall, 1.001)
+    plan = index_process.index_vectors(path, engine, recall, 1.001)
     flat = FlatIndex(np.load(path / "vectors.npy", mmap_mode="r"), largest_norm=1.001)
     return ApproximateIndex(flat, read_proposer(path / "index.faiss", flat, plan), plan)
 
@@ -73,11 +73,11 @@ def test_the_least_effort_that_reaches_the_recall_is_found_and_kept(index: Appro
     assert 0.97 <= plan.recall_at_10 <= 1.0
     assert plan.queries == 500
     found, truth = index.nearest(QUERIES, 10), index.nearest(QUERIES, 10, effort=EXACT)
-    assert indexing.recall_of(found, truth) >= 0.95
+    assert index_process.recall_of(found, truth) >= 0.95
     assert not any(one.exact for one in found)
     assert all(one.exact for one in truth)
     less = Effort(nprobe=1, ef_search=1)
-    assert indexing.recall_of(index.nearest(QUERIES, 10, effort=less), truth) < plan.recall_at_10
+    assert index_process.recall_of(index.nearest(QUERIES, 10, effort=less), truth) < plan.recall_at_10
 
 
 def test_scores_and_their_order_are_those_of_an_exact_search(index: ApproximateIndex) -> None:
@@ -109,7 +109,7 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
 
 def test_centroids_are_compared_the_same_way_whatever_was_searched_before() -> None:
     flat = FlatIndex(MATRIX, largest_norm=1.001)
-    index = ApproximateIndex(flat, indexing.train_ivf(MATRIX, 16), IndexPlan("ivf", 2, 50, 0.0, 0.0, 0, lists=16))
+    index = ApproximateIndex(flat, index_process.train_ivf(MATRIX, 16), IndexPlan("ivf", 2, 50, 0.0, 0.0, 0, lists=16))
     faiss.cvar.distance_compute_blas_threshold = 1  # as a large flat batch leaves it
     index.nearest(QUERIES[:1], 10)
     assert faiss.cvar.distance_compute_blas_threshold > ROWS, "one query at a time, in one order of summation"
@@ -128,7 +128,7 @@ def test_a_selection_is_kept_to_and_never_short(
             assert len(found.ordinals) == min(k, 80)
             assert set((found.ordinals % 50).tolist()) == {0}
     truth = index.nearest(QUERIES, 10, few, EXACT)
-    assert indexing.recall_of(index.nearest(QUERIES, 10, few), truth) >= 0.95
+    assert index_process.recall_of(index.nearest(QUERIES, 10, few), truth) >= 0.95
     best = [int(one.ordinals[0]) for one in index.nearest(QUERIES, 1)]
     rest = served.allowed(Selection(excluded=frozenset(best)))
     for found in index.nearest(QUERIES, 10, rest):
@@ -170,4 +170,4 @@ def test_the_engine_is_chosen_by_size_unless_it_is_named(rows: int, engine: Any,
     ("rows", "lists"), [(1000, 4), (5000, 32), (250_000, 1024), (1_000_000, 4096), (100_000_000, 32768)]
 )
 def test_the_number_of_lists_follows_the_number_of_rows(rows: int, lists: int) -> None:
-    assert indexing.lists_for(rows) == lists
+    assert index_process.lists_for(rows) == lists
