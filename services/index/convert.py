@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from aeenc import errors
+from aeenc import errors, vectors
 from aeenc.encoded import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
@@ -26,6 +26,7 @@ from services.index.values import (
     Sameness,
     Scope,
     TextQuery,
+    VectorQuery,
 )
 from services.kit.checks import Limits, check_texts
 from services.kit.wire import known, to_duration
@@ -55,6 +56,11 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
         splits=tuple(request.filter.any_split),
         generation=request.generation,
     )
+
+
+def to_vector_query(request: index_pb2.SearchRequest) -> VectorQuery:
+    """Converts a Search call."""
+    return VectorQuery(vectors.from_proto(request.vectors), request.space_id, to_scope(request), to_effort(request))
 
 
 def to_effort(request: index_pb2.SearchRequest) -> Effort:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aeenc import vectors
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.catalogue.listing import Listing
@@ -27,11 +26,10 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         self._limits = limits
 
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
-        scope, queries = convert.to_scope(request), vectors.from_proto(request.vectors)
-        answer = await self._retrieval.search(
-            scope, queries, request.space_id, effort=convert.to_effort(request), deadline_s=deadline_s(context)
-        )
-        return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
+        query = convert.to_vector_query(request)
+        answer = await self._retrieval.search(query, deadline_s=deadline_s(context))
+        items = len(query.vectors) * query.scope.k
+        return await convert.answer_within(self._limits, items, convert.to_search_response, answer)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         query = convert.to_text_query(request, context)

@@ -97,6 +97,16 @@ class Selection:
 ALL = Selection()
 
 
+@dataclass(frozen=True, eq=False)
+class VectorQuery:
+    """Vectors (n, dim) of the space `space_id` to find premises for."""
+
+    vectors: NDArray[np.float32]
+    space_id: str
+    scope: Scope
+    effort: Effort = DEFAULT_EFFORT
+
+
 @dataclass(frozen=True)
 class TextQuery:
     """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
@@ -310,16 +320,7 @@ class GenerationStore(Protocol):
 class Retriever(Protocol):
     """Answers Search and Retrieve."""
 
-    async def search(
-        self,
-        scope: Scope,
-        vectors: NDArray[np.float32],
-        space_id: str,
-        *,
-        effort: Effort = ...,
-        deadline_s: float | None = None,
-    ) -> RetrievalResult: ...
-
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,26 +33,17 @@ from services.index.ranking.fusion import rocchio_feedback
 from services.index.ranking.ranker import EXPLAINED
 from services.index.ranking.validation import (
     check_accepted,
-    check_scope,
+    check_limits,
     check_text_query,
-    check_unit,
+    check_vector_query,
     check_vectors,
 )
-from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, RetrievalResult, Scope, SearchHits, TextQuery
-from services.kit.checks import Limits, check_count
+from services.index.values import PremiseLookup, QueueLimit, RetrievalResult, Scope, SearchHits, TextQuery, VectorQuery
+from services.kit.checks import Limits
 
 IDS_AT_ONCE = 1000  # of accepted premises, whose vectors come along
 SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along
 Propose = Callable[[NDArray[np.float32], int], Sequence[Candidates]]
-
-
-@dataclass(frozen=True)
-class _CollectionSearch:
-    """The re-scored hits of some queries, the generation they come from, and the seconds it took."""
-
-    served: MilvusGeneration
-    rescored: RescoredHits
-    compute_s: float
 
 
 @dataclass(frozen=True)
@@ -90,33 +81,24 @@ class MilvusRetrieval:
         self._limits = limits
         self._queue = QueueLimit(max_queued, "queries are at Milvus")
 
-    async def search(
-        self,
-        scope: Scope,
-        vectors: NDArray[np.float32],
-        space_id: str,
-        *,
-        effort: Effort = DEFAULT_EFFORT,
-        deadline_s: float | None = None,
-    ) -> RetrievalResult:
-        """Finds the nearest premises of each vector (n, dim) of the space `space_id`.
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the nearest premises of each vector.
 
         Raises InvalidArgument for a bad scope or vector, SpaceMismatch for another space, NotFound, Overloaded,
         Unavailable when Milvus is away, Unimplemented for an exact search where the index is approximate.
         """
         started = time.perf_counter()
-        check_count(len(vectors), self._limits, "vectors")
-        check_scope(scope, self._limits)
+        check_limits(query, self._limits)
+        scope, effort = query.scope, query.effort
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
-        check_vectors(served, vectors, space_id)
-        check_unit(vectors)
+        check_vector_query(query, served)
         if effort.exact and not served.is_exact:
             raise errors.Unimplemented(
                 f"params.exact is not in the back end milvus for generation {served.id}, whose index is approximate; "
                 "use ef_search, or build it with AEENC_INDEX_MILVUS_ENGINE=flat"
             )
-        found = await self._search(served, scope, vectors, scope.k, deadline_s, effort.ef_search)
-        return _result(found, found.rescored.hits, started)
+        result = await self._search(served, scope, query.vectors, scope.k, left_s=deadline_s, breadth=effort.ef_search)
+        return replace(result, total_s=time.perf_counter() - started)
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text. Raises what `search` and the encoder raise."""
@@ -138,22 +120,27 @@ class MilvusRetrieval:
         if query.accepted:
             vectors = rocchio_feedback(vectors, [own.vectors for own in accepted], EXPLAINED)
         depth = query.rerank or query.scope.k
-        k = (
-            depth + int(query.drop_self) + max(len(own.ids) for own in accepted)
-        )  # texts are distinct: one premise at most is the query's own
-        found = await self._search(served, query.scope, vectors, k, left_s())
-        premises = found.rescored.premises
+        own_texts = int(query.drop_self)  # texts are distinct: one premise at most is the query's own
+        k = depth + own_texts + max(len(own.ids) for own in accepted)
+        result = await self._search(served, query.scope, vectors, k, left_s=left_s())
+        premises, reranked_by = result.served.generation.premises, ""
         hits = [
             _without(one, text if query.drop_self else None, own.ids, premises, depth)
-            for one, text, own in zip(found.rescored.hits, query.texts, accepted, strict=True)
+            for one, text, own in zip(result.hits, query.texts, accepted, strict=True)
         ]
-        if not query.rerank:
-            return _result(found, hits, started, encode_s, encoded.version)
-        texts_by_query = [[premises[n].text for n in one.ordinals.tolist()] for one in hits]
-        asked_at = time.perf_counter()
-        hits, reranked_by = await self._reranker.rerank(query, hits, texts_by_query, left_s=left_s())
-        encode_s += time.perf_counter() - asked_at
-        return _result(found, hits, started, encode_s, encoded.version, reranked_by)
+        if query.rerank:
+            found_texts = [[premises[n].text for n in one.ordinals.tolist()] for one in hits]
+            asked_at = time.perf_counter()
+            hits, reranked_by = await self._reranker.rerank(query, hits, found_texts, left_s=left_s())
+            encode_s += time.perf_counter() - asked_at
+        return replace(
+            result,
+            hits=hits,
+            total_s=time.perf_counter() - started,
+            encode_s=encode_s,
+            version=encoded.version,
+            reranked_by=reranked_by,
+        )
 
     async def _accepted(self, served: MilvusGeneration, query: TextQuery) -> list[_AcceptedPremises]:
         """Reads the premises accepted for each text. Raises InvalidArgument for an id that the generation lacks."""
@@ -176,14 +163,16 @@ class MilvusRetrieval:
         scope: Scope,
         vectors: NDArray[np.float32],
         k: int,
-        deadline_s: float | None,
+        *,
+        left_s: float | None,
         breadth: int = 0,
-    ) -> _CollectionSearch:
-        request = scope, vectors, k, deadline_s, breadth
+    ) -> RetrievalResult:
+        """Searches by vectors (n, dim). The result has the time of Milvus alone."""
+        request = scope, vectors, k, left_s, breadth
         with self._queue.admitted(len(vectors)):
             started = time.perf_counter()
             try:
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout(left_s):
                     try:
                         rescored = await self._link.read(search_collection, served, *request)
                     except MilvusNotFound:  # deleted by another process since the catalogue was read
@@ -194,7 +183,8 @@ class MilvusRetrieval:
                 raise errors.DeadlineExceeded(
                     "the call's time was over before Milvus answered; allow more time"
                 ) from None
-        return _CollectionSearch(served, rescored, time.perf_counter() - started)
+        compute_s = time.perf_counter() - started
+        return RetrievalResult(rescored.hits, served.with_premises(rescored.premises), compute_s, 0.0, compute_s)
 
 
 def check_implemented(query: TextQuery) -> None:
@@ -229,32 +219,10 @@ def search_collection(
     return rescore(vectors, k, propose, is_exact=served.is_exact)
 
 
-def _without(
-    hits: SearchHits, text: str | None, ids: frozenset[str], premises: Mapping[int, PremiseRecord], k: int
-) -> SearchHits:
+def _without(hits: SearchHits, text: str | None, ids: frozenset[str], premises: PremiseLookup, k: int) -> SearchHits:
     """Keeps the best k, less the premise that is the query's own text and those accepted for it."""
     records = [premises[ordinal] for ordinal in hits.ordinals.tolist()]
     return hits.where(np.array([one.text != text and one.id not in ids for one in records], dtype=bool), k)
-
-
-def _result(
-    found: _CollectionSearch,
-    hits: list[SearchHits],
-    started: float,
-    encode_s: float = 0.0,
-    version: str = "",
-    reranked_by: str = "",
-) -> RetrievalResult:
-    return RetrievalResult(
-        hits,
-        found.served.with_premises(found.rescored.premises),
-        time.perf_counter() - started,
-        0.0,
-        found.compute_s,
-        encode_s,
-        version,
-        reranked_by,
-    )
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.prior import Explanations
 from services.index.ranking.ranker import RankCall, Ranker
-from services.index.ranking.validation import check_scope, check_text_query, check_unit, check_vectors
-from services.index.values import ALL, DEFAULT_EFFORT, Effort, RetrievalResult, Scope, Selection, TextQuery
-from services.kit.checks import Limits, check_count
+from services.index.ranking.validation import check_limits, check_text_query, check_vector_query
+from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, VectorQuery
+from services.kit.checks import Limits
 
 T = TypeVar("T")
 ON_LOOP = 64  # ids or texts: looking them up takes about a millisecond
@@ -35,27 +32,19 @@ class Retrieval:
         self._catalogue, self._batcher = catalogue, batcher
         self._ranker, self._explanations, self._limits = ranker, explanations, limits
 
-    async def search(
-        self,
-        scope: Scope,
-        vectors: NDArray[np.float32],
-        space_id: str,
-        *,
-        effort: Effort = DEFAULT_EFFORT,
-        deadline_s: float | None = None,
-    ) -> RetrievalResult:
-        """Finds the nearest premises of each vector (n, dim) of the space `space_id`.
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the nearest premises of each vector.
 
         Raises InvalidArgument for a bad scope or vector, SpaceMismatch for another space, NotFound, Overloaded.
         """
         started = time.perf_counter()
-        check_count(len(vectors), self._limits, "vectors")
-        check_scope(scope, self._limits)
-        served = await self._catalogue.resolve(scope.corpus, scope.generation)
-        check_vectors(served, vectors, space_id)
-        check_unit(vectors)
-        selection = await select(served, scope)
-        outcome = await self._batcher.search(served, vectors, scope.k, selection, effort=effort, deadline_s=deadline_s)
+        check_limits(query, self._limits)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        check_vector_query(query, served)
+        selection = await select(served, query.scope)
+        outcome = await self._batcher.search(
+            served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
+        )
         total_s = time.perf_counter() - started
         return RetrievalResult(outcome.hits, served, total_s, outcome.queue_s, outcome.compute_s)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.products import norms_of
-from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQuery
+from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQuery, VectorQuery
 from services.kit.checks import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # a unit vector in half precision stays well within it
@@ -21,6 +21,18 @@ def check_scope(scope: Scope, limits: Limits) -> None:
     check_k(scope.k, limits)
     if scope.exclude_ids:
         check_count(len(scope.exclude_ids), limits, "exclude_ids")
+
+
+def check_limits(query: VectorQuery, limits: Limits) -> None:
+    """Refuses no vectors, too many, or a scope beyond the limits."""
+    check_count(len(query.vectors), limits, "vectors")
+    check_scope(query.scope, limits)
+
+
+def check_vector_query(query: VectorQuery, served: GenerationView) -> None:
+    """Refuses vectors that cannot be compared with a generation's."""
+    check_vectors(served, query.vectors, query.space_id)
+    check_unit(query.vectors)
 
 
 def check_unit(vectors: NDArray[np.float32]) -> None:
