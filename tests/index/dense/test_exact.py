@@ -53,7 +53,7 @@ def assert_same(found: object, expected: tuple[NDArray[np.int64], NDArray[np.flo
 
 
 @pytest.fixture
-def engine():
+def batcher():
     running = SearchBatcher()
     running.start()
     yield running
@@ -71,7 +71,7 @@ def test_the_product_of_a_row_does_not_depend_on_its_neighbours(dim: int):
     assert together[:256].tobytes() == pairs.tobytes() == exact_products(rows[:256], query).tobytes()
 
 
-async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(engine: SearchBatcher):
+async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(batcher: SearchBatcher):
     matrix = crowded()
     served = served_of(matrix)
     rng = np.random.default_rng(1)
@@ -80,11 +80,11 @@ async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(e
     for _ in range(120):
         picked = rng.integers(0, len(queries), int(rng.choice([1, 1, 1, 3, 20, 90])))
         k = int(rng.choice([1, 10, 10, 12, 150]))
-        calls.append((picked, k, engine.search(served, queries[picked], k, ALL)))
+        calls.append((picked, k, batcher.search(served, queries[picked], k, ALL)))
     outcomes = await asyncio.gather(*(call for _, _, call in calls))
-    assert engine.batches < sum(-(-len(picked) // 64) for picked, _, _ in calls), "nothing was coalesced"
+    assert batcher.batches < sum(-(-len(picked) // 64) for picked, _, _ in calls), "nothing was coalesced"
     for (picked, k, _), outcome in zip(calls, outcomes, strict=True):
-        for row, found in zip(picked, outcome.found, strict=True):
+        for row, found in zip(picked, outcome.hits, strict=True):
             assert_same(found, brute_force(matrix, queries[row], k))
 
 
@@ -107,7 +107,7 @@ def test_a_tie_across_the_edge_of_the_candidates_is_found_by_widening():
     assert found.ordinals.tolist() == list(range(10))
 
 
-async def test_a_selection_leaves_out_and_the_rest_stays_exact(engine: SearchBatcher):
+async def test_a_selection_leaves_out_and_the_rest_stays_exact(batcher: SearchBatcher):
     matrix = crowded(1000)
     kinds: list[tuple[str, ...]] = [("train",), ("dev",), ("facts", "dev"), ()]
     splits = [kinds[n % 4] for n in range(len(matrix))]
@@ -115,59 +115,59 @@ async def test_a_selection_leaves_out_and_the_rest_stays_exact(engine: SearchBat
     selection = Selection(frozenset({"train", "facts"}), frozenset({0, 2, 3}))
     allowed = np.array([n % 4 != 1 and n not in {0, 2, 3} for n in range(len(matrix))])
     for rows in (1, 40):
-        outcome = await engine.search(served, matrix[:rows], 20, selection)
-        for query, found in zip(matrix[:rows], outcome.found, strict=True):
+        outcome = await batcher.search(served, matrix[:rows], 20, selection)
+        for query, found in zip(matrix[:rows], outcome.hits, strict=True):
             assert_same(found, brute_force(matrix, query, 20, allowed))
 
 
-async def test_fewer_allowed_premises_than_k_give_a_shorter_list(engine: SearchBatcher):
+async def test_fewer_allowed_premises_than_k_give_a_shorter_list(batcher: SearchBatcher):
     served = served_of(crowded(500), [("dev",)] * 497 + [("train",)] * 3)
-    outcome = await engine.search(served, served.index.vectors[:2], 10, Selection(frozenset({"train"})))
-    assert [sorted(found.ordinals.tolist()) for found in outcome.found] == [[497, 498, 499]] * 2
+    outcome = await batcher.search(served, served.index.vectors[:2], 10, Selection(frozenset({"train"})))
+    assert [sorted(found.ordinals.tolist()) for found in outcome.hits] == [[497, 498, 499]] * 2
     nothing = Selection(frozenset({"train"}), frozenset({497, 498, 499}))
-    outcome = await engine.search(served, served.index.vectors[:2], 10, nothing)
-    assert [len(found.ordinals) for found in outcome.found] == [0, 0]
+    outcome = await batcher.search(served, served.index.vectors[:2], 10, nothing)
+    assert [len(found.ordinals) for found in outcome.hits] == [0, 0]
 
 
 async def test_a_full_queue_refuses_with_the_time_to_come_back():
-    engine = SearchBatcher(max_queued=10)  # not started: what is queued stays
+    batcher = SearchBatcher(max_queued=10)  # not started: what is queued stays
     served = served_of(crowded(100 + 500))
-    waiting = asyncio.ensure_future(engine.search(served, served.index.vectors[:10], 5, ALL))
+    waiting = asyncio.ensure_future(batcher.search(served, served.index.vectors[:10], 5, ALL))
     await asyncio.sleep(0)
     with pytest.raises(errors.Overloaded) as caught:
-        await engine.search(served, served.index.vectors[:1], 5, ALL)
+        await batcher.search(served, served.index.vectors[:1], 5, ALL)
     assert caught.value.retry_after_s
-    engine.start()
-    assert len((await waiting).found) == 10
-    assert len((await engine.search(served, served.index.vectors[:1], 5, ALL)).found) == 1
-    engine.close()
+    batcher.start()
+    assert len((await waiting).hits) == 10
+    assert len((await batcher.search(served, served.index.vectors[:1], 5, ALL)).hits) == 1
+    batcher.close()
 
 
-async def test_queries_that_keep_arriving_join_one_batch_without_a_timer(engine: SearchBatcher):
+async def test_queries_that_keep_arriving_join_one_batch_without_a_timer(batcher: SearchBatcher):
     served = served_of(crowded(600))
 
     async def arrive(rounds: int) -> None:
         for _ in range(rounds):
             await asyncio.sleep(0)
-        await engine.search(served, served.index.vectors[:1], 5, ALL)
+        await batcher.search(served, served.index.vectors[:1], 5, ALL)
 
     await asyncio.gather(*(arrive(4 * n) for n in range(15)))
-    assert engine.batches == 1
+    assert batcher.batches == 1
 
 
 async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered():
-    engine = SearchBatcher()
+    batcher = SearchBatcher()
     served = served_of(crowded(600))
-    expired = asyncio.ensure_future(engine.search(served, served.index.vectors[:1], 5, ALL, deadline_s=0.0))
-    cancelled = asyncio.ensure_future(engine.search(served, served.index.vectors[:1], 500, ALL))  # a scan of its own
-    good = asyncio.ensure_future(engine.search(served, served.index.vectors[:1], 5, ALL))
+    expired = asyncio.ensure_future(batcher.search(served, served.index.vectors[:1], 5, ALL, deadline_s=0.0))
+    cancelled = asyncio.ensure_future(batcher.search(served, served.index.vectors[:1], 500, ALL))  # a scan of its own
+    good = asyncio.ensure_future(batcher.search(served, served.index.vectors[:1], 5, ALL))
     await asyncio.sleep(0.01)
     cancelled.cancel()
     await asyncio.sleep(0)
-    engine.start()
-    assert len((await good).found) == 1
+    batcher.start()
+    assert len((await good).hits) == 1
     with pytest.raises(errors.DeadlineExceeded):
         await expired
-    assert engine.batches == 1
-    assert engine._queued == 0
-    engine.close()
+    assert batcher.batches == 1
+    assert batcher._queued == 0
+    batcher.close()
