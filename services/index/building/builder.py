@@ -200,9 +200,9 @@ class Builder(BuildFlow[Catalogue]):
         self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[BuildProgress, None]:
         """Receives, encodes and writes all premises."""
-        batch, told = self._options.batch, _progress(pipeline)
+        batch, last = self._options.batch, _progress(pipeline)
         if pipeline.durable:
-            yield told
+            yield last
         try:
             async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
                 async for chunk in received:
@@ -210,8 +210,8 @@ class Builder(BuildFlow[Catalogue]):
                     async for _ in pipeline.advance(batch):
                         yield _progress(pipeline)
                     await pipeline.sync_if_due()
-                    if told != (told := _progress(pipeline)):
-                        yield told
+                    if last != (last := _progress(pipeline)):
+                        yield last
             # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
             yield _progress(pipeline)
             async for _ in pipeline.drain(batch):

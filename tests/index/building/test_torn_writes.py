@@ -120,7 +120,7 @@ def check_build(store: ArtifactStore, request_id: str, texts: list[str], promise
             max((one[2] for one in acknowledged), default=0),
             max((one[3] for one in acknowledged), default=0),
         )
-        journal = Journal(store, CORPUS, request_id, BuildSpec(CORPUS, request_id).asked())
+        journal = Journal(store, CORPUS, request_id, BuildSpec(CORPUS, request_id).fingerprint())
         journal.open(premises)
         file = journal.vectors()
         assert [one.text for one in journal.premises] == texts[: len(journal.premises)]
