@@ -169,5 +169,5 @@ async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered
     with pytest.raises(errors.DeadlineExceeded):
         await expired
     assert batcher.batches == 1
-    assert batcher._queued == 0
+    assert batcher._queue.size == 0
     batcher.close()
