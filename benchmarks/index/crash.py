@@ -22,7 +22,7 @@ from benchmarks.index.crash_actor import Actor
 from benchmarks.index.crash_model import CorpusModel, Premise
 from benchmarks.index.index_process import IndexProcess
 from services.corpus.generation import PREMISES, folder_of
-from services.index.journal import PREFIX
+from services.index.building.journal import PREFIX
 from services.store.artifacts import ArtifactStore
 
 SETTINGS = {"build_sync_s": 0.02, "build_batch": 8}

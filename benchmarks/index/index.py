@@ -32,7 +32,7 @@ from benchmarks.index.index_fleet import IndexProcess, running_index
 from benchmarks.index.index_kernels import kernels
 from benchmarks.index.index_quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
-from services.index.search import FlatIndex
+from services.index.dense.exact import FlatIndex
 from services.store.artifacts import ArtifactStore
 
 ROUNDS = 5

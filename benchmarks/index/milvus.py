@@ -18,13 +18,13 @@ from pathlib import Path
 
 from benchmarks.harness.rows import Rows
 from benchmarks.index.sizing_vectors import clustered
-from services.index.folding import Draft
+from services.index.building.folding import Draft
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
-from services.index.milvus.retrieval import settled_by
-from services.index.milvus.writing import GenerationWriter
-from services.index.retrieval import Scope
+from services.index.milvus.retrieval import search_collection
+from services.index.milvus.writer import GenerationWriter
+from services.index.ranking.retrieval import Scope
 
 ROUNDS = 10
 K = 10
@@ -64,7 +64,7 @@ def measure(rows: Rows, uri: str, size: int) -> None:
         for turn in range(ROUNDS):
             asked = queries[turn : turn + batch] if batch == 1 else queries
             started = time.perf_counter()
-            settled_by(served, scope, asked, K, None)
+            search_collection(served, scope, asked, K, None)
             seconds.append(time.perf_counter() - started)
         own_ms = 1000 * (time.process_time() - own) / ROUNDS / batch
         rows.note(f"{size:,}: {name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")

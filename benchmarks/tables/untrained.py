@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
-from services.index.lexical import LexicalIndex, Terms, best
+from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.trainer.evaluation import EvaluationQuery, Report, evaluate
 from services.trainer.evaluation.protocol import Ranks, Standard
 

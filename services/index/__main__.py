@@ -2,46 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aeenc import errors
 from aeenc.encoder import EncoderClient
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
-from services.index.backend import Backend
-from services.index.building import Builder, BuildOptions
-from services.index.catalogue import Catalogue
-from services.index.condition import Condition
-from services.index.encoding import QueryEncoder
-from services.index.engine import SearchEngine
-from services.index.explanations import Explanations
+from services.index.building.builder import Builder
+from services.index.catalogue.catalogue import Catalogue
+from services.index.dense.batcher import SearchBatcher
+from services.index.lexical.executor import LexicalExecutor
 from services.index.metrics import IndexMetrics
-from services.index.ranking import Ranker
-from services.index.reranking import Reranker
-from services.index.retrieval import Retrieval
+from services.index.ranking.encoding import QueryEncoder, Reranker
+from services.index.ranking.prior import Explanations
+from services.index.ranking.ranker import Ranker
+from services.index.ranking.retrieval import Retrieval
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
-from services.index.words import Words
+from services.index.values import Backend, BuildOptions
+from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
 
 
+class ServiceHealth:
+    """Turns the problems of several sources into one readiness: a problem degrades the service and never stops it.
+
+    Before `open` it only collects.
+    """
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._problems: dict[str, str] = {}
+        self._is_open = False
+
+    def source(self, name: str) -> Callable[[str], None]:
+        """Makes a listener for one source; it takes a problem, or "" for none."""
+
+        def report(reason: str) -> None:
+            if self._problems.get(name, "") != reason:
+                self._problems[name] = reason
+                self._update()
+
+        return report
+
+    def open(self) -> None:
+        """Starts to report: the service answers from now on."""
+        self._is_open = True
+        self._update()
+
+    def _update(self) -> None:
+        reasons = "; ".join(reason for reason in self._problems.values() if reason)
+        if not self._is_open:
+            return
+        if reasons:
+            self._readiness.degraded(reasons)
+        else:
+            self._readiness.serving()
+
+
 def build(settings: IndexSettings) -> GrpcServer:
-    """The index as a server that is not yet started. Call it inside a running event loop."""
+    """Makes the index as a server that is not started yet. Call it inside a running event loop."""
     server, limits = GrpcServer(settings), settings.limits
-    condition = Condition(server.readiness)
+    health = ServiceHealth(server.readiness)
     channel = Channel(settings.encoder_target, **settings.peer())
     encoder = QueryEncoder(
         EncoderClient(channel),
         timeout_s=settings.encode_timeout_s,
         max_queued=settings.max_queued,
-        on_change=condition.source("encoder"),
+        on_change=health.source("encoder"),
     )
     open_backend = _on_milvus if settings.backend == "milvus" else _on_files
-    backend = open_backend(settings, server, condition, channel, encoder)
+    backend = open_backend(settings, server, health, channel, encoder)
 
     async def load() -> None:
         server.readiness.starting("opening the active generations")
         await backend.load()
-        condition.open()
+        health.open()
 
     async def close() -> None:
         await backend.close()
@@ -58,41 +95,41 @@ def build(settings: IndexSettings) -> GrpcServer:
 
 
 def _on_files(
-    settings: IndexSettings, server: GrpcServer, condition: Condition, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
-    """Generations in files, searched in this process by FAISS and by words."""
+    """Wires up generations in files, searched in this process by FAISS and by words."""
     store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
-    engine, words = SearchEngine(settings.max_queued, metrics.searched), Words(settings.max_queued)
-    catalogue = Catalogue(store, engine, pinned_generations=settings.pinned_generations)
-    catalogue.on_change(condition.source("corpora"))
+    batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
+    catalogue = Catalogue(store, batcher, pinned_generations=settings.pinned_generations)
+    catalogue.on_change(health.source("corpora"))
     explanations = Explanations(store)
-    ranker = Ranker(engine, words, encoder, _reranker(settings, channel), pool=settings.k_max)
-    retrieval = Retrieval(catalogue, engine, ranker, explanations, settings.limits)
+    ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
+    retrieval = Retrieval(catalogue, batcher, ranker, explanations, settings.limits)
     builder = Builder(store, catalogue, channel, settings.limits, _build_options(settings))
 
     async def load() -> None:
-        engine.start()
+        batcher.start()
         await catalogue.load()
         await builder.sweep()
 
     async def close() -> None:
-        engine.close()
-        words.close()
+        batcher.close()
+        executor.close()
 
     return Backend(catalogue, retrieval, builder, explanations, load, close)
 
 
 def _on_milvus(
-    settings: IndexSettings, _server: GrpcServer, condition: Condition, channel: Channel, encoder: QueryEncoder
+    settings: IndexSettings, _server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
-    """Generations in a Milvus; its client is loaded only here."""
+    """Wires up generations in a Milvus; only here its client is loaded."""
     try:
-        from services.index.milvus.opening import open_backend
+        from services.index.milvus.backend import open_backend
     except ModuleNotFoundError as error:
         raise errors.InvalidArgument(
             f"AEENC_INDEX_BACKEND=milvus needs {error.name}; install aeenc-services with the extra index-milvus"
         ) from error
-    state, reranker = condition.source("milvus"), _reranker(settings, channel)
+    state, reranker = health.source("milvus"), _reranker(settings, channel)
     return open_backend(settings, encoder, reranker, channel, _build_options(settings), on_state=state)
 
 

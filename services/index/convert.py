@@ -1,4 +1,4 @@
-"""Messages of aeenc.v1 to the index's values and back. No decision is taken here."""
+"""Messages of aeenc.v1 to the index's values and back. It takes no decisions."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _MODES: dict[int, Mode] = {
     index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
     index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
 }
-_FUSIONS: dict[int, Method] = {
+_FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
 _SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
-HITS_ON_LOOP = 400  # about a millisecond's worth, premises read from the disk included
+HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
 
 
 def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
-    """What both ways of searching have in common."""
+    """Converts the fields that Search and Retrieve share."""
     return Scope(
         corpus=request.corpus,
         k=request.k,
@@ -50,16 +50,21 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
     )
 
 
+def to_vector_query(request: index_pb2.SearchRequest) -> VectorQuery:
+    """Converts a Search call."""
+    return VectorQuery(vectors.from_proto(request.vectors), request.space_id, to_scope(request), to_effort(request))
+
+
 def to_effort(request: index_pb2.SearchRequest) -> Effort:
-    """How hard an approximate engine is to try."""
+    """Converts how hard an approximate engine tries."""
     if not request.HasField("params"):
-        return USUAL
+        return DEFAULT_EFFORT
     params = request.params
     return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
 
 def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery:
-    """A retrieve call. The encoder gets its request id, so that one call has one name in all logs and one way."""
+    """Converts a Retrieve call. The encoder gets its request id, so that one call has one name in all logs."""
     chosen = request.model.WhichOneof("selector")
     return TextQuery(
         texts=tuple(request.texts),
@@ -82,13 +87,13 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
     )
 
 
-def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
-    """The answer to Search."""
+def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
+    """Converts the answer to Search."""
     premises = answer.served.generation.premises
     return index_pb2.SearchResponse(
         results=[
             index_pb2.Hits(premise_ids=[premises[n].id for n in one.ordinals.tolist()], scores=one.scores.tolist())
-            for one in answer.found
+            for one in answer.hits
         ],
         generation=answer.served.id,
         space_id=answer.served.generation.space_id,
@@ -97,16 +102,16 @@ def to_search_response(answer: Answer) -> index_pb2.SearchResponse:
     )
 
 
-def to_retrieve_response(answer: Answer) -> index_pb2.RetrieveResponse:
-    """The answer to Retrieve."""
+def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
+    """Converts the answer to Retrieve."""
     premises = answer.served.generation.premises
     results = []
-    for one in answer.found:
-        found = index_pb2.RetrievedPremises()
+    for one in answer.hits:
+        premises_of_text = index_pb2.RetrievedPremises()
         for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
             premise = premises[ordinal]
-            found.premises.add(id=premise.id, text=premise.text, score=score)
-        results.append(found)
+            premises_of_text.premises.add(id=premise.id, text=premise.text, score=score)
+        results.append(premises_of_text)
     return index_pb2.RetrieveResponse(
         results=results,
         model_version=answer.version,
@@ -134,17 +139,17 @@ async def answer_within(limits: Limits, items: int, make: Callable[..., T], *arg
 
 
 def to_premise(record: PremiseRecord) -> types_pb2.Premise:
-    """A premise."""
+    """Converts a premise."""
     return types_pb2.Premise(id=record.id, text=record.text, aliases=record.aliases, splits=record.splits)
 
 
 def to_premises_response(records: Sequence[PremiseRecord], generation: str) -> index_pb2.GetPremisesResponse:
-    """The answer to GetPremises."""
+    """Converts the answer to GetPremises."""
     return index_pb2.GetPremisesResponse(premises=map(to_premise, records), generation=generation)
 
 
 def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
-    """A generation."""
+    """Converts a generation."""
     created_at = timestamp_pb2.Timestamp()
     created_at.FromDatetime(artifact.created_at)
     meta = artifact.meta
@@ -163,8 +168,8 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
     )
 
 
-def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
-    """One report of a build."""
+def to_build_response(progress: BuildProgress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
+    """Converts one report of a build."""
     response = index_pb2.BuildGenerationResponse(
         received=progress.received,
         encoded=progress.encoded,
@@ -179,7 +184,7 @@ def to_build_response(progress: Progress, *, active_id: str | None) -> index_pb2
 
 
 async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest]) -> BuildSpec:
-    """The header that opens a build. Raises InvalidArgument when it does not come first."""
+    """Reads the header that opens a build. Raises InvalidArgument when it does not come first."""
     async for request in requests:
         if request.WhichOneof("part") == "header":
             header = request.header
@@ -200,7 +205,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
 async def to_explanations(
     requests: AsyncIterator[index_pb2.PutExplanationsRequest], limits: Limits
 ) -> tuple[str, bool, list[Explanation]]:
-    """The corpus, whether to replace what there is, and the explanations. Raises InvalidArgument for a bad stream."""
+    """Reads the corpus, whether to replace, and the explanations. Raises InvalidArgument for a bad stream."""
     opened: index_pb2.ExplanationsHeader | None = None
     found: list[Explanation] = []
     async for request in requests:
@@ -223,14 +228,14 @@ async def to_explanations(
 async def to_premise_chunks(
     requests: AsyncIterator[index_pb2.BuildGenerationRequest],
 ) -> AsyncIterator[Sequence[PremiseRecord]]:
-    """The premises of a build after its header. Raises InvalidArgument for a second header or an empty message."""
+    """Reads the premises behind a build's header. Raises InvalidArgument for a second header or an empty message."""
     async for request in requests:
         if request.WhichOneof("part") != "chunk":
             raise errors.InvalidArgument.field("chunk", "is missing; only the first message of a build has no premises")
         yield [PremiseRecord(p.id, p.text, tuple(p.aliases), tuple(p.splits)) for p in request.chunk.premises]
 
 
-def _timings(answer: Answer) -> types_pb2.Timings:
+def _timings(answer: RetrievalResult) -> types_pb2.Timings:
     return types_pb2.Timings(
         total=to_duration(answer.total_s),
         queue=to_duration(answer.queue_s),
@@ -239,7 +244,7 @@ def _timings(answer: Answer) -> types_pb2.Timings:
     )
 
 
-def to_corpus_info(corpus: str, served: Searched | None) -> index_pb2.CorpusInfo:
-    """A corpus and what serves it."""
+def to_corpus_info(corpus: str, served: GenerationView | None) -> index_pb2.CorpusInfo:
+    """Converts a corpus and its active generation."""
     active = to_generation(served.generation.artifact, active=True) if served else None
     return index_pb2.CorpusInfo(corpus=corpus, active=active)

@@ -8,7 +8,7 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class IndexMetrics:
-    """What the index counts."""
+    """The index's counters and histograms."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._batch = Histogram(

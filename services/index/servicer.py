@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aeenc import vectors
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.backend import Answering, Building, Explaining, Generations
@@ -16,9 +15,9 @@ from services.kit.server import GrpcServer, to_service_info
 
 
 class IndexServicer(index_pb2_grpc.IndexServiceServicer):
-    """Searching and reading."""
+    """Searches and reads."""
 
-    def __init__(self, server: GrpcServer, catalogue: Generations, retrieval: Answering, limits: Limits) -> None:
+    def __init__(self, server: GrpcServer, catalogue: GenerationStore, retrieval: Retriever, limits: Limits) -> None:
         self._server = server
         self._catalogue = catalogue
         self._retrieval = retrieval
@@ -26,11 +25,10 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         self._limits = limits
 
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> index_pb2.SearchResponse:
-        scope, queries = convert.to_scope(request), vectors.from_proto(request.vectors)
-        answer = await self._retrieval.search(
-            scope, queries, request.space_id, effort=convert.to_effort(request), deadline_s=deadline_s(context)
-        )
-        return await convert.answer_within(self._limits, len(queries) * scope.k, convert.to_search_response, answer)
+        query = convert.to_vector_query(request)
+        answer = await self._retrieval.search(query, deadline_s=deadline_s(context))
+        items = len(query.vectors) * query.scope.k
+        return await convert.answer_within(self._limits, items, convert.to_search_response, answer)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         query = convert.to_text_query(request, context)
@@ -68,9 +66,11 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
 
 
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
-    """Building and switching."""
+    """Builds generations and switches between them."""
 
-    def __init__(self, catalogue: Generations, builder: Building, explanations: Explaining, limits: Limits) -> None:
+    def __init__(
+        self, catalogue: GenerationStore, builder: GenerationBuilder, explanations: ExplanationStore, limits: Limits
+    ) -> None:
         self._catalogue = catalogue
         self._builder = builder
         self._explanations = explanations

@@ -16,7 +16,7 @@ from services.kit.settings import ServiceSettings
 
 
 class IndexSettings(ServiceSettings):
-    """What the index can be told."""
+    """Settings of the index."""
 
     model_config = SettingsConfigDict(
         env_prefix="AEENC_INDEX_",
@@ -102,7 +102,7 @@ class IndexSettings(ServiceSettings):
 
     @property
     def engines(self) -> EngineOptions:
-        """The engines of new generations."""
+        """The search engines of new generations."""
         return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.v1 import index_pb2, types_pb2
-from services.index.journal import PREFIX
+from services.index.building.journal import PREFIX
 from services.store.artifacts import ArtifactStore
 from support.models.hashed_encoder import premise
 
@@ -52,4 +52,8 @@ def works(store: ArtifactStore) -> list[Path]:
 def indexing_processes() -> list[int]:
     """The ids of our children that index."""
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return [int(pid) for pid in children if b"services.index.indexing" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid)
+        for pid in children
+        if b"services.index.building.index_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

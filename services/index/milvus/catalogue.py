@@ -1,31 +1,37 @@
-"""Which corpora and generations a Milvus holds, which is active, and the switch: an alias for each corpus.
+"""The corpora and generations in a Milvus, which generation is active, and the switch: an alias for each corpus.
 
-Searches use what was last read, so that one costs one call of Milvus; it is read again every `refresh_s`, which is how
-fast an activation by another process is seen. The same round finds Milvus again after it was away.
+    every refresh_s ──► Sweeper ──► read records and aliases ──► CatalogueSnapshot ──► searches (one call each)
+                           └──► drop what builds and deletions left that have been silent for lease_s
+
+Searches use the last snapshot, so `refresh_s` is how soon a process sees an activation by another one. The same round
+finds Milvus again after an outage.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aeenc import errors
-from services.index.catalogue import Activation
-from services.index.milvus.generation import MilvusGeneration, check
-from services.index.milvus.link import Absent, MilvusLink
+from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
+from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
+from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
+from services.index.values import Activation
 from services.kit import logs
+from services.kit.tasks import cancel_all
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
-
 LOAD_S = 600.0  # most seconds that an activation waits for Milvus to load a generation
+LOOKS = 4  # within the time after which a silent build is swept
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The generations of each corpus by id, oldest first, and the id of the active one of each that has one."""
+class CatalogueSnapshot:
+    """The generations of each corpus by id, oldest first, and the id of each active one."""
 
     generations: Mapping[str, Mapping[str, StoredGeneration]] = field(default_factory=dict)
     active: Mapping[str, str] = field(default_factory=dict)
@@ -37,12 +43,12 @@ class MilvusCatalogue:
     def __init__(self, link: MilvusLink, records: Records) -> None:
         self._link = link
         self._records = records
-        self._seen: Snapshot | None = None
-        self._begun = self._taken = 0  # readings and switches; what began earlier must not replace what began later
+        self._seen: CatalogueSnapshot | None = None
+        self._begun = self._taken = 0  # reads and switches; one that began earlier must not replace a later one
         self._switching = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Reads all records and aliases. Raises Unavailable when Milvus is away; what was seen before stays."""
+        """Reads all records and aliases. Raises Unavailable when Milvus is away; then the last snapshot stays."""
         self._begun += 1
         mine = self._begun
         seen = await self._link.read(self._read)
@@ -50,18 +56,18 @@ class MilvusCatalogue:
             self._seen, self._taken = seen, mine
 
     def corpora(self) -> list[tuple[str, MilvusGeneration | None]]:
-        """All corpora by name, with their active generations, as last seen."""
-        seen = self._seen or Snapshot()
+        """Lists all corpora by name, with their active generations, as last seen."""
+        seen = self._seen or CatalogueSnapshot()
         return [(corpus, self._active(seen, corpus)) for corpus in sorted(seen.generations)]
 
     def active_id(self, corpus: str) -> str | None:
-        """The active generation's id as last seen, None when nothing is active."""
-        return (self._seen or Snapshot()).active.get(corpus)
+        """The id of the active generation as last seen; None when there is none."""
+        return (self._seen or CatalogueSnapshot()).active.get(corpus)
 
     async def resolve(self, corpus: str, generation_id: str = "") -> MilvusGeneration:
-        """The named generation, by default the active one.
+        """Finds the named generation, by default the active one.
 
-        Raises NotFound for an unknown corpus or generation or without an active one, Unavailable before Milvus has
+        Raises NotFound for an unknown corpus or generation, or if none is active; Unavailable before Milvus has
         answered once.
         """
         seen = self._seen
@@ -70,35 +76,32 @@ class MilvusCatalogue:
         stored = self._known(corpus)
         wanted = generation_id or self.active_id(corpus)
         if not wanted:
-            raise errors.NotFound(f"corpus {corpus!r} has no active generation; activate one of ListGenerations")
+            raise none_active(corpus)
         return MilvusGeneration.of(_named(stored, corpus, wanted), self._link)
 
     async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
         """Checks a generation, then points the corpus's alias to it.
 
-        `expected` is the id believed active ("" for none). Raises NotFound, Aborted when another is active, DataLoss
-        for a generation that is not what was written. Between processes the comparison is not atomic: Milvus has none.
+        `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
+        active, DataLoss for a generation that changed since it was written. Milvus has no compare-and-set, so between
+        processes the comparison is not atomic.
         """
         async with self._switching:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
             previous = self.active_id(corpus)
-            if expected is not None and expected != (previous or ""):
-                raise errors.Aborted(
-                    f"corpus {corpus!r} has {previous or 'no generation'} active, expected {expected or 'none'}; "
-                    "read ListGenerations again"
-                )
+            check_expected(corpus, previous, expected)
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
             await self._link.write(self._point, corpus, stored.collection)
-            seen = self._seen or Snapshot()
-            self._seen = Snapshot(seen.generations, {**seen.active, corpus: generation_id})
+            seen = self._seen or CatalogueSnapshot()
+            self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: generation_id})
             self._begun += 1
             self._taken = self._begun
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
         return Activation(stored.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
-        """The generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
+        """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
         await self.refresh()
         found = [stored.artifact for stored in self._known(corpus).values()]
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
@@ -108,10 +111,7 @@ class MilvusCatalogue:
         async with self._switching:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
-            if generation_id == self.active_id(corpus):
-                raise errors.FailedPrecondition(
-                    f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
-                )
+            check_inactive(corpus, generation_id, self.active_id(corpus))
             await self._link.write(self._drop, stored.collection)
             await self.refresh()
 
@@ -119,20 +119,22 @@ class MilvusCatalogue:
         """Raises NotFound for a corpus without any generation."""
         self._known(corpus)
 
-    def _read(self) -> Snapshot:
+    def _read(self) -> CatalogueSnapshot:
         generations: dict[str, dict[str, StoredGeneration]] = {}
-        for stored in self._records.all().generations:  # oldest first: of two with one content the older one counts
+        for (
+            stored
+        ) in self._records.all().generations:  # oldest first: of two with the same content the older one counts
             generations.setdefault(stored.corpus, {}).setdefault(stored.artifact.id, stored)
         active: dict[str, str] = {}
         for corpus, by_id in generations.items():
             pointed = self._pointed(corpus)
             active.update((corpus, one) for one, stored in by_id.items() if stored.collection == pointed)
-        return Snapshot(generations, active)
+        return CatalogueSnapshot(generations, active)
 
     def _pointed(self, corpus: str) -> str | None:
         try:
             return str(self._link.call("describe_alias", alias=self._alias(corpus))["collection_name"])
-        except Absent:
+        except MilvusNotFound:
             return None
 
     def _point(self, corpus: str, collection: str) -> None:
@@ -140,22 +142,20 @@ class MilvusCatalogue:
         self._link.call(method, collection_name=collection, alias=self._alias(corpus))
 
     def _drop(self, collection: str) -> None:
-        self._records.put_unfinished("dropping", collection, 0)  # from here on it does not exist
+        self._records.put_unfinished("dropping", collection, 0)  # from now on it does not exist
         self._link.call("drop_collection", collection_name=collection)
         self._records.remove(collection)
 
     def _alias(self, corpus: str) -> str:
-        return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus has no dots and dashes in names
+        return f"{self._records.prefix}_active_{corpus.encode().hex()}"  # Milvus allows no dots and dashes in names
 
-    def _active(self, seen: Snapshot, corpus: str) -> MilvusGeneration | None:
+    def _active(self, seen: CatalogueSnapshot, corpus: str) -> MilvusGeneration | None:
         active = seen.active.get(corpus)
         return None if active is None else MilvusGeneration.of(seen.generations[corpus][active], self._link)
 
     def _known(self, corpus: str) -> Mapping[str, StoredGeneration]:
-        generations = (self._seen or Snapshot()).generations
-        if corpus not in generations:
-            known = ", ".join(sorted(generations)[:10]) or "none yet"
-            raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {known}); build it with BuildGeneration")
+        generations = (self._seen or CatalogueSnapshot()).generations
+        check_known(corpus, generations)
         return generations[corpus]
 
 
@@ -163,3 +163,64 @@ def _named(stored: Mapping[str, StoredGeneration], corpus: str, generation_id: s
     if generation_id not in stored:
         raise errors.NotFound(f"corpus {corpus!r} has no generation {generation_id!r}; ListGenerations shows them")
     return stored[generation_id]
+
+
+class Sweeper:
+    """Refreshes the catalogue every `refresh_s`, and drops unfinished collections that were silent for `lease_s`.
+
+    A build changes its row now and then; one whose row is the same after `lease_s` is dead. No clocks of two machines
+    are compared.
+    """
+
+    def __init__(
+        self, link: MilvusLink, records: Records, catalogue: MilvusCatalogue, *, refresh_s: float, lease_s: float
+    ) -> None:
+        self._link, self._records, self._catalogue = link, records, catalogue
+        self._refresh_s, self._lease_s = refresh_s, lease_s
+        self._seen: dict[
+            str, tuple[int, float]
+        ] = {}  # unfinished collections: their beat, and since when it is the same
+        self._look_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads everything once and starts. If Milvus is away, a later round finds it."""
+        await self._round()
+        self._task = asyncio.ensure_future(self._keep())
+
+    async def close(self) -> None:
+        """Stops."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    def sweep(self) -> None:
+        """Drops what has been silent for too long. It blocks."""
+        now = time.monotonic()
+        unfinished = self._records.all().unfinished
+        self._seen = {
+            one.collection: seen
+            if (seen := self._seen.get(one.collection)) and seen[0] == one.beat
+            else (one.beat, now)
+            for one in unfinished
+        }
+        for name, (_, since) in self._seen.items():
+            if now - since >= self._lease_s:
+                GenerationCollection(self._link, name, 0).drop()
+                self._records.remove(name)
+                log.warning("removed what a killed build or deletion left", collection=name)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            await self._round()
+
+    async def _round(self) -> None:
+        try:
+            await self._catalogue.refresh()
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + self._lease_s / LOOKS
+                await self._link.write(self.sweep)
+        except errors.AeencError as error:  # the link has reported it; the next round may succeed
+            log.warning("the catalogue in Milvus cannot be read", reason=error.message)
+        except Exception:
+            log.exception("the catalogue in Milvus cannot be read")

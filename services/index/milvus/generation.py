@@ -1,13 +1,21 @@
-"""A generation in Milvus as the index's calls see it, and the check that it is what its record says."""
+"""One generation in Milvus: its collection, its face to the index's calls, and the check before it becomes active.
+
+A collection is written once, sealed, then only read. The methods of GenerationCollection block: call them in a thread.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pymilvus import MilvusClient
+from pymilvus.client.types import LoadState
+from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
@@ -16,15 +24,223 @@ from services.index.corpus import check_found
 from services.index.milvus.collection import FLAT, GenerationCollection
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import StoredGeneration
+from services.kit import logs
 from services.store.artifacts import Artifact
 
+log = logs.get(__name__)
+FLAT, HNSW = "milvus-flat", "milvus-hnsw"
+_INDEXES: dict[str, tuple[str, dict[str, int]]] = {
+    FLAT: ("FLAT", {}),
+    HNSW: ("HNSW", {"M": 32, "efConstruction": 200}),
+}
+_EF = 256  # breadth of an HNSW search, at least the number of results
+_POLL_S = (0.05, 2.0)  # first and longest pause while Milvus indexes and loads
+_ANSWER_BYTES = 16 * 1024 * 1024  # of one search; a cluster refuses over 64 MiB
+_ROW_BYTES = 512  # of a premise without its vector, roughly
 PROBES = 32
 NORM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """Milvus's answer to one query, best first: raw scores, vectors (n, dim), and the premises themselves."""
+
+    ordinals: NDArray[np.int64]
+    raw: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    records: Sequence[PremiseRecord]
+
+
+class GenerationCollection:
+    """One collection by name. Every method blocks."""
+
+    def __init__(self, link: MilvusLink, name: str, dim: int, engine: str = FLAT) -> None:
+        self._link = link
+        self.name = name
+        self.dim = dim
+        self.engine = engine
+
+    def create(self) -> None:
+        """Creates the collection without an index, so that indexing does not slow down writing."""
+        self._call("create_collection", schema=schema.generation_schema(self.dim), consistency_level="Bounded")
+
+    def upsert(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Writes premises, replacing those with the same ordinals."""
+        written = self._call("upsert", data=list(rows))["upsert_count"]
+        if written != len(rows):
+            raise errors.Unavailable(f"Milvus took {written} of {len(rows)} premises; build again")
+
+    def seal(self, patience_s: float) -> None:
+        """Flushes, indexes and loads the collection; waits until Milvus reports all of it indexed and loaded."""
+        end = time.monotonic() + patience_s
+        self._call("flush", timeout_s=patience_s)
+        index = MilvusClient.prepare_index_params()
+        kind, params = _INDEXES[self.engine]
+        index.add_index(schema.VECTOR, index_name=schema.VECTOR, index_type=kind, metric_type="IP", params=params)
+        self._call("create_index", index_params=index, timeout_s=patience_s)
+        self._index_names(patience_s)
+        self._wait("index", self._is_indexed, end)
+        self._call("load_collection", timeout_s=patience_s)
+        self._wait("load", self._is_loaded, end)
+
+    def flush(self, patience_s: float) -> None:
+        """Flushes what was written after sealing, and waits until it is indexed as well."""
+        end = time.monotonic() + patience_s
+        self._call("flush", timeout_s=patience_s)
+        self._wait("index", self._is_indexed, end)
+
+    def load(self, patience_s: float) -> None:
+        """Loads the collection again, for example after a restart of Milvus."""
+        if not self._is_loaded():
+            self._call("load_collection", timeout_s=patience_s)
+            self._wait("load", self._is_loaded, time.monotonic() + patience_s)
+
+    def drop(self) -> None:
+        """Drops the collection if it exists."""
+        try:
+            if self._call("has_collection"):
+                self._call("drop_collection")
+        except MilvusNotFound:
+            return
+
+    def count(self) -> int:
+        """Counts the premises, including all writes so far."""
+        [row] = self._read("query", filter="", output_fields=["count(*)"], consistency_level="Strong")
+        return int(row["count(*)"])
+
+    def records(self, start: int, end: int) -> list[PremiseRecord]:
+        """Reads the premises from ordinal `start` up to but not including `end`, in order."""
+        rows = self._rows(schema.between(start, end), schema.RECORD_FIELDS, end - start)
+        return [schema.to_record(row) for row in rows]
+
+    def by_ids(self, ids: Sequence[str]) -> dict[str, PremiseRecord]:
+        """Reads the premises with one of the ids or aliases, by each of these."""
+        rows = self._rows(schema.with_any_id(ids), schema.RECORD_FIELDS, len(ids))
+        found = map(schema.to_record, rows)
+        by_name = {name: record for record in found for name in (record.id, *record.aliases)}
+        return {one: by_name[one] for one in ids if one in by_name}
+
+    def whole(self, ordinals: Sequence[int]) -> list[tuple[PremiseRecord, NDArray[np.float32]]]:
+        """Reads premises with their vectors (dim,), in order of their ordinals, including all writes so far."""
+        fields = [*schema.RECORD_FIELDS, schema.VECTOR]
+        rows = self._rows(schema.with_ordinals(ordinals), fields, len(ordinals), "Strong")
+        if [row[schema.ORDINAL] for row in rows] != sorted(ordinals):
+            raise errors.DataLoss(f"collection {self.name} lacks premises; build the generation again")
+        return [_with_vector(row) for row in rows]
+
+    def with_vectors(self, ids: Sequence[str]) -> dict[str, tuple[PremiseRecord, NDArray[np.float32]]]:
+        """Reads the premises with one of the ids or aliases, with their vectors (dim,), by each of these."""
+        rows = self._rows(schema.with_any_id(ids), [*schema.RECORD_FIELDS, schema.VECTOR], len(ids))
+        found = map(_with_vector, rows)
+        by_name = {name: pair for pair in found for name in (pair[0].id, *pair[0].aliases)}
+        return {one: by_name[one] for one in ids if one in by_name}
+
+    def __getitem__(self, ordinals: list[int], /) -> NDArray[np.float32]:
+        """Reads the vectors (n, dim) of ordinals, in the order given."""
+        fetched = sorted(set(ordinals))
+        matrix = np.stack([vector for _, vector in self.whole(fetched)])
+        return matrix[np.searchsorted(fetched, ordinals)]
+
+    def candidates(
+        self,
+        queries: NDArray[np.float32],
+        width: int,
+        expression: str,
+        *,
+        breadth: int = 0,
+        timeout_s: float | None = None,
+    ) -> list[Candidates]:
+        """Asks for at most `width` premises for each query (n, dim), by inner product as Milvus computes it.
+
+        `breadth` is that of an HNSW search; 0 takes the default.
+        """
+        found: list[Candidates] = []
+        at_once = max(1, _ANSWER_BYTES // (width * (self.dim * 4 + _ROW_BYTES)))
+        for start in range(0, len(queries), at_once):
+            hits = self._read(
+                "search",
+                data=list(queries[start : start + at_once]),
+                anns_field=schema.VECTOR,
+                filter=expression,
+                limit=width,
+                output_fields=schema.FOUND_FIELDS,
+                search_params={"metric_type": "IP", "params": self._search_params(width, breadth)},
+                consistency_level="Bounded",
+                timeout_s=timeout_s,
+            )
+            found += [self._candidates(one) for one in hits]
+        return found
+
+    def _index_names(self, patience_s: float) -> None:
+        """Indexes the fields that filters use. milvus-lite cannot, and scans."""
+        index = MilvusClient.prepare_index_params()
+        for name in (schema.ID_KEYS, schema.SPLIT_KEYS):
+            index.add_index(name, index_name=name, index_type="INVERTED")
+        try:
+            self._call("create_index", index_params=index, timeout_s=patience_s)
+        except MilvusException as error:
+            log.info("filters will scan", collection=self.name, reason=error.message)
+
+    def _candidates(self, hits: Iterable[Any]) -> Candidates:
+        found = list(hits)
+        rows = [hit["entity"] for hit in found]
+        return Candidates(
+            np.array([hit[schema.ORDINAL] for hit in found], dtype=np.int64),
+            np.array([hit["distance"] for hit in found], dtype=np.float32),
+            np.array([row[schema.VECTOR] for row in rows], dtype=np.float32).reshape(len(rows), self.dim),
+            [schema.to_record(row) for row in rows],
+        )
+
+    def _search_params(self, width: int, breadth: int) -> dict[str, int]:
+        return {"ef": max(breadth or _EF, width)} if self.engine == HNSW else {}
+
+    def _rows(
+        self, expression: str, fields: Sequence[str], most: int, consistency: str = "Bounded"
+    ) -> list[dict[str, Any]]:
+        if most == 0:
+            return []
+        rows = self._read(
+            "query", filter=expression, output_fields=list(fields), limit=most, consistency_level=consistency
+        )
+        return sorted(rows, key=lambda row: int(row[schema.ORDINAL]))
+
+    def _is_indexed(self) -> bool:
+        state = self._call("describe_index", index_name=schema.VECTOR) or {}
+        if state.get("state") == "Failed":
+            raise errors.Unavailable(f"Milvus cannot index {self.name}: {state.get('index_state_fail_reason')}")
+        return state.get("state") == "Finished" and not int(state.get("pending_index_rows") or 0)
+
+    def _is_loaded(self) -> bool:
+        return bool(self._call("get_load_state").get("state") == LoadState.Loaded)
+
+    def _wait(self, what: str, is_done: Any, end: float) -> None:
+        pause_s, longest_s = _POLL_S
+        while not is_done():
+            if time.monotonic() > end:
+                raise errors.Unavailable(
+                    f"Milvus did not {what} {self.name} in time; raise AEENC_INDEX_MILVUS_PATIENCE_S or add nodes"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _read(self, method: str, /, **arguments: Any) -> Any:
+        try:
+            return self._call(method, **arguments)
+        except MilvusNotLoaded:
+            self.load(self._link.timeout_s)
+            return self._call(method, **arguments)
+
+    def _call(self, method: str, /, **arguments: Any) -> Any:
+        return self._link.call(method, collection_name=self.name, **arguments)
+
+
+def _with_vector(row: Mapping[str, Any]) -> tuple[PremiseRecord, NDArray[np.float32]]:
+    return schema.to_record(row), np.asarray(row[schema.VECTOR], dtype=np.float32)
+
+
+@dataclass(frozen=True)
 class MilvusFacts:
-    """What is known of a generation. `premises` has those that one answer found, by ordinal."""
+    """The manifest of a generation. `premises` has those of one answer, by ordinal."""
 
     artifact: Artifact
     corpus: str
@@ -53,7 +269,7 @@ class MilvusFacts:
 
 @dataclass(frozen=True)
 class MilvusGeneration:
-    """A generation to search and to read. Holds no premises but those of an answer."""
+    """A generation to search and to read. It holds only the premises of an answer."""
 
     generation: MilvusFacts
     collection: GenerationCollection
@@ -61,7 +277,7 @@ class MilvusGeneration:
 
     @classmethod
     def of(cls, stored: StoredGeneration, link: MilvusLink) -> MilvusGeneration:
-        """The generation of a record."""
+        """Makes the generation of a record."""
         facts = MilvusFacts(stored.artifact, stored.corpus)
         engine = str(stored.artifact.meta["engine"])
         return cls(facts, GenerationCollection(link, stored.collection, facts.dim, engine), link)
@@ -78,41 +294,41 @@ class MilvusGeneration:
 
     @property
     def is_exact(self) -> bool:
-        """Whether Milvus compares with every premise."""
+        """Whether Milvus compares a query with every premise."""
         return self.collection.engine == FLAT
 
     def with_premises(self, premises: Mapping[int, PremiseRecord]) -> MilvusGeneration:
-        """The same generation with the premises of an answer."""
+        """Returns the same generation with the premises of an answer."""
         facts = MilvusFacts(self.generation.artifact, self.generation.corpus, premises)
         return MilvusGeneration(facts, self.collection, self.link)
 
     async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
-        """The premises of ids or aliases, in that order. Raises NotFound naming the first unknown ones."""
+        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
         wanted = list(ids)
         found = await self.link.read(self.collection.by_ids, wanted)
         check_found(self, [one for one in wanted if one not in found])
         return [found[one] for one in wanted]
 
     async def page(self, start: int, count: int) -> list[PremiseRecord]:
-        """At most `count` premises from the ordinal `start` on, in the order of insertion."""
+        """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
         return await self.link.read(self.collection.records, start, min(start + count, self.rows))
 
 
 def probed_ordinals(rows: int) -> list[int]:
-    """The premises whose digests a record keeps: a few, spread evenly."""
+    """Chooses the premises whose digests a record keeps: a few, evenly spread."""
     spread = np.unique(np.linspace(0, rows - 1, num=min(rows, PROBES), dtype=np.int64))
     return [int(ordinal) for ordinal in spread]
 
 
 def digest_of(record: PremiseRecord, vector: NDArray[np.float32]) -> str:
-    """The digest of a premise with its vector (dim,)."""
+    """Computes the digest of a premise with its vector (dim,)."""
     return hashlib.sha256(record.to_line().encode() + vector.astype("<f4").tobytes()).hexdigest()
 
 
 def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float) -> None:
-    """Raises DataLoss unless all premises are there, those probed are as recorded, and each probe finds itself.
+    """Raises DataLoss unless all premises are there, the probes are as recorded, and each probe finds itself.
 
-    It blocks. Not every row is read again: that of a billion would take hours.
+    It blocks. It does not read every row again: a billion rows would take hours.
     """
     collection, ordinals = served.collection, sorted(stored.probes)
     collection.load(patience_s)
@@ -124,7 +340,7 @@ def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float)
     for ordinal, (record, vector) in zip(ordinals, rows, strict=True):
         if digest_of(record, vector) != stored.probes[ordinal]:
             raise errors.DataLoss(
-                f"premise {record.id!r} of generation {served.id} is not what was written; build it again"
+                f"premise {record.id!r} of generation {served.id} has changed since it was written; build it again"
             )
     vectors = np.stack([vector for _, vector in rows])
     if not (_are_unit(vectors) and _find_themselves(collection, vectors)):
@@ -136,6 +352,6 @@ def _are_unit(vectors: NDArray[np.float32]) -> bool:
 
 
 def _find_themselves(collection: GenerationCollection, vectors: NDArray[np.float32]) -> bool:
-    # another premise may have an equal vector, so the score is compared and not the ordinal
+    # compares scores and not ordinals: another premise may have an equal vector
     found: Sequence[NDArray[np.float32]] = [one.raw for one in collection.candidates(vectors, 1, "")]
     return all(len(raw) and abs(float(raw[0]) - 1.0) <= 2 * NORM_TOLERANCE for raw in found)

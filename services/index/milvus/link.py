@@ -1,7 +1,7 @@
-"""The connection to Milvus: calls in threads, each with a time limit, and failures as errors of ours.
+"""The connection to Milvus: calls in threads, each with a time limit, and failures as the project's errors.
 
-pymilvus blocks and turns answers into Python objects, so no call of it runs in the event loop. It connects at the first
-call, and again after a failure; nothing here waits for Milvus at the start.
+pymilvus blocks and turns answers into Python objects, so none of its calls runs in the event loop. The link connects at
+the first call, and again after a failure. Starting the service does not wait for Milvus.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from aeenc import errors
-from services.index.vectors import finished
+from services.index.building.vectors import await_to_end
 from services.kit import logs
 
 log = logs.get(__name__)
 T = TypeVar("T")
-
 RETRY_AFTER_S = 1.0
-WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait behind it
-KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, which is pymilvus's own choice
+WRITERS = 64  # threads; a build's commit may hold one for an hour, and no search may wait for it
+KEEPALIVE_MS = 60_000  # milvus-lite ends connections that ping every ten seconds, pymilvus's default
 # Codes of Milvus (pkg/util/merr) and of its client.
 _ABSENT = {100, 1600}  # collection, alias
 _BUSY = {4, 8, 9}  # too many requests, rate limit, quota
@@ -43,17 +42,17 @@ _STATUSES = {  # of grpc, as codes of Milvus
 }
 
 
-class Absent(errors.NotFound):
+class MilvusNotFound(errors.NotFound):
     """Milvus has no such collection or alias."""
 
 
-class NotLoaded(errors.Unavailable):
-    """Milvus has the collection and has not loaded it; milvus-lite forgets that it had when it is restarted."""
+class MilvusNotLoaded(errors.Unavailable):
+    """Milvus has not loaded the collection; milvus-lite unloads all of them when it restarts."""
 
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """Where Milvus is: `http://host:port`, or a path that milvus-lite opens in this process."""
+    """The address of Milvus: `http://host:port`, or a path that milvus-lite opens in this process."""
 
     uri: str
     token: str | None = None
@@ -61,7 +60,7 @@ class MilvusAddress:
 
 
 class MilvusLink:
-    """Calls Milvus. `on_state` is told, in the event loop, what is wrong with it ("" once it answers again)."""
+    """Calls Milvus. `on_state` receives its problem in the event loop ("" once it answers again)."""
 
     def __init__(
         self,
@@ -82,14 +81,16 @@ class MilvusLink:
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs a traceback for every failed call
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs blocking work that uses `call` and changes nothing, in a thread. Cancelled, it does not wait for it."""
-        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
+        """Runs blocking work that uses `call` and only reads, in a thread. Cancelled, it does not wait for the work."""
+        return await self._reporting(asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments))
 
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs blocking work that uses `call`, in a thread. Cancelled, it first waits for the end of the work."""
-        return await self._told(finished(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments)))
+        """Runs blocking work that uses `call`, in a thread. Cancelled, it waits for the end of the work first."""
+        return await self._reporting(
+            await_to_end(asyncio.get_running_loop().run_in_executor(self._writers, work, *arguments))
+        )
 
-    async def _told(self, work: Awaitable[T]) -> T:
+    async def _reporting(self, work: Awaitable[T]) -> T:
         try:
             result = await work
         except errors.Unavailable as error:
@@ -99,7 +100,7 @@ class MilvusLink:
         return result
 
     def call(self, method: str, /, *, timeout_s: float | None = None, **arguments: Any) -> Any:
-        """Calls a method of the client; blocks. Raises Absent, Overloaded, Unavailable, or what is unforeseen."""
+        """Calls a method of the client; it blocks. Raises MilvusNotFound, Overloaded, Unavailable or the unexpected."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             client = self._connected()
@@ -111,7 +112,7 @@ class MilvusLink:
             raise foreseen from error
 
     async def close(self) -> None:
-        """Ends the connection; calls under way end with it."""
+        """Closes the connection; calls under way end with it."""
         for threads in (self._readers, self._writers):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
@@ -123,7 +124,7 @@ class MilvusLink:
             if self._client is None:
                 failed_at, failure = self._failed
                 if failure is not None and failed_at > waiting_since:
-                    raise failure  # of those who waited together one has tried
+                    raise failure  # of those who waited together, one has tried
                 try:
                     self._client = self._connect()
                 except Exception as error:
@@ -139,18 +140,20 @@ class MilvusLink:
             token=token,
             db_name=address.database,
             timeout=self.timeout_s,
-            dedicated=True,  # a shared one stays open when it is closed, and pings
+            dedicated=True,  # a shared connection stays open after `close`, and pings
             grpc_options={"grpc.keepalive_time_ms": KEEPALIVE_MS},
         )
 
     def _foreseen(self, error: Exception, method: str) -> errors.AeencError | None:
-        """An error of ours for what may happen to a sound call; None for anything else, which is a fault here."""
+        """Turns a failure that a sound call can meet into a project error; None for anything else, which is a bug."""
         code, said = _code_of(error)
         short = " ".join(said.split())[:200]
         if code in _ABSENT:
-            return Absent(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
+            return MilvusNotFound(f"Milvus has nothing of that name ({short}); ListGenerations shows what there is")
         if code in _UNLOADED:
-            return NotLoaded(f"Milvus has not loaded a collection ({short}); try again", retry_after_s=RETRY_AFTER_S)
+            return MilvusNotLoaded(
+                f"Milvus has not loaded a collection ({short}); try again", retry_after_s=RETRY_AFTER_S
+            )
         if code in _BUSY:
             return errors.Overloaded(
                 f"Milvus refuses {method} for now ({short}); come back later", retry_after_s=RETRY_AFTER_S
@@ -165,10 +168,10 @@ class MilvusLink:
 
 
 def _code_of(error: Exception) -> tuple[int, str]:
-    """The code of Milvus for an error, and its text; 0 for an unforeseen one.
+    """Returns Milvus's code for an error, and its text; 0 for an unexpected one.
 
-    What comes from the way to Milvus bears a status of grpc, as the code of pymilvus's own error or in an error of grpc
-    that it lets through. Both are known by their shape, for the domain knows no grpc.
+    A failed connection has a status of grpc: as the code of pymilvus's own error, or in an error of grpc that pymilvus
+    lets through. Both are recognised by their shape, because the domain does not import grpc.
     """
     if isinstance(error, MilvusException):
         status, said = error.code, error.message
@@ -178,7 +181,7 @@ def _code_of(error: Exception) -> tuple[int, str]:
         status, said = error.code(), getattr(error, "details", lambda: "")()  # type: ignore[attr-defined]
     else:
         return 0, str(error)
-    if status == 1 and "not ready" in said:  # of a Milvus that starts; pymilvus and milvus-lite use 1 for anything
+    if status == 1 and "not ready" in said:  # Milvus is starting; pymilvus and milvus-lite use 1 for anything
         return 2, said
     name = getattr(status, "name", "")
     if name in _STATUSES:

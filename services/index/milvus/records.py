@@ -1,8 +1,8 @@
-"""What is known of all generations: one small collection, whose rows decide what exists.
+"""The records of all generations: one small collection, whose rows decide what exists.
 
-A generation is a row of kind `generation`; putting that row is its commit, one upsert. Before, its collection is named
-by a row of kind `building`, and once it is being deleted by one of kind `dropping`, so that what a killed process
-leaves can be found. Which generation is active is no matter of rows but of aliases of Milvus. Every method blocks.
+A generation is a row of kind `generation`; one upsert of that row is its commit. Before, a row of kind `building` names
+its collection, and one of kind `dropping` once it is being deleted, so that the leavings of a killed process can be
+found. Aliases of Milvus, not rows, say which generation is active. Every method blocks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pymilvus import DataType, MilvusClient
 
 from aeenc import errors
-from services.index.finished import FinishedBuild
-from services.index.milvus.link import Absent, MilvusLink, NotLoaded
+from services.index.building.journal import FinishedBuild
+from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.store.artifacts import Artifact, FileEntry
 
@@ -33,8 +33,8 @@ _KEY_BYTES = 255
 class StoredGeneration:
     """A finished generation: the collection that holds it, and its manifest as an artifact.
 
-    The artifact's files are `premises` (their lines, as in `premises.jsonl`) and `vectors` (float32, row by row): in
-    Milvus no files, but the digests and sizes of what was written. `probes` has the digest of some rows by ordinal.
+    The artifact's files `premises` (lines as in `premises.jsonl`) and `vectors` (float32, row by row) do not exist as
+    files: they are digests and sizes of what was written. `probes` has the digests of some rows by ordinal.
     """
 
     collection: str
@@ -44,19 +44,19 @@ class StoredGeneration:
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """A collection that is no generation: half-built, or half-dropped. Who works on it changes `beat` now and then."""
+class UnfinishedCollection:
+    """A half-built or half-dropped collection. Whoever works on it changes `beat` now and then."""
 
     collection: str
     beat: int
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """All that the rows say at one moment."""
+class RecordSnapshot:
+    """All rows at one moment."""
 
     generations: Sequence[StoredGeneration]
-    unfinished: Sequence[Unfinished]
+    unfinished: Sequence[UnfinishedCollection]
 
 
 class Records:
@@ -66,16 +66,16 @@ class Records:
         self._link = link
         self.prefix = prefix
         self._name = f"{prefix}_records"
-        self._writing = threading.Lock()  # milvus-lite bears one writer a collection
+        self._writing = threading.Lock()  # milvus-lite allows one writer per collection
 
     def _open(self) -> None:
-        """Makes the collection where it does not exist, and has it loaded."""
+        """Creates the collection if it does not exist, and loads it."""
         if not self._link.call("has_collection", collection_name=self._name):
             schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=_KEY_BYTES)
             schema.add_field("kind", DataType.VARCHAR, max_length=16)
             schema.add_field("body", DataType.VARCHAR, max_length=TEXT_BYTES)
-            schema.add_field("unused", DataType.FLOAT_VECTOR, dim=2)  # Milvus has no collection without a vector
+            schema.add_field("unused", DataType.FLOAT_VECTOR, dim=2)  # Milvus wants a vector in each collection
             index = MilvusClient.prepare_index_params()
             index.add_index("unused", index_type="FLAT", metric_type="IP")
             self._link.call(
@@ -87,19 +87,21 @@ class Records:
             )
         self._link.call("load_collection", collection_name=self._name)
 
-    def all(self) -> Recorded:
-        """The rows of all collections. Raises DataLoss for one that cannot be read."""
+    def all(self) -> RecordSnapshot:
+        """Reads the rows of all collections. Raises DataLoss for one that cannot be read."""
         rows = self._query('kind in ["building", "generation", "dropping"]')
         generations = [_stored(row["key"], _body(row)) for row in rows if row["kind"] == "generation"]
-        unfinished = [Unfinished(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"]
-        return Recorded(sorted(generations, key=_age), unfinished)
+        unfinished = [
+            UnfinishedCollection(row["key"], int(_body(row)["beat"])) for row in rows if row["kind"] != "generation"
+        ]
+        return RecordSnapshot(sorted(generations, key=_age), unfinished)
 
     def is_building(self, collection: str) -> bool:
-        """Whether the row of a build is still there; a sweeper takes it from one that fell silent."""
+        """Whether the row of a build is still there; a sweeper removes that of a silent build."""
         return any(row["kind"] == "building" for row in self._by_key(collection))
 
     def put_unfinished(self, kind: Kind, collection: str, beat: int) -> None:
-        """Says that a collection is being built or dropped."""
+        """Records that a collection is being built or dropped."""
         self._put(collection, kind, {"beat": beat})
 
     def put_generation(self, stored: StoredGeneration) -> None:
@@ -116,19 +118,19 @@ class Records:
         self._put(stored.collection, "generation", body)
 
     def remove(self, collection: str) -> None:
-        """Forgets a collection."""
+        """Removes the row of a collection."""
         with self._writing:
             self._call("delete", ids=[collection])
 
     def finished(self, corpus: str, request_id: str) -> FinishedBuild | None:
-        """What a request built; None when it has not finished."""
+        """Finds what a request built; None when it has not finished."""
         for row in self._by_key(_request_key(corpus, request_id)):
             body = _body(row)
             return FinishedBuild(str(body["generation"]), bool(body["activated"]))
         return None
 
     def put_finished(self, corpus: str, request_id: str, built: FinishedBuild) -> None:
-        """Remembers what a request built. Without a request id there is nothing to remember."""
+        """Records what a request built. Without a request id it does nothing."""
         if request_id:
             body = {"request_id": request_id, "generation": built.generation, "activated": built.activated}
             self._put(_request_key(corpus, request_id), "request", body)
@@ -151,7 +153,7 @@ class Records:
     def _call(self, method: str, /, **arguments: Any) -> Any:
         try:
             return self._link.call(method, collection_name=self._name, **arguments)
-        except (Absent, NotLoaded):  # the first call of all, or a Milvus that was emptied or restarted
+        except (MilvusNotFound, MilvusNotLoaded):  # the very first call, or Milvus was emptied or restarted
             self._open()
             return self._link.call(method, collection_name=self._name, **arguments)
 
@@ -159,7 +161,7 @@ class Records:
 def artifact_of(
     collection: str, meta: Mapping[str, Any], files: Mapping[str, FileEntry], created_at: datetime
 ) -> Artifact:
-    """The manifest of a generation as a value; its id comes from the content, so the same premises give the same."""
+    """Makes the manifest of a generation. Its id comes from the content: the same premises give the same id."""
     content = {"kind": "generation", "meta": dict(meta), "files": {name: one.sha256 for name, one in files.items()}}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Artifact(Path(collection), "generation", f"g{digest[:16]}", dict(meta), dict(files), digest, created_at)

@@ -1,8 +1,8 @@
-"""How a premise lies in Milvus: the fields, a premise as a row and back, and the expressions that filter rows.
+"""The layout of a premise in Milvus: fields, premises as rows and back, and expressions that filter rows.
 
-The primary key is the ordinal, so that writing a premise again replaces it and ties have an order. Expressions never
-hold an id or the name of a split, which may have any character, but digests of these: nothing needs quoting, and
-nothing can be smuggled in.
+The primary key is the ordinal, so that writing a premise again replaces it and ties have an order. Expressions hold
+digests of ids and splits, never these names themselves, which may contain any character: nothing needs quoting, and
+nothing can be injected.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.folding import ID_BYTES, SPLIT_BYTES
+from services.index.building.folding import ID_BYTES, SPLIT_BYTES
 
 ORDINAL, VECTOR, TEXT = "ordinal", "vector", "text"
 IDS, SPLITS = "ids", "splits"  # the id comes first, then its aliases
 ID_KEYS, SPLIT_KEYS = "id_keys", "split_keys"
 RECORD_FIELDS = [ORDINAL, TEXT, IDS, SPLITS]
-FOUND_FIELDS = [TEXT, IDS, VECTOR]  # what an answer needs; each field of each candidate costs the client time
-
+FOUND_FIELDS = [TEXT, IDS, VECTOR]  # those an answer needs; each field of each candidate costs the client time
 TEXT_BYTES = 65_535  # the longest string that Milvus stores
 NAMES_MOST = 4_096  # the most elements of an array in Milvus
-K_MOST = 16_384  # the most results a query that Milvus gives
+K_MOST = 16_384  # the most results that Milvus returns for a query
 DIM_MOST = 32_768
 _KEY_CHARS = 32
-_UNSPLIT = "-"  # stands for "no split at all"; no digest
+_UNSPLIT = "-"  # stands for "no split at all"; not a digest
 
 
 def generation_schema(dim: int) -> CollectionSchema:
-    """The schema of a generation with vectors of `dim`."""
+    """Makes the schema of a generation with vectors of `dim`."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field(ORDINAL, DataType.INT64, is_primary=True)
     schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
@@ -45,7 +44,7 @@ def generation_schema(dim: int) -> CollectionSchema:
 
 
 def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32]) -> dict[str, Any]:
-    """A premise with its vector (dim,) as Milvus takes it. Raises InvalidArgument for too many ids or splits."""
+    """Converts a premise with its vector (dim,). Raises InvalidArgument for too many ids or splits."""
     ids = [record.id, *record.aliases]
     for names, what in ((ids, "ids"), (record.splits, "splits")):
         if len(names) > NAMES_MOST:
@@ -65,28 +64,28 @@ def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32]) -> 
 
 
 def to_record(row: Mapping[str, Any]) -> PremiseRecord:
-    """A premise from the fields that Milvus gives back; without splits where these were not asked for."""
+    """Converts a row back to a premise; without splits where the query did not ask for them."""
     first, *aliases = row[IDS]
     return PremiseRecord(first, row[TEXT], tuple(aliases), tuple(row.get(SPLITS, ())))
 
 
 def with_any_id(ids: Iterable[str]) -> str:
-    """The expression for premises that bear one of the ids."""
+    """Selects the premises with one of the ids or aliases."""
     return _any_of(ID_KEYS, map(_key, ids))
 
 
 def with_ordinals(ordinals: Iterable[int]) -> str:
-    """The expression for premises by ordinal."""
+    """Selects premises by ordinal."""
     return f"{ORDINAL} in [{', '.join(map(str, ordinals))}]"
 
 
 def between(start: int, end: int) -> str:
-    """The expression for the premises from ordinal `start` up to but not including `end`."""
+    """Selects the premises from ordinal `start` up to but not including `end`."""
     return f"{ORDINAL} >= {start} and {ORDINAL} < {end}"
 
 
 def allowed(splits: Iterable[str], exclude_ids: Iterable[str]) -> str:
-    """The expression for what a search may return: any of `splits` or none at all, and none of `exclude_ids`."""
+    """Selects what a search may return: premises with one of `splits` or no split, and none of `exclude_ids`."""
     wanted, unwanted = sorted({*map(_key, splits)}), sorted({*map(_key, exclude_ids)})
     parts = [_any_of(SPLIT_KEYS, [_UNSPLIT, *wanted])] if wanted else []
     parts += [f"not {_any_of(ID_KEYS, unwanted)}"] if unwanted else []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.index.folding import Draft
+from services.index.building.folding import Draft
 from support.milvus_server import need_milvus
 from support.models.hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
 
@@ -17,7 +17,7 @@ need_milvus()
 from services.index.milvus.catalogue import MilvusCatalogue  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
 from services.index.milvus.records import Records  # noqa: E402
-from services.index.milvus.writing import GenerationWriter  # noqa: E402
+from services.index.milvus.writer import GenerationWriter  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]
 

@@ -10,7 +10,7 @@ need_milvus()
 
 from pymilvus.exceptions import MilvusException, ParamError  # noqa: E402
 
-from services.index.milvus.link import Absent, MilvusAddress, MilvusLink, NotLoaded  # noqa: E402
+from services.index.milvus.link import MilvusAddress, MilvusLink, MilvusNotFound, MilvusNotLoaded  # noqa: E402
 
 
 class OfGrpc(grpc.RpcError):
@@ -29,9 +29,9 @@ class OfGrpc(grpc.RpcError):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (MilvusException(100, "no collection"), Absent),
-        (MilvusException(1600, "no alias"), Absent),
-        (MilvusException(101, "not loaded"), NotLoaded),
+        (MilvusException(100, "no collection"), MilvusNotFound),
+        (MilvusException(1600, "no alias"), MilvusNotFound),
+        (MilvusException(101, "not loaded"), MilvusNotLoaded),
         (MilvusException(8, "rate limit"), errors.Overloaded),
         (MilvusException(1, "service not ready[state=Initializing]"), errors.Unavailable),
         (MilvusException(2, "Fail connecting"), errors.Unavailable),

@@ -8,8 +8,8 @@ from support.milvus_server import need_milvus
 need_milvus()
 
 from services.corpus.generation import PremiseRecord  # noqa: E402
-from services.index.milvus.collection import Candidates  # noqa: E402
-from services.index.milvus.rescoring import settle  # noqa: E402
+from services.index.milvus.generation import Candidates  # noqa: E402
+from services.index.milvus.retrieval import rescore  # noqa: E402
 from services.index.milvus.schema import K_MOST, NAMES_MOST, allowed, to_record, to_row, with_any_id  # noqa: E402
 
 
@@ -51,29 +51,29 @@ def crowded(rows, dim=33):
 def test_lists_are_those_of_a_brute_force_in_float64(k):
     matrix, query = crowded(2000)
     queries = np.stack([query, unit(np.random.default_rng(1).normal(size=(1, 33)))[0]])
-    settled = settle(queries, k, Rough(matrix), widen=True)
-    assert settled.exact
-    for one, asked in zip(settled.found, queries, strict=True):
+    rescored = rescore(queries, k, Rough(matrix), is_exact=True)
+    assert rescored.exact
+    for one, asked in zip(rescored.hits, queries, strict=True):
         exact = np.einsum("ij,j->i", matrix.astype(np.float64), asked.astype(np.float64)).astype(np.float32)
         order = np.lexsort((np.arange(len(matrix)), -exact))[:k]
         assert one.ordinals.tolist() == order.tolist()
         assert one.scores.tobytes() == exact[order].tobytes()
-        assert {settled.premises[n].id for n in order} == {f"p{n}" for n in order}
+        assert {rescored.premises[n].id for n in order} == {f"p{n}" for n in order}
 
 
 def test_only_queries_that_need_it_are_asked_again_and_more_than_milvus_gives_is_said_to_be_inexact():
     matrix, query = crowded(2000)
     rough = Rough(matrix)
-    settle(unit(np.random.default_rng(1).normal(size=(3, 33))), 5, rough, widen=True)
+    rescore(unit(np.random.default_rng(1).normal(size=(3, 33))), 5, rough, is_exact=True)
     assert len(rough.widths) == 1
-    settle(query[None, :], 5, rough, widen=True)
+    rescore(query[None, :], 5, rough, is_exact=True)
     assert rough.widths[1:] == [13, 52, 208, 832, 3328]
     many = Rough(np.repeat(query[None, :], K_MOST + 1, axis=0))
-    settled = settle(query[None, :], 5, many, widen=True)
-    assert not settled.exact
-    assert len(settled.found[0].ordinals) == 5
+    rescored = rescore(query[None, :], 5, many, is_exact=True)
+    assert not rescored.exact
+    assert len(rescored.hits[0].ordinals) == 5
     once = Rough(matrix)
-    assert not settle(query[None, :], 5, once, widen=False).exact
+    assert not rescore(query[None, :], 5, once, is_exact=False).exact
     assert once.widths == [13]
 
 

@@ -1,0 +1,1 @@
+"""From streamed premises to a committed generation."""

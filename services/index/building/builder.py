@@ -1,0 +1,283 @@
+"""Builds a generation from streamed premises, into files.
+
+    premises ──► Folding ──► BatchEncoder ──► VectorFile ──► index process ──► commit ──► activate
+                    │            (encoders)        │          (FAISS, BM25)   (rename)   (catalogue)
+                    └──────────► Journal ◄─────────┘  with a request id: what a retry need not send again
+
+A build works in a hidden directory; nothing of it can be seen before its commit. A build that fails or is cancelled is
+removed, unless it has a request id: then a call with the same id continues it. BuildFlow holds what both back ends do
+alike, the preconditions among it; Builder is that of files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from aeenc import errors
+from aeenc.channel import Channel
+from services.corpus.generation import (
+    Generation,
+    PremiseRecord,
+    check_corpus_name,
+    folder_of,
+    generation_meta,
+    open_generation,
+    write_premises,
+)
+from services.index.building.folding import Folding
+from services.index.building.index_process import index_generation
+from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, sweep_abandoned
+from services.index.building.pipeline import BuildPipeline
+from services.index.building.vectors import BatchEncoder, finish_in_thread
+from services.index.catalogue.catalogue import Catalogue
+from services.index.lexical.bm25 import write_lexical
+from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
+from services.kit import logs
+from services.kit.checks import Limits
+from services.kit.requests import with_pauses
+from services.store.artifacts import Artifact, ArtifactStore
+
+log = logs.get(__name__)
+Store = TypeVar("Store", bound=GenerationStore)
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class BuildFlow(ABC, Generic[Store]):
+    """The course of a build on any back end: preconditions, turns, retries, activation.
+
+    Several builds may run at once; two calls with one request id take turns.
+    """
+
+    def __init__(self, catalogue: Store, encoders: Channel, limits: Limits, options: BuildOptions) -> None:
+        self._catalogue = catalogue
+        self._encoders = encoders
+        self._limits = limits
+        self._options = options
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def build(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Builds and reports progress; the last report names the generation.
+
+        Raises InvalidArgument for a bad premise or none, NotFound for an unknown base, SpaceMismatch when the encoder
+        has another space than the base, Unavailable when the encoder or the storage does not answer or is full,
+        AlreadyExists when the request id stands for other premises, FailedPrecondition when `resume_from` skips
+        premises that are not kept.
+        """
+        check_spec(spec)
+        own = asyncio.Lock()
+        turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
+        async with turn:
+            last = await self._built_before(spec) if spec.request_id else None
+            if last is None:
+                async with aclosing(self._build_anew(spec, chunks)) as steps:
+                    async for last in steps:
+                        yield last
+            assert last is not None
+            yield await self._activated(spec, last)
+
+    @abstractmethod
+    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+        """Finds what the request built before; None when nothing, or when that generation was deleted since."""
+
+    @abstractmethod
+    def _build_anew(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Builds the generation; the last progress names it."""
+
+    @abstractmethod
+    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
+        """Records durably what the request built."""
+
+    def _batches(self, space_id: str, version: str) -> BatchEncoder:
+        batches = BatchEncoder(
+            self._encoders, space_id=space_id, window=self._options.window, patience_s=self._options.patience_s
+        )
+        batches.version = version
+        return batches
+
+    async def _activated(self, spec: BuildSpec, last: BuildProgress) -> BuildProgress:
+        """Activates where asked and makes the last report. A retry of an activated build does not activate again."""
+        generation = last.generation
+        assert generation is not None
+        if spec.activate and not last.activated:
+            await self._catalogue.activate(spec.corpus, generation.id)
+            await self._remember(spec, FinishedBuild(generation.id, activated=True))
+            last = replace(last, activated=True)
+        is_active = self._catalogue.active_id(spec.corpus) == generation.id
+        return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
+
+
+def check_spec(spec: BuildSpec) -> None:
+    """Refuses a header whose parts do not fit together."""
+    check_corpus_name(spec.corpus, "header.corpus")
+    if spec.resume_from and not spec.request_id:
+        raise errors.InvalidArgument.field("header.resume_from", "needs the request_id of the build to continue")
+    if spec.delete_ids and not spec.base_generation:
+        raise errors.InvalidArgument.field("header.delete_ids", "needs base_generation; name the generation to change")
+
+
+def check_base(generation: str, space_id: str, wanted: str) -> None:
+    """Refuses to change a generation of one space by a build in another ("": the space of the base)."""
+    if wanted not in {"", space_id}:
+        raise errors.SpaceMismatch(
+            f"base generation {generation} is of space {space_id}, the build of space {wanted}; stream the whole "
+            "corpus, without a base generation"
+        )
+
+
+class Builder(BuildFlow[Catalogue]):
+    """Builds generations into files."""
+
+    def __init__(
+        self, store: ArtifactStore, catalogue: Catalogue, encoders: Channel, limits: Limits, options: BuildOptions
+    ) -> None:
+        super().__init__(catalogue, encoders, limits, options)
+        self._store = store
+        self._finished = FinishedBuilds(store)
+
+    async def sweep(self) -> None:
+        """Removes unfinished builds that nobody has continued for a long time."""
+        await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
+
+    async def build(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Builds as BuildFlow does; a full disk raises Unavailable with its remedy."""
+        with disk_full_is_unavailable():
+            async with aclosing(super().build(spec, chunks)) as steps:
+                async for progress in steps:
+                    yield progress
+
+    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+        finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
+        if finished is None:
+            return None
+        artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation, verify="size")
+        count = int(artifact.meta["premises"])
+        return BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
+
+    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
+        await asyncio.to_thread(self._finished.put, spec.corpus, spec.request_id, built)
+
+    async def _build_anew(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        await self.sweep()
+        base = await self._open_base(spec)
+        folding = Folding(self._limits, spec.sameness)
+        if base is not None:
+            await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
+        journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
+        options = self._options
+        pipeline = BuildPipeline(
+            folding, self._batches, base, journal, options.sync_s, options.engines.storage, spec.space_id
+        )
+        try:
+            await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)
+            async with aclosing(self._steps(pipeline, chunks)) as steps:
+                async for progress in steps:
+                    yield progress
+            artifact = await self._commit(spec, pipeline, folding)
+            pipeline.keep = False
+        except errors.InvalidArgument:
+            pipeline.keep = False
+            raise
+        finally:
+            await pipeline.close()
+        yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
+
+    async def _steps(
+        self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]:
+        """Receives, encodes and writes all premises."""
+        batch, last = self._options.batch, _progress(pipeline)
+        if pipeline.durable:
+            yield last
+        try:
+            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
+                async for chunk in received:
+                    await pipeline.receive(chunk)
+                    async for _ in pipeline.advance(batch):
+                        yield _progress(pipeline)
+                    await pipeline.sync_if_due()
+                    if last != (last := _progress(pipeline)):
+                        yield last
+            # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
+            yield _progress(pipeline)
+            async for _ in pipeline.drain(batch):
+                yield _progress(pipeline)
+        except errors.FailedPrecondition:  # the encoder's; the premises are still good
+            await pipeline.forget_vectors()
+            raise
+
+    async def _open_base(self, spec: BuildSpec) -> Generation | None:
+        if not spec.base_generation:
+            return None
+        await self._catalogue.resolve(spec.corpus, spec.base_generation)  # raises NotFound for an unknown one
+        # by hash: a new generation must not copy a damaged vector
+        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        check_base(spec.base_generation, base.space_id, spec.space_id)
+        return base
+
+    async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline, folding: Folding) -> Artifact:
+        if pipeline.file is None:
+            raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
+        await finish_in_thread(pipeline.file.finish)
+        await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in folding.drafts))
+        engine = await index_generation(
+            pipeline.writer.path, self._options.engines, pipeline.file.rows, pipeline.file.largest_norm
+        )
+        if engine["engine"] == "flat":
+            await finish_in_thread(write_lexical, pipeline.writer.path, [draft.text for draft in folding.drafts])
+        artifact = await finish_in_thread(self._write, spec, pipeline, engine)
+        self._catalogue.added(spec.corpus)
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
+        return artifact
+
+    def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        assert pipeline.file is not None
+        meta = generation_meta(
+            corpus=spec.corpus,
+            space_id=pipeline.batches.space_id,
+            premise_version=pipeline.batches.version,
+            dim=pipeline.file.dim,
+            premises=pipeline.file.rows,
+            largest_norm=pipeline.file.largest_norm,
+            storage=pipeline.file.storage,
+            **engine,
+        )
+
+        def announce(generation_id: str) -> None:
+            # before it can be seen: no kill leaves a generation that its request does not know
+            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False))
+
+        return pipeline.writer.commit(meta, id_prefix="g", announce=announce)
+
+
+@contextmanager
+def disk_full_is_unavailable() -> Iterator[None]:
+    """Turns a full disk into Unavailable with its remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise errors.Unavailable(
+            f"the disk is full or a file-size limit is reached ({error.strerror}); free space and build again: with "
+            "the same request_id it continues behind what was durable, without one it starts over"
+        ) from None
+
+
+def _progress(pipeline: BuildPipeline) -> BuildProgress:
+    level: AckLevel = "DURABLE" if pipeline.is_all_durable else "RECEIVED"
+    return BuildProgress(pipeline.folding.received, pipeline.written, level, pipeline.durable)

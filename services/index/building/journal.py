@@ -1,0 +1,319 @@
+"""What a build leaves on disk for its retries: the journal while it is unfinished, and a note once it has finished.
+
+A journal is a hidden directory in the corpus's folder, named after the request id:
+
+    premises.jsonl   the premises as streamed
+    progress.json    the request, and how much is durable: counts, sizes, CRC-32s; always replaced as a whole
+    generation/      the generation in the making, with its vectors
+    lock             held by whoever builds
+
+Whatever lies beyond `progress.json` was never acknowledged and is cut off. Everything here blocks on the disk: call it
+in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from aeenc import errors
+from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
+from services.index.building.vectors import VectorFile, crc32_of
+from services.kit import logs
+from services.store.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
+
+log = logs.get(__name__)
+PREFIX = ".build-"
+PROGRESS = "progress.json"
+LOCK = "lock"
+FORMAT_VERSION = 1
+FOLDER = ".requests"
+
+
+@dataclass(frozen=True)
+class DurableState:
+    """How much of a build is durable: streamed premises, and rows of vectors with the version that encoded them.
+
+    A build keeps the storage that it began with, even if the settings change.
+    """
+
+    premises: int = 0
+    premises_bytes: int = 0
+    premises_crc32: int = 0
+    rows: int = 0
+    dim: int = 0
+    rows_crc32: int = 0
+    space_id: str = ""
+    premise_version: str = ""
+    storage: Storage = "float32"
+    largest_norm: float = 0.0
+
+
+class Journal:
+    """The journal of one build: `open` it, `append` premises, `sync` now and then, `close` it.
+
+    `fingerprint` is what the request asks for besides its premises; a request id stands for one request.
+    """
+
+    def __init__(self, store: ArtifactStore, corpus: str, request_id: str, fingerprint: dict[str, Any]) -> None:
+        self.kept = DurableState()
+        self.premises: list[PremiseRecord] = []
+        self._request = {"request_id": request_id, **fingerprint}
+        self._directory = store.root / folder_of(corpus) / f"{PREFIX}{_name_of(request_id)}"
+        self.generation = self._directory / "generation"
+        self._position = 0  # of the next streamed premise
+        self._streamed = 0  # in earlier calls
+        self._count = self._bytes = self._crc32 = 0
+        self._log: BinaryIO | None = None
+        self._lock: BinaryIO | None = None
+        self._is_ours = False
+
+    def open(self, resume_from: int) -> None:
+        """Takes over what is there: `kept`, and `premises` as streamed.
+
+        Raises Unavailable while another process builds it, AlreadyExists when the request asked for something else
+        before, FailedPrecondition when fewer than `resume_from` premises are kept.
+        """
+        self._lock = _locked(self._directory, make=True)
+        if self._lock is None:
+            raise errors.Unavailable(f"another index is building request_id {self._name}; try again later")
+        self._take_over()
+        self._is_ours = True
+        if resume_from > self.kept.premises:
+            raise errors.FailedPrecondition(
+                f"header.resume_from is {resume_from:,}, but {self.kept.premises:,} premises of request_id "
+                f"{self._name} are kept; stream them from the first"
+            )
+        self._position, self._streamed = resume_from, self.kept.premises
+        self._count, self._bytes = self.kept.premises, self.kept.premises_bytes
+        self._crc32 = self.kept.premises_crc32
+        self._log = (self._directory / PREMISES).open("ab")
+        self._log.truncate(self._bytes)
+        self.generation.mkdir(exist_ok=True)
+        for left in self.generation.iterdir():
+            if left.name != VECTORS or not self.kept.rows:
+                left.unlink()  # from an interrupted commit
+
+    def vectors(self) -> VectorFile | None:
+        """Opens the kept rows of vectors to append to them; None when there are none."""
+        if not self.kept.rows:
+            return None
+        try:
+            return VectorFile(
+                self.generation / VECTORS,
+                self.kept.dim,
+                self.kept.storage,
+                rows=self.kept.rows,
+                crc32=self.kept.rows_crc32,
+                largest_norm=self.kept.largest_norm,
+            )
+        except (errors.DataLoss, FileNotFoundError) as error:
+            log.warning("kept vectors are damaged; encoding them again", path=str(self._directory), reason=str(error))
+            self.kept = DurableState(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
+            return None
+
+    def unseen(self, chunk: Sequence[PremiseRecord]) -> Sequence[PremiseRecord]:
+        """Returns the premises of a chunk that are not kept. Raises AlreadyExists for one unlike the kept one."""
+        known = self.premises[self._position : self._position + len(chunk)]
+        for number, (before, now) in enumerate(zip(known, chunk, strict=False), start=self._position):
+            if before != now:
+                raise errors.AlreadyExists(
+                    f"premises[{number}] is {now.id!r} with other content than the {before.id!r} that request_id "
+                    f"{self._name} streamed there before; use another request_id for other premises"
+                )
+        self._position += len(known)
+        if self._position >= self._streamed:
+            self.premises = []  # compared with the stream; the folding has its own copy
+        return chunk[len(known) :]
+
+    def check_all_seen(self) -> None:
+        """Raises AlreadyExists when the stream is shorter than the one before."""
+        if self._position < self._streamed:
+            raise errors.AlreadyExists(
+                f"the stream ended after {self._position:,} premises, request_id {self._name} streamed "
+                f"{self._streamed:,} before; use another request_id for other premises"
+            )
+
+    def append(self, premises: Iterable[PremiseRecord]) -> None:
+        """Writes premises; the next `sync` makes them durable."""
+        assert self._log is not None
+        lines = [premise.to_line() for premise in premises]
+        data = "".join(lines).encode()
+        self._log.write(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self._count += len(lines)
+        self._bytes += len(data)
+
+    def sync(self, file: VectorFile | None, space_id: str, premise_version: str) -> None:
+        """Syncs everything to disk, then updates `kept`. Without `file` no vectors are kept."""
+        assert self._log is not None
+        self._log.flush()
+        os.fsync(self._log.fileno())
+        kept = DurableState(self._count, self._bytes, self._crc32)
+        if file is not None:
+            file.sync()
+            sync_directory(self.generation)
+            kept = replace(
+                kept,
+                rows=file.rows,
+                dim=file.dim,
+                rows_crc32=file.crc32,
+                space_id=space_id,
+                premise_version=premise_version,
+                storage=file.storage,
+                largest_norm=file.largest_norm,
+            )
+        said = {"request": self._request, "kept": asdict(kept)}
+        record = {"format_version": FORMAT_VERSION, **said, "crc32": _crc32_of(said)}
+        atomic_write(self._directory / PROGRESS, json.dumps(record).encode())
+        self.kept = kept
+
+    def has_news(self, rows: int) -> bool:
+        """Whether a `sync` would make more durable than the last one."""
+        return (self._count, rows) != (self.kept.premises, self.kept.rows)
+
+    def close(self, *, keep: bool) -> None:
+        """Ends the build. Without `keep`, or when nothing was ever synced, it removes everything."""
+        if self._log is not None:
+            with suppress(OSError):  # a full disk no longer matters: a retry cuts off what is beyond `kept`
+                self._log.close()
+        if self._lock is not None:
+            if self._is_ours and (not keep or self.kept == DurableState()):
+                with suppress(FileNotFoundError):
+                    remove_directory(self._directory)
+            self._lock.close()
+
+    @property
+    def _name(self) -> str:
+        return repr(self._request["request_id"][:80])
+
+    def _take_over(self) -> None:
+        """Reads what is kept. A damaged journal counts as absent; `open` refuses a caller who relies on it."""
+        try:
+            request, kept = _read_progress(self._directory / PROGRESS)
+            premises = _read_premises(self._directory / PREMISES, kept)
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("an unfinished build is damaged; starting over", path=str(self._directory), reason=str(error))
+            return
+        if request != self._request:
+            raise errors.AlreadyExists(
+                f"request_id {self._name} began another build (of base generation {request['base_generation']!r}); "
+                "use another request_id for another build"
+            )
+        self.kept, self.premises = kept, premises
+
+
+def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
+    """Removes journals that nobody has continued for so long. Builds under way, in any process, stay."""
+    for directory in (store.root / "generations").glob(f"*/{PREFIX}*"):
+        with suppress(FileNotFoundError):  # swept by another process
+            if time.time() - directory.stat().st_mtime < older_than_s:
+                continue
+            lock = _locked(directory, make=False)
+            if lock is not None:
+                with lock:
+                    remove_directory(directory)
+                log.info("swept an abandoned build", path=str(directory))
+
+
+def _name_of(request_id: str) -> str:
+    return hashlib.sha256(request_id.encode()).hexdigest()[:32]  # a request id may contain any character
+
+
+def _crc32_of(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+def _read_progress(path: Path) -> tuple[dict[str, Any], DurableState]:
+    record = json.loads(path.read_bytes())
+    if record["format_version"] != FORMAT_VERSION:
+        raise ValueError(
+            f"{path.name} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}"
+        )
+    if record["crc32"] != _crc32_of({"request": record["request"], "kept": record["kept"]}):
+        raise ValueError(f"{path.name} does not match its CRC-32")
+    return record["request"], DurableState(**record["kept"])
+
+
+def _read_premises(path: Path, kept: DurableState) -> list[PremiseRecord]:
+    with path.open("rb") as file:
+        if crc32_of(file, kept.premises_bytes) != kept.premises_crc32:
+            raise ValueError(f"{path.name} has lost some of its {kept.premises:,} premises")
+        file.seek(0)
+        lines = file.read(kept.premises_bytes).splitlines()
+    if len(lines) != kept.premises:
+        raise ValueError(f"{path.name} has {len(lines):,} premises, {PROGRESS} says {kept.premises:,}")
+    return [PremiseRecord.of_line(line) for line in lines]
+
+
+def _locked(directory: Path, *, make: bool) -> BinaryIO | None:
+    """Locks a directory, made if asked; None while another holds it. The kernel unlocks it when the process dies."""
+    while True:
+        if make:
+            make_directory(directory)
+        elif not directory.is_dir():
+            return None
+        with suppress(FileNotFoundError), ExitStack() as closing:  # swept between two steps
+            lock = closing.enter_context((directory / LOCK).open("ab"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            if os.path.samestat(os.fstat(lock.fileno()), (directory / LOCK).stat()):
+                closing.pop_all()
+                return lock
+
+
+@dataclass(frozen=True)
+class FinishedBuild:
+    """The generation that a request built, and whether the request has activated it."""
+
+    generation: str
+    activated: bool
+
+
+class FinishedBuilds:
+    """Which request built which generation: one small file per request id in the corpus's folder.
+
+    So a retry gets the generation and not a second build.
+    """
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+
+    def get(self, corpus: str, request_id: str) -> FinishedBuild | None:
+        """Finds what a request built; None when it has not finished, or when its generation was deleted since."""
+        path = self._path(corpus, request_id)
+        try:
+            record = json.loads(path.read_bytes())
+            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.DataLoss(f"{path} cannot be read ({error}); remove it and build again") from error
+        return finished if finished.generation in self._store.list(folder_of(corpus)) else None
+
+    def put(self, corpus: str, request_id: str, finished: FinishedBuild) -> None:
+        """Records durably what a request built. Without a request id it does nothing."""
+        if request_id:
+            record = {
+                "format_version": FORMAT_VERSION,
+                "request_id": request_id,
+                "generation": finished.generation,
+                "activated": finished.activated,
+            }
+            atomic_write(self._path(corpus, request_id), json.dumps(record).encode())
+
+    def _path(self, corpus: str, request_id: str) -> Path:
+        return self._store.root / folder_of(corpus) / FOLDER / f"{_name_of(request_id)}.json"

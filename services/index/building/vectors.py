@@ -1,0 +1,238 @@
+"""Vectors on their way from the encoders to disk: a bounded number of batches, rows written in order of insertion.
+
+The file is an ordinary .npy; its header gets the row count at the end. A half-written file claims no rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.calls.bulk import BulkEncoder
+from aeenc.calls.encoding import Encoded, EncodeOptions
+from aeenc.transport.channel import Channel
+from services.corpus.generation import Storage
+from services.corpus.inner_products import norms_of
+from services.index.folding import Draft
+
+NORM_TOLERANCE = 1e-3
+_BLOCK_BYTES = 1024 * 1024
+T = TypeVar("T")
+
+
+class VectorLookup(Protocol):
+    """Vectors by ordinal, float32 or float16: a matrix, or an object that fetches them. Used in a thread."""
+
+    def __getitem__(self, ordinals: list[int], /) -> NDArray[Any]: ...
+
+
+class VectorFile:
+    """A .npy matrix of float32 or float16 that grows by rows. Blocks on the disk: call it in a thread.
+
+    With `rows` it continues a file behind that many rows, whose CRC-32 is `crc32` and whose largest norm is
+    `largest_norm`, and cuts off what follows. Raises DataLoss when those rows have changed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dim: int,
+        storage: Storage = "float32",
+        *,
+        rows: int = 0,
+        crc32: int = 0,
+        largest_norm: float = 0.0,
+    ) -> None:
+        self.rows = rows
+        self.dim = dim
+        self.storage: Storage = storage
+        self.crc32 = crc32
+        self.largest_norm = largest_norm
+        self._dtype = np.dtype({"float32": "<f4", "float16": "<f2"}[storage])
+        header = self._header(0)
+        self._file = path.open("r+b" if rows else "wb")
+        if rows:
+            size_bytes = rows * dim * self._dtype.itemsize
+            self._file.seek(len(header))
+            if crc32_of(self._file, size_bytes) != crc32:
+                self._file.close()
+                raise errors.DataLoss(f"{path} has lost some of its {rows:,} vectors; build again")
+            self._file.truncate(len(header) + size_bytes)
+            self._file.seek(0)
+        self._file.write(header)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Appends rows (n, dim)."""
+        stored = np.ascontiguousarray(rows, dtype=self._dtype)
+        data = stored.tobytes()
+        self._file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.rows += len(rows)
+        self.largest_norm = max(self.largest_norm, float(norms_of(stored).max(initial=0.0)))
+
+    def sync(self) -> None:
+        """Syncs all rows to disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def finish(self) -> None:
+        """Writes the row count into the header and closes the file, which is then complete."""
+        self._file.seek(0)
+        self._file.write(self._header(self.rows))
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Closes the file as it is; errors of the disk no longer matter."""
+        try:
+            self._file.close()
+        except OSError:
+            return
+
+    def _header(self, rows: int) -> bytes:
+        """The file's header, which numpy pads to the same size for any number of rows."""
+        buffer = io.BytesIO()
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (rows, self.dim)}
+        np.lib.format.write_array_header_1_0(buffer, header)
+        return buffer.getvalue()
+
+
+class BatchEncoder:
+    """Encodes the drafts of one build, in role premise, on all encoders behind `channel`.
+
+    All batches must come from one version in one space. `space_id` asks for a space ("": the encoders' default).
+    """
+
+    def __init__(self, channel: Channel, *, space_id: str, window: int, patience_s: float) -> None:
+        self.space_id = space_id
+        self.version = ""
+        options = EncodeOptions(role="premise", space_id=space_id)
+        self._bulk = BulkEncoder(channel, options, window=window, patience_s=patience_s)
+        self._batches: deque[tuple[Sequence[Draft], asyncio.Future[Encoded] | None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the oldest batch must be taken before another is put."""
+        return len(self._batches) >= self._bulk.capacity
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest batch can be taken without waiting."""
+        return bool(self._batches) and (self._batches[0][1] is None or self._batches[0][1].done())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all batches have been taken."""
+        return not self._batches
+
+    def put(self, drafts: Sequence[Draft]) -> None:
+        """Starts to encode the drafts of a batch that have no vector in the base."""
+        texts = [draft.text for draft in drafts if draft.base_ordinal is None]
+        self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
+
+    async def take(self, base: VectorLookup | None) -> NDArray[np.float32]:
+        """Takes the vectors (n, dim) of the oldest batch: new ones are encoded, the others copied from `base`.
+
+        Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
+        it refuses, Unavailable when it does not answer.
+        """
+        drafts, answer = self._batches.popleft()
+        encoded = None
+        if answer is not None:
+            try:
+                encoded = await answer
+            except errors.InvalidArgument as error:
+                raise _naming_premise(error, [draft for draft in drafts if draft.base_ordinal is None]) from None
+            self._check(encoded)
+        return await asyncio.to_thread(_assemble, drafts, encoded.vectors if encoded else None, base)
+
+    async def close(self) -> None:
+        """Cancels the batches still at the encoders."""
+        await self._bulk.close()
+
+    def _check(self, encoded: Encoded) -> None:
+        if self.space_id and encoded.space_id != self.space_id:
+            raise errors.SpaceMismatch(
+                f"the encoder answers in space {encoded.space_id}, this build is of space {self.space_id}; "
+                "build the whole corpus in the new space, without a base generation"
+            )
+        if self.version and encoded.model_version != self.version:
+            raise errors.FailedPrecondition(
+                f"the premise encoder changed from {self.version} to {encoded.model_version} meanwhile; build again"
+            )
+        self.space_id, self.version = encoded.space_id, encoded.model_version
+
+
+async def finish_in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """Runs disk work in a thread. Cancelled, it waits for the end: nobody may clean up under a writing thread."""
+    return await await_to_end(asyncio.ensure_future(asyncio.to_thread(work, *arguments)))
+
+
+async def await_to_end(work: asyncio.Future[T]) -> T:
+    """Awaits work in a thread. Cancelled, it waits for the end of the work before it raises."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                continue
+        if not work.cancelled():
+            work.exception()  # retrieved, so that asyncio does not log it; the cancellation counts
+        raise
+
+
+def crc32_of(file: BinaryIO, size_bytes: int) -> int | None:
+    """Computes the CRC-32 of the next bytes of a file; None when it has fewer."""
+    crc32, left = 0, size_bytes
+    while left and (block := file.read(min(left, _BLOCK_BYTES))):
+        crc32 = zlib.crc32(block, crc32)
+        left -= len(block)
+    return None if left else crc32
+
+
+def _assemble(
+    drafts: Sequence[Draft], encoded: NDArray[np.float32] | None, base: VectorLookup | None
+) -> NDArray[np.float32]:
+    if encoded is not None:
+        _check_unit(encoded)
+    new = np.array([draft.base_ordinal is None for draft in drafts])
+    parts = [] if encoded is None else [(new, encoded)]
+    if base is not None and not new.all():
+        parts.append((~new, base[[draft.base_ordinal for draft in drafts if draft.base_ordinal is not None]]))
+    matrix = np.empty((len(drafts), parts[0][1].shape[1]), dtype=np.float32)
+    for where, rows in parts:
+        matrix[where] = rows
+    return matrix
+
+
+def _check_unit(encoded: NDArray[np.float32]) -> None:
+    if not bool(np.all(np.abs(norms_of(encoded) - 1.0) <= NORM_TOLERANCE)):  # NaN fails as well
+        raise errors.FailedPrecondition(
+            "the encoder returned vectors that are not of unit length; replace its checkpoint"
+        )
+
+
+def _naming_premise(error: errors.InvalidArgument, drafts: Sequence[Draft]) -> errors.InvalidArgument:
+    """Turns an error about `texts[3]` of a batch into one that names the premise."""
+    violations = []
+    for violation in error.violations:
+        position = violation.field.removeprefix("texts[").removesuffix("]")
+        if position.isdecimal() and int(position) < len(drafts):
+            named = errors.FieldViolation(f"premise {drafts[int(position)].id!r}", violation.description)
+        else:
+            named = violation
+        violations.append(named)
+    message = f"{violations[0].field}: {violations[0].description}" if violations else error.message
+    return type(error)(message, reason=error.reason, violations=violations)

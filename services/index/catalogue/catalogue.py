@@ -1,0 +1,222 @@
+"""The corpora and their generations, which generation is active, and the switch from one to another.
+
+    activate ──► hash every file ──► search for its own vectors ──► move the pointer on disk ──► serve it
+                      │                         │                                                  │
+                      └────── DataLoss: the active generation keeps serving          the old one stays pinned
+
+Active generations are always open; others that a caller pins are opened on demand, and a few stay open. Opening checks
+the size of files, activation their hashes. The catalogue never encodes and never builds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from aeenc import errors
+from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
+from services.corpus.inner_products import norms_of
+from services.index.corpus import ALL, ServedGeneration
+from services.index.engine import SearchEngine
+from services.kit import logs
+from services.store.artifacts import Artifact, ArtifactStore
+
+log = logs.get(__name__)
+ROOT = "generations"
+SELF_QUERIES = 32
+NORM_TOLERANCE = 1e-3
+MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
+
+
+class Catalogue:
+    """The generations of all corpora in one artifact store. Call `load` once before anything else."""
+
+    def __init__(self, store: ArtifactStore, batcher: SearchBatcher, *, pinned_generations: int = 4) -> None:
+        self._store = store
+        self._batcher = batcher
+        self._pinned_generations = pinned_generations
+        self._active: dict[str, ServedGeneration] = {}
+        self._damaged: dict[str, errors.AeencError] = {}
+        self._corpora: set[str] = set()
+        self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
+        self._opening = asyncio.Lock()
+        self._switching = asyncio.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with the problems ("": none) after loading and after each activation."""
+        self._listeners.append(listener)
+
+    async def load(self) -> None:
+        """Opens the active generation of every corpus. If one fails to open, the others still serve."""
+        for corpus in await asyncio.to_thread(self._find_corpora):
+            self._corpora.add(corpus)
+            try:
+                active = await asyncio.to_thread(self._open_active, corpus)
+                if active is not None:
+                    self._active[corpus] = active
+            except errors.AeencError as error:
+                log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
+                self._damaged[corpus] = error
+        self._tell()
+
+    def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
+        """Lists all corpora by name, with their active generations."""
+        return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
+
+    def active_id(self, corpus: str) -> str | None:
+        """The id of the active generation; None when there is none."""
+        served = self._active.get(corpus)
+        return served.id if served else None
+
+    async def resolve(self, corpus: str, generation_id: str = "") -> ServedGeneration:
+        """Finds the named generation, by default the active one.
+
+        Raises NotFound for an unknown corpus or generation, or if none is active; DataLoss for a damaged one.
+        """
+        active = self._active.get(corpus)
+        if active is not None and generation_id in {"", active.id}:
+            return active
+        self.check_known(corpus)
+        if not generation_id:
+            if corpus in self._damaged:
+                raise errors.DataLoss(self._damaged[corpus].message)
+            raise none_active(corpus)
+        async with self._opening:
+            key = (corpus, generation_id)
+            if key not in self._pinned:
+                self._pin(corpus, await asyncio.to_thread(self._open, corpus, generation_id, hashed=False))
+            self._pinned.move_to_end(key)
+            return self._pinned[key]
+
+    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
+        """Checks a generation by hash and by searching for its own vectors, then makes it the active one.
+
+        `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
+        active, DataLoss when a file differs from its manifest; then the active one keeps serving.
+        """
+        self.check_known(corpus)
+        async with self._switching:
+            previous = self.active_id(corpus)
+            check_expected(corpus, previous, expected)
+            candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
+            await self._check_by_searching(candidate)
+            await asyncio.to_thread(write_active, self._store, corpus, generation_id)
+            if previous not in {None, generation_id}:
+                self._pin(corpus, self._active[corpus])  # callers that pinned it can go on
+            self._active[corpus] = candidate
+            self._damaged.pop(corpus, None)
+        self._tell()
+        log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
+        return Activation(candidate.generation.artifact, previous)
+
+    async def generations(self, corpus: str) -> list[Artifact]:
+        """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
+        self.check_known(corpus)
+        return await asyncio.to_thread(self._list, corpus)
+
+    async def delete(self, corpus: str, generation_id: str) -> None:
+        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
+        self.check_known(corpus)
+        async with self._switching:
+            for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
+                check_inactive(corpus, generation_id, active)
+            await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+            self._pinned.pop((corpus, generation_id), None)
+            if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
+                self._corpora.discard(corpus)
+
+    def added(self, corpus: str) -> None:
+        """Registers a corpus that now has a finished generation."""
+        self._corpora.add(corpus)
+
+    def check_known(self, corpus: str) -> None:
+        """Raises NotFound for a corpus without any generation."""
+        check_known(corpus, self._corpora)
+
+    def _find_corpora(self) -> list[str]:
+        root = self._store.root / ROOT
+        names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+        names = sorted(name for name in names if is_corpus_name(name))
+        for name in names:
+            self._store.sweep(folder_of(name))
+        return [name for name in names if self._store.list(folder_of(name))]
+
+    def _open_active(self, corpus: str) -> ServedGeneration | None:
+        generation_id = read_active(self._store, corpus)
+        return None if generation_id is None else self._open(corpus, generation_id, hashed=False)
+
+    def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
+        opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
+        return ServedGeneration.of(opened)
+
+    def _pin(self, corpus: str, served: ServedGeneration) -> None:
+        self._pinned[corpus, served.id] = served
+        self._pinned.move_to_end((corpus, served.id))
+        while len(self._pinned) > self._pinned_generations:
+            self._pinned.popitem(last=False)
+
+    def _list(self, corpus: str) -> list[Artifact]:
+        found = []
+        for generation_id in self._store.list(folder_of(corpus)):
+            try:
+                found.append(self._store.open(folder_of(corpus), generation_id, verify="size"))
+            except errors.AeencError as error:  # damaged, or deleted meanwhile: nobody can activate it
+                log.warning("generation left out of the list", corpus=corpus, reason=error.message)
+        return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
+
+    async def _check_by_searching(self, candidate: ServedGeneration) -> None:
+        """Raises DataLoss unless a sample of vectors has unit length and each finds itself first.
+
+        An approximate engine may overlook a few.
+        """
+        rows = candidate.index.rows
+        sample = np.unique(np.linspace(0, rows - 1, num=min(rows, SELF_QUERIES), dtype=np.int64))
+        vectors = candidate.index.vectors[sample].astype(np.float32)
+        norms = norms_of(vectors)
+        is_sound = bool(np.all(np.abs(norms - 1.0) <= NORM_TOLERANCE))
+        if is_sound:
+            outcome = await self._batcher.search(candidate, vectors, 1, ALL)
+            # compares scores and not ordinals: an equal vector with a lower ordinal comes first
+            lost = sum(abs(float(one.scores[0]) - 1.0) > 2 * NORM_TOLERANCE for one in outcome.hits)
+            is_sound = lost <= (0 if candidate.index.exact else len(sample) * MOST_LOST)
+        if not is_sound:
+            path = candidate.generation.artifact.path
+            raise errors.DataLoss(f"{path}: vectors do not find themselves; build the generation again")
+
+    def _tell(self) -> None:
+        reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
+        for listener in self._listeners:
+            listener("; ".join(reasons))
+
+
+def check_known(corpus: str, known: Collection[str]) -> None:
+    """Raises NotFound for a corpus that is not among the known ones."""
+    if corpus not in known:
+        names = ", ".join(sorted(known)[:10]) or "none yet"
+        raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); build it with BuildGeneration")
+
+
+def check_expected(corpus: str, active: str | None, expected: str | None) -> None:
+    """Raises Aborted when a generation other than the expected one is active ("": none; None: any may be)."""
+    if expected is not None and expected != (active or ""):
+        raise errors.Aborted(
+            f"corpus {corpus!r} has {active or 'no generation'} active, expected {expected or 'none'}; "
+            "call ListGenerations again before you activate"
+        )
+
+
+def check_inactive(corpus: str, generation_id: str, active: str | None) -> None:
+    """Raises FailedPrecondition for the active generation."""
+    if generation_id == active:
+        raise errors.FailedPrecondition(
+            f"generation {generation_id} is the active one of corpus {corpus!r}; activate another one first"
+        )
+
+
+def none_active(corpus: str) -> errors.NotFound:
+    """The error for a corpus without an active generation."""
+    return errors.NotFound(f"corpus {corpus!r} has no active generation; activate one that ListGenerations shows")

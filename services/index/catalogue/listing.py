@@ -1,0 +1,96 @@
+"""Listings page by page. A page token names the generation, so that a listing stays whole across an activation."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from typing import NoReturn
+
+from aeenc import errors
+from services.corpus.generation import PremiseRecord
+from services.index.backend import Generations, Readable
+from services.kit.limits import Limits
+from services.store.artifacts import Artifact
+
+DEFAULT_PAGE = 100
+
+
+@dataclass(frozen=True)
+class PremisePage:
+    """Some premises of a generation in order of insertion, and the token of the next page ("": there is none)."""
+
+    premises: list[PremiseRecord]
+    next_token: str
+    served: ReadableGeneration
+
+
+class Listing:
+    """Lists premises and generations."""
+
+    def __init__(self, catalogue: GenerationStore, limits: Limits) -> None:
+        self._catalogue = catalogue
+        self._limits = limits
+
+    async def premises(self, corpus: str, *, page_size: int, token: str, generation: str) -> PremisePage:
+        """Returns a page of premises. Raises NotFound, InvalidArgument for a token of another listing."""
+        named, start = _parse(token)
+        if named and generation and named != generation:
+            raise errors.InvalidArgument.field(
+                "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
+            )
+        served = await self._catalogue.resolve(corpus, named or generation)
+        if start > served.rows:
+            _refuse()
+        found = await served.page(start, self._page_size(page_size))
+        page = await asyncio.to_thread(self._cut, found)
+        end = start + len(page)
+        return PremisePage(page, _token(served.id, end) if end < served.rows else "", served)
+
+    async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
+        """Returns a page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
+        last, _ = _parse(token)
+        found = await self._catalogue.generations(corpus)
+        if last:
+            ids = [artifact.id for artifact in found]
+            if last not in ids:
+                _refuse()
+            found = found[ids.index(last) + 1 :]
+        page = found[: self._page_size(page_size)]
+        return page, _token(page[-1].id, 0) if len(page) < len(found) else ""
+
+    def _page_size(self, asked: int) -> int:
+        return min(asked or DEFAULT_PAGE, self._limits.items)
+
+    def _cut(self, records: list[PremiseRecord]) -> list[PremiseRecord]:
+        """Keeps the first premises that surely fit into one message, and at least one."""
+        room = self._limits.message_bytes // 2
+        for position, record in enumerate(records):
+            room -= sum(len(part.encode()) + 8 for part in (record.id, record.text, *record.aliases, *record.splits))
+            if room < 0 and position:
+                return records[:position]
+        return records
+
+
+def _token(generation: str, start: int) -> str:
+    return base64.urlsafe_b64encode(f"{generation}:{start}".encode()).decode()
+
+
+def _parse(token: str) -> tuple[str, int]:
+    """Returns the generation ("": none) and the position that a token names."""
+    if not token:
+        return "", 0
+    try:
+        generation, _, start = base64.urlsafe_b64decode(token.encode()).decode().rpartition(":")
+        position = int(start)
+    except ValueError:
+        _refuse()
+    if not generation or position < 0:
+        _refuse()
+    return generation, position
+
+
+def _refuse() -> NoReturn:
+    raise errors.InvalidArgument.field(
+        "page_token", "is not from this listing; send next_page_token of the page before"
+    )

@@ -1,0 +1,83 @@
+"""A generation open for search: its premises, its indexes by vector and by word, and the premises that a filter allows.
+
+It is immutable, so callers share it without a lock. The catalogue decides which generation serves a corpus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.generation import Generation, PremiseRecord
+from services.index.dense.approximate import SearchIndex, open_index
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.values import ALL, GenerationView, Selection
+
+
+@dataclass(frozen=True, eq=False)
+class ServedGeneration:
+    """A generation open for search. Opening reads its tables, or all of an old generation; do so in a thread."""
+
+    generation: Generation
+    index: SearchIndex
+    lexical: LexicalIndex | None = None
+
+    @classmethod
+    def of(cls, generation: Generation) -> ServedGeneration:
+        """Opens the indexes of a generation. Raises DataLoss naming the damaged file."""
+        return cls(generation, open_index(generation), LexicalIndex.open(generation.artifact, len(generation.premises)))
+
+    @property
+    def id(self) -> str:
+        """The generation's id."""
+        return self.generation.id
+
+    @property
+    def rows(self) -> int:
+        """The number of premises."""
+        return len(self.generation.premises)
+
+    async def page(self, start: int, count: int) -> list[PremiseRecord]:
+        """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
+        return await asyncio.to_thread(self.generation.premises.__getitem__, slice(start, start + count))
+
+    def select(self, splits: Iterable[str], exclude_ids: Iterable[str]) -> Selection:
+        """Turns a filter into a selection. An excluded alias excludes its premise; unknown ids have no effect."""
+        ordinals = self.generation.ordinal_by_id
+        excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
+        return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
+
+    def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
+        """Turns a selection into a mask over ordinals (premises,); None allows all."""
+        if selection == ALL:
+            return None
+        mask = self.generation.premises.with_any(selection.splits) if selection.splits else None
+        if selection.excluded:
+            mask = np.ones(self.index.rows, dtype=bool) if mask is None else mask.copy()
+            mask[list(selection.excluded)] = False
+        return mask
+
+    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
+        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
+        return await asyncio.to_thread(self._find, list(ids))
+
+    def _find(self, ids: Sequence[str]) -> list[PremiseRecord]:
+        ordinals = self.generation.ordinal_by_id
+        wanted = [(premise_id, ordinals.get(premise_id)) for premise_id in ids]
+        check_found(self, [premise_id for premise_id, ordinal in wanted if ordinal is None])
+        return [self.generation.premises[ordinal] for _, ordinal in wanted if ordinal is not None]
+
+
+def check_found(served: GenerationView, unknown: Sequence[str]) -> None:
+    """Raises NotFound naming the first few of the `unknown` ids."""
+    if unknown:
+        more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+        raise errors.NotFound(
+            f"generation {served.id} of corpus {served.generation.corpus!r} has no premise "
+            f"{', '.join(map(repr, unknown[:5]))}{more}; call ListPremises to see what there is"
+        )

@@ -1,0 +1,1 @@
+"""Search by vector: exact, by integers of eight bits, approximate, and the thread that batches queries."""

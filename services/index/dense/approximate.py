@@ -1,0 +1,149 @@
+"""Search in large corpora: a FAISS index proposes candidates, and the generation's own vectors score them exactly.
+
+A search may overlook premises, as rarely as the manifest says; scores and their order are those of an exact search.
+Queries run one at a time: in a batch FAISS sums in another order, and near ties would change which lists are visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.generation import Generation
+from services.index.dense.exact import ALWAYS_SCAN, FAISS, FlatIndex, flat_over, selector_of
+from services.index.dense.int8 import Int8Proposer
+from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
+from services.store.artifacts import sha256_of
+
+INDEX_FILE = "index.faiss"
+CODES_FROM = 1_000  # rows; a scan of fewer takes no time
+SCAN_ROWS = 20_000  # allowed rows; a scan of fewer is as fast as any index
+WIDEST_SEARCH = 4096  # largest breadth of HNSW; beyond, a scan is as fast
+
+
+@dataclass(frozen=True)
+class IndexPlan:
+    """An approximate engine as its build made and measured it; the manifest keeps it.
+
+    `lists` belong to IVF, `links` to HNSW (0 for the other). `breadth`, the lists visited or HNSW's search breadth,
+    reached `recall_at_10` over `queries` queries; a search for k premises scores 2k + `candidates`.
+    """
+
+    engine: Engine
+    breadth: int
+    candidates: int
+    recall_at_10: float
+    recall_wanted: float
+    queries: int
+    lists: int = 0
+    links: int = 0
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> IndexPlan:
+        """Reads the plan from a manifest's meta. Raises KeyError or TypeError when there is none."""
+        return cls(**meta["index"])
+
+    def to_meta(self) -> dict[str, Any]:
+        """Turns the plan into JSON for the manifest."""
+        return asdict(self)
+
+
+class ApproximateIndex:
+    """Searches by a FAISS index over the vectors of `flat`, which answers where a scan is requested or cheaper."""
+
+    exact = False
+
+    def __init__(self, flat: FlatIndex, proposer: Any, plan: IndexPlan) -> None:
+        self.flat = flat
+        self.vectors, self.rows, self.dim = flat.vectors, flat.rows, flat.dim
+        self.plan = plan
+        self._proposer = proposer
+        self._widest = min(plan.lists or WIDEST_SEARCH, self.rows)
+
+    def nearest(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: Effort = DEFAULT_EFFORT,
+    ) -> list[SearchHits]:
+        """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,)."""
+        available = self.rows if allowed is None else int(np.count_nonzero(allowed))
+        is_selective = allowed is not None and available <= SCAN_ROWS
+        if effort.exact or is_selective or available <= k:
+            return self.flat.nearest(queries, k, allowed)
+        asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
+        breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are
+        selector = selector_of(allowed)
+        FAISS.cvar.distance_compute_blas_threshold = ALWAYS_SCAN  # for the centroids, whatever the last search set
+        return [self._nearest(query, k, breadth, selector, allowed) for query in queries]
+
+    def _nearest(
+        self,
+        query: NDArray[np.float32],
+        k: int,
+        breadth: int,
+        selector: Any,
+        allowed: NDArray[np.bool_] | None,
+    ) -> SearchHits:
+        width = min(2 * k + self.plan.candidates, self.rows)
+        while True:
+            _, (proposed,) = self._proposer.search(query[None], width, params=self._parameters(breadth, selector))
+            ordinals = proposed[(proposed >= 0) & (proposed < self.rows)]
+            if len(ordinals) >= k:
+                return replace(self.flat.rescore(query, ordinals, k), exact=False)
+            if breadth >= self._widest:
+                return self.flat.nearest(query[None], k, allowed)[0]
+            breadth = min(breadth * 4, self._widest)
+
+    def _parameters(self, breadth: int, selector: Any) -> Any:
+        if self.plan.lists:
+            return FAISS.SearchParametersIVF(nprobe=breadth, sel=selector)
+        return FAISS.SearchParametersHNSW(efSearch=breadth, sel=selector)
+
+
+SearchIndex = FlatIndex | ApproximateIndex
+
+
+def open_index(generation: Generation) -> SearchIndex:
+    """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest."""
+    artifact = generation.artifact
+    try:
+        largest_norm = artifact.meta.get("largest_norm")
+        if artifact.meta["engine"] == "flat":
+            coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
+            return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
+        flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
+        plan = IndexPlan.of(artifact.meta)
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.DataLoss(f"{artifact.path} names no engine ({error}); build the generation again") from error
+    path = artifact.file(INDEX_FILE)
+    if sha256_of(path) != artifact.files[INDEX_FILE].sha256:  # every time: FAISS trusts what it reads
+        raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; build the generation again")
+    return ApproximateIndex(flat, read_proposer(path, flat, plan), plan)
+
+
+def read_proposer(path: Path, flat: FlatIndex, plan: IndexPlan) -> Any:
+    """Reads a FAISS index over the vectors of `flat`. Raises DataLoss when the file holds anything else."""
+    FAISS.set_deserialization_vector_byte_limit(path.stat().st_size)
+    try:
+        index = FAISS.read_index(str(path), FAISS.IO_FLAG_SKIP_STORAGE)
+    except RuntimeError as error:
+        raise errors.DataLoss(f"{path} is not a FAISS index ({error}); build the generation again") from error
+    found = (type(index).__name__, index.d, index.ntotal, index.metric_type, index.is_trained)
+    halves = flat.vectors.dtype == np.float16
+    kind = "IndexIVFPQFastScan" if plan.engine == "ivf" else "IndexHNSWSQ" if halves else "IndexHNSWFlat"
+    wanted = (kind, flat.dim, flat.rows, FAISS.METRIC_INNER_PRODUCT, True)
+    if found != wanted or plan.lists != getattr(index, "nlist", 0):
+        raise errors.DataLoss(f"{path} holds {found}, its manifest says {wanted}; build the generation again")
+    if plan.engine == "hnsw":
+        storage = flat_over(flat.vectors)
+        index.storage, index.own_fields = storage, False
+        index.referenced_objects = [storage]  # keeps it alive as long as the index
+    return index

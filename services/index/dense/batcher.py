@@ -1,0 +1,251 @@
+"""The one thread that searches. It computes queries of concurrent callers together where they can share a scan.
+
+    callers ──► QueueLimit ──► pending searches ──► one batch of ≤ 64 queries ──► index.nearest ──► callers' futures
+                                      ▲                                                │
+                                      └───────── the rest of a large call ◄────────────┘
+
+There is no delay timer. While the thread computes, callers queue up; a batch starts once the event loop has run a few
+rounds without a new query. So a busy loop makes large batches and an idle one waits for nothing. The thread owns
+FAISS's process-wide threshold and its OpenMP setting: nothing else in this process may search by FAISS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.index.dense.approximate import SearchIndex
+from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
+
+BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
+CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
+
+
+class SearchableGeneration(Protocol):
+    """A generation with an index open for search."""
+
+    @property
+    def index(self) -> SearchIndex: ...
+    def allowed(self, selection: Selection) -> NDArray[np.bool_] | None: ...
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """The hits of each query of a call, and how long it waited and was computed, in seconds."""
+
+    hits: list[SearchHits]
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(eq=False)
+class _PendingSearch:
+    served: SearchableGeneration
+    queries: NDArray[np.float32]
+    k: int
+    selection: Selection
+    effort: Effort
+    deadline: float | None
+    answer: asyncio.Future[SearchOutcome]
+    queued_at: float = field(default_factory=time.perf_counter)
+    started_at: float | None = None
+    compute_s: float = 0.0
+    hits: list[SearchHits] = field(default_factory=list)
+
+    def shares_scan_with(self, other: _PendingSearch) -> bool:
+        """Whether one scan can serve both: same rows, selection and effort, k of the same magnitude.
+
+        What an approximate engine overlooks depends on k and must not depend on other callers: there k must be equal.
+        """
+        has_same_rows = self.served is other.served and self.selection == other.selection
+        has_like_k = self.served.index.exact and self.k.bit_length() == other.k.bit_length()
+        return has_same_rows and self.effort == other.effort and (self.k == other.k or has_like_k)
+
+
+class SearchBatcher:
+    """Searches generations for many callers. At most `max_queued` queries wait; beyond that, it refuses calls.
+
+    `on_batch` receives the number of queries of each batch and its processor time in seconds.
+    """
+
+    def __init__(self, max_queued: int = 4096, on_batch: Callable[[int, float], None] = lambda *_: None) -> None:
+        self._on_batch = on_batch
+        self.batches = 0
+        self._pending: deque[_PendingSearch] = deque()
+        self._queue = QueueLimit(max_queued)
+        self._closed = False
+        self._ready = False
+        self._waking = False
+        self._calm = self._seen = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="index-search", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the thread after its current batch; waiting calls fail as Unavailable."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._deliver(
+            [(search, errors.Unavailable("the index is shutting down; ask another one")) for search in self._pending]
+        )
+        self._pending.clear()
+
+    async def search(
+        self,
+        served: SearchableGeneration,
+        queries: NDArray[np.float32],
+        k: int,
+        selection: Selection,
+        *,
+        effort: Effort = DEFAULT_EFFORT,
+        deadline_s: float | None = None,
+    ) -> SearchOutcome:
+        """Finds the k nearest premises of each query (n, dim).
+
+        Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began. A
+        cancelled caller's work is dropped; the batch of the others goes on.
+        """
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
+        search = _PendingSearch(served, queries, k, selection, effort, deadline, answer)
+        with self._changed:
+            if self._closed:
+                raise errors.Unavailable("the index is shutting down; ask another one")
+            self._queue.add(len(queries))
+            self._pending.append(search)
+        self._wake_soon(answer.get_loop())
+        return await search.answer
+
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Lets the thread go on once the loop has handled the calls that are arriving, so that they join the batch."""
+        if not self._waking:
+            self._waking = True
+            self._calm = self._seen = 0
+            loop.call_soon(self._wake, loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._calm = self._calm + 1 if self._queue.size == self._seen else 0
+        self._seen = self._queue.size
+        is_arriving = self._calm < CALM_ROUNDS and self._queue.size < BATCH_QUERIES
+        if self._pending and is_arriving:
+            loop.call_soon(self._wake, loop)
+            return
+        self._waking = False
+        with self._changed:
+            self._ready = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        faiss.omp_set_num_threads(1)  # per thread; with two, contention stretched a 0.6 ms scan to 16 ms
+        while True:
+            with self._changed:
+                while not (self._ready and self._pending) and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                self._ready = False
+                batch = self._next_batch()
+            if batch:
+                self._compute(batch)
+
+    def _next_batch(self) -> list[tuple[_PendingSearch, int]]:
+        """Takes the oldest search and all that share its scan, as (search, number of queries), up to BATCH_QUERIES."""
+        batch: list[tuple[_PendingSearch, int]] = []
+        left: deque[_PendingSearch] = deque()
+        room = BATCH_QUERIES
+        while self._pending:
+            search = self._pending.popleft()
+            if self._dropped(search):
+                self._queue.remove(len(search.queries) - len(search.hits))
+            elif room and (not batch or search.shares_scan_with(batch[0][0])):
+                count = min(room, len(search.queries) - len(search.hits))
+                batch.append((search, count))
+                room -= count
+                self._queue.remove(count)
+            else:
+                left.append(search)
+        self._pending = left
+        return batch
+
+    def _dropped(self, search: _PendingSearch) -> bool:
+        if search.answer.cancelled():
+            return True
+        if search.deadline is not None and time.monotonic() > search.deadline:
+            self._deliver(
+                [(search, errors.DeadlineExceeded("the call's time was over before its turn came; allow more time"))]
+            )
+            return True
+        return False
+
+    def _compute(self, batch: list[tuple[_PendingSearch, int]]) -> None:
+        started, core_s = time.perf_counter(), time.thread_time()
+        first = batch[0][0]
+        parts = [search.queries[len(search.hits) : len(search.hits) + count] for search, count in batch]
+        try:
+            allowed = first.served.allowed(first.selection)
+            k = max(search.k for search, _ in batch)
+            hits = first.served.index.nearest(np.concatenate(parts), k, allowed, first.effort)
+        except Exception as error:  # noqa: BLE001 -- goes to the callers; the thread must live on
+            with self._changed:
+                self._queue.remove(sum(len(search.queries) - len(search.hits) - count for search, count in batch))
+            self._deliver([(search, error) for search, _ in batch])
+            return
+        self.batches += 1
+        self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+        elapsed_s = time.perf_counter() - started
+        done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
+        for search, count in batch:
+            mine, hits = hits[:count], hits[count:]
+            search.hits += [one.first(search.k) for one in mine]
+            search.started_at = search.started_at or started
+            search.compute_s += elapsed_s
+            if len(search.hits) == len(search.queries):
+                done.append(
+                    (search, SearchOutcome(search.hits, search.started_at - search.queued_at, search.compute_s))
+                )
+            else:
+                with self._changed:
+                    self._pending.append(search)
+        self._deliver(done)
+
+    def _deliver(self, outcomes: list[tuple[_PendingSearch, SearchOutcome | Exception]]) -> None:
+        """Hands outcomes to the callers. They share a loop, which wakes once; some may have given up, or all with it.
+
+        The next batch starts once the loop has delivered these answers and taken in what their callers ask next.
+        """
+        if not outcomes:
+            with self._changed:
+                self._ready = True
+            return
+        loop = outcomes[0][0].answer.get_loop()
+
+        def resolve() -> None:
+            for search, outcome in outcomes:
+                if search.answer.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    search.answer.set_exception(outcome)
+                else:
+                    search.answer.set_result(outcome)
+            self._wake_soon(loop)
+
+        with self._changed:
+            self._ready = False
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(resolve)

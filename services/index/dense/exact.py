@@ -1,0 +1,211 @@
+"""Exact search over a matrix of premise vectors: the same to the bit whatever the batch, the threads or the back end.
+
+    queries ── proposer ──► candidates + ceiling ── float64 re-scoring ──► k best ── out of reach? ──► SearchHits
+                  ▲                                                                      │ no
+                  └────────────── more candidates; in the end, all rows ◄────────────────┘
+
+A proposer names candidates by numbers that are cheap and slightly wrong. Each candidate is scored again in float64 by a
+kernel that sees one row at a time, rounded to float32, and ordered by (score descending, ordinal ascending): ties go to
+the premise inserted first. Proposers are FAISS (here) and integers of eight bits (int8.py). This module has no locks
+and no threads; the batcher calls it from one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from services.corpus.products import exact_scores, norms_of
+from services.index.values import DEFAULT_EFFORT, Effort, SearchHits
+
+SLACK = 32  # candidates beyond k in the first attempt
+COARSE_UP_TO = 100  # hits; beyond, scoring the many candidates of a coarse proposer costs more than it saves
+WIDEST = 4096  # candidates; beyond, scoring all rows in float64 is cheaper than FAISS's heaps
+BLOCK_ROWS = 8192
+CACHED_ROWS = 512  # rows of float64 that stay in a core's cache
+SCAN_UP_TO = 12  # queries; above, FAISS's matrix product beats its scan (measured at 16k x 384, one thread)
+ALWAYS_SCAN = 2**31 - 1
+_ALWAYS_BLAS = 1
+FAISS: Any = faiss  # its stubs lack keyword arguments, views and the parameters of HNSW
+UNIT_ROUNDOFF = 2.0**-24  # of float32
+
+
+class FlatIndex:
+    """Searches `vectors` (n, dim), float32 or float16, without copying them; a memory map stays on disk.
+
+    The `largest_norm` of a row bounds FAISS's rounding error; without it, all rows are read to find it. `coarse`
+    proposes first; FAISS, whose errors are smaller, only where `coarse` leaves a list open.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        vectors: NDArray[np.float32] | NDArray[np.float16],
+        *,
+        largest_norm: float | None = None,
+        coarse: Proposer | None = None,
+    ) -> None:
+        self.vectors: NDArray[Any] = np.ascontiguousarray(vectors)  # no copy of a memory map
+        self.rows, self.dim = self.vectors.shape
+        norms = (float(norms_of(block).max()) for block in _blocks(self.vectors))
+        self.largest_norm = max(norms, default=0.0) if largest_norm is None else largest_norm
+        self._coarse, self._fine = coarse, FaissProposer(self.vectors, self.largest_norm)
+
+    def nearest(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: Effort = DEFAULT_EFFORT,  # noqa: ARG002 -- always exact
+    ) -> list[SearchHits]:
+        """Finds the k nearest rows of each query (n, dim) by inner product, fewer when fewer are `allowed` (rows,)."""
+        available = self.rows if allowed is None else int(np.count_nonzero(allowed))
+        wanted = min(k, available)
+        if wanted == 0:
+            return [SearchHits(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+        results: dict[int, SearchHits] = {}
+        pending = np.arange(len(queries))
+        for proposer, width in self._attempts(wanted):
+            if not len(pending) or width >= available:
+                continue
+            proposed = proposer.propose(queries[pending], width, allowed)
+            ordinals, scores = self._best(queries[pending], proposed.ordinals, wanted)
+            final = is_out_of_reach(proposed.ceiling, scores[:, -1])
+            results |= {int(pending[n]): SearchHits(ordinals[n], scores[n]) for n in np.flatnonzero(final)}
+            pending = pending[~final]
+        everything = _ordinals_of(self.rows, allowed) if len(pending) else np.empty(0, np.int64)
+        results |= {int(row): self.rescore(queries[row], everything, wanted) for row in pending}
+        return [results[row] for row in range(len(queries))]
+
+    def _attempts(self, wanted: int) -> Iterator[tuple[Proposer, int]]:
+        """Yields who proposes how many candidates, for as long as a list is not final."""
+        if self._coarse is not None and wanted <= COARSE_UP_TO:
+            width = wanted + max(wanted, SLACK)
+            yield from ((self._coarse, width), (self._coarse, 4 * width))
+        width = wanted + SLACK
+        while width <= WIDEST:
+            yield self._fine, width
+            width *= 4
+
+    def rescore(self, query: NDArray[np.float32], ordinals: NDArray[np.int64], wanted: int) -> SearchHits:
+        """Finds the `wanted` best of some rows by their exact scores; ties go to the lower ordinal."""
+        scores = np.empty(len(ordinals), dtype=np.float32)
+        exact_query = query.astype(np.float64)
+        for start in range(0, len(ordinals), BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
+            scores[part] = exact_scores(self.vectors[ordinals[part]], exact_query)
+        return SearchHits.best(ordinals, scores, wanted)
+
+    def _best(
+        self, queries: NDArray[np.float32], candidates: NDArray[np.int64], wanted: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ordinals and exact scores (n, wanted) of the best `candidates` (n, width) of each query, as in `rescore`."""
+        scores = np.empty(candidates.shape, dtype=np.float32)
+        exact_queries = queries.astype(np.float64)
+        step = max(1, CACHED_ROWS // candidates.shape[1])
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            scores[part] = exact_scores(self.vectors[candidates[part]], exact_queries[part])
+        order = np.lexsort((candidates, -scores), axis=1)[:, :wanted]
+        return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def _blocks(vectors: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return (vectors[start : start + BLOCK_ROWS] for start in range(0, len(vectors), BLOCK_ROWS))
+
+
+def _ordinals_of(rows: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    return np.arange(rows, dtype=np.int64) if allowed is None else np.flatnonzero(allowed).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Candidates for the nearest rows: `ordinals` (n, width), in no order.
+
+    No other row has an exact score above `ceiling` (n,).
+    """
+
+    ordinals: NDArray[np.int64]
+    ceiling: NDArray[np.floating]
+
+
+class Proposer(Protocol):
+    """Proposes candidates."""
+
+    def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
+        """Proposes `width` rows for each query (n, dim), fewer than are `allowed` (rows,)."""
+        ...
+
+
+class FaissProposer:
+    """Proposes by FAISS over `vectors` (rows, dim), float32 or float16, without copying them."""
+
+    def __init__(self, vectors: NDArray[Any], largest_norm: float) -> None:
+        self._vectors, self._largest_norm = vectors, largest_norm
+        self._halves = flat_over(vectors) if vectors.dtype == np.float16 else None
+
+    def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
+        """Proposes by float32 products, whose last bits depend on the batch. Sets a process-wide FAISS variable."""
+        raw, ordinals = self._search(np.ascontiguousarray(queries, dtype=np.float32), width, selector_of(allowed))
+        return Proposal(ordinals, raw[:, -1] + rounding_bound(queries, self._largest_norm))
+
+    def _search(
+        self, queries: NDArray[np.float32], width: int, selector: Any
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        if self._halves is not None:
+            parameters = None if selector is None else FAISS.SearchParameters(sel=selector)
+            return tuple(self._halves.search(queries, width, params=parameters))
+        rows, dim = self._vectors.shape
+        raw = np.empty((len(queries), width), dtype=np.float32)
+        ordinals = np.empty((len(queries), width), dtype=np.int64)
+        faiss.cvar.distance_compute_blas_threshold = ALWAYS_SCAN if len(queries) <= SCAN_UP_TO else _ALWAYS_BLAS
+        pointers = [faiss.swig_ptr(array) for array in (queries, self._vectors, raw, ordinals)]
+        sizes = (dim, len(queries), rows, width)
+        FAISS.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], *(() if selector is None else (selector,)))
+        return raw, ordinals
+
+
+def is_out_of_reach(ceiling: NDArray[np.floating], last: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether no row outside the candidates can enter a list whose k-th score is `last`. Both (n,).
+
+    This is the proof of exactness. A row outside scores at most `ceiling` in exact arithmetic. Scores are compared
+    after rounding to float32, and rounding keeps order: if `ceiling` is below the float32 just under `last`, that row's
+    rounded score is below `last` as well. Strictly below matters: an equal score with a lower ordinal would come first.
+    """
+    just_under: NDArray[np.float32] = np.nextafter(last, np.float32(-np.inf))
+    return ceiling < just_under
+
+
+def rounding_bound(queries: NDArray[np.float32], largest_norm: float) -> NDArray[np.float64]:
+    """Bounds the error of float32 inner products of queries (n, dim) with rows no longer than `largest_norm`: (n,).
+
+    It holds for any order of summation: dim x unit roundoff x product of the norms (Higham 2002, 3.1).
+    """
+    factor = 1.01 * (queries.shape[1] + 4) * UNIT_ROUNDOFF * largest_norm
+    bound: NDArray[np.float64] = norms_of(queries) * factor
+    return bound
+
+
+def flat_over(vectors: NDArray[Any]) -> Any:
+    """Makes a flat FAISS index over `vectors` (n, dim), float32 or float16. It points into them: keep both alive."""
+    rows, dim = vectors.shape
+    index = (
+        FAISS.IndexScalarQuantizer(dim, FAISS.ScalarQuantizer.QT_fp16, FAISS.METRIC_INNER_PRODUCT)
+        if vectors.dtype == np.float16
+        else FAISS.IndexFlatIP(dim)
+    )
+    start = FAISS.swig_ptr(vectors.view(np.uint8))
+    index.codes = FAISS.MaybeOwnedVectorUInt8.create_view(start, vectors.nbytes, index.codes.owner)
+    index.ntotal = rows
+    return index
+
+
+def selector_of(allowed: NDArray[np.bool_] | None) -> Any:
+    """Makes a FAISS selector of the rows `allowed` (rows,); None stands for all."""
+    return None if allowed is None else FAISS.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))

@@ -1,0 +1,68 @@
+"""Wires up the back end on Milvus from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aeenc import errors
+from aeenc.transport.channel import Channel
+from services.index.backend import Backend
+from services.index.building import BuildOptions
+from services.index.encoding import QueryEncoder
+from services.index.milvus.building import MilvusBuilder, MilvusBuildOptions
+from services.index.milvus.catalogue import MilvusCatalogue
+from services.index.milvus.explanations import NoExplanations
+from services.index.milvus.link import MilvusAddress, MilvusLink
+from services.index.milvus.records import Records
+from services.index.milvus.retrieval import MilvusRetrieval
+from services.index.milvus.schema import K_MOST, TEXT_BYTES
+from services.index.ranking.encoding import QueryEncoder, Reranker
+from services.index.settings import IndexSettings
+from services.index.values import Backend, BuildOptions, Explanation
+
+
+def open_backend(
+    settings: IndexSettings,
+    encoder: QueryEncoder,
+    reranker: Reranker,
+    encoders: Channel,
+    options: BuildOptions,
+    *,
+    on_state: Callable[[str], None],
+) -> Backend:
+    """Makes the back end; it connects when it is loaded. Raises InvalidArgument for limits beyond those of Milvus."""
+    _check(settings)
+    address = MilvusAddress(settings.milvus_uri, settings.milvus_token, settings.milvus_database)
+    link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
+    records = Records(link, settings.milvus_prefix)
+    catalogue = MilvusCatalogue(link, records)
+    retrieval = MilvusRetrieval(catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued)
+    builds = MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
+    builder = MilvusBuilder(link, records, catalogue, encoders, settings.limits, options, builds)
+    sweeper = Sweeper(link, records, catalogue, refresh_s=settings.milvus_refresh_s, lease_s=settings.milvus_lease_s)
+
+    async def close() -> None:
+        await sweeper.close()
+        await link.close()
+
+    return Backend(catalogue, retrieval, builder, NoExplanations(), sweeper.start, close)
+
+
+def _check(settings: IndexSettings) -> None:
+    if settings.text_bytes > TEXT_BYTES:
+        raise errors.InvalidArgument(
+            f"AEENC_INDEX_TEXT_BYTES={settings.text_bytes} is over {TEXT_BYTES:,}, the longest text in Milvus; lower it"
+        )
+    if settings.k_max >= K_MOST:
+        raise errors.InvalidArgument(f"AEENC_INDEX_K_MAX={settings.k_max} is not below {K_MOST:,}; lower it")
+
+
+class NoExplanations:
+    """Refuses explanations: the prior that learns from them does not exist in this back end."""
+
+    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int:  # noqa: ARG002
+        """Raises Unimplemented."""
+        raise errors.Unimplemented(
+            f"PutExplanations is not in the back end milvus, which has no prior to learn from those of {corpus!r}; use "
+            "AEENC_INDEX_BACKEND=faiss"
+        )

@@ -1,0 +1,260 @@
+"""Calls of the encoder: vectors of query texts (Encode), and a cross-encoder's scores of pairs (Score).
+
+Texts of concurrent calls that ask for the same go out together. There is no delay timer: while `WINDOW` calls are at
+the encoder, texts wait, and all that wait make up the next call. When the encoder refuses a call for one of its texts,
+each caller's texts go out again alone, so that a bad text fails only its own caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.encoded import Encoded, Precision, Scored
+from aeenc.encoder import EncoderClient
+from services.index.values import QueueLimit, SearchHits, TextQuery
+
+ANSWER_SHARE = 0.9  # of the caller's time for the encoder, so that its failure still reaches the caller
+GRACE = 1.05  # so that the call, which has the same time limit, can say itself why it failed
+WINDOW = 2  # calls: one computing, one on its way
+TOGETHER = 32  # texts; a longer call goes out alone
+REMEDY = "; start it, retrieve in mode LEXICAL, or call Search with vectors"
+PAIRS_A_CALL = 256
+CALLS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class EncodeKey:
+    """The properties that texts must share to go out in one call; they name one version of the query encoder."""
+
+    space_id: str
+    label: str | None = None
+    version: str | None = None
+    truncate: bool = False
+    precision: Precision | None = None
+    routing_key: str = ""
+
+    @classmethod
+    def of(cls, query: TextQuery, space_id: str) -> EncodeKey:
+        """Takes from a query what its texts ask of the encoder, for a generation in `space_id`."""
+        return cls(space_id, query.label, query.version, query.truncate, query.precision, query.routing_key)
+
+
+@dataclass(frozen=True)
+class QueryVectors:
+    """The vectors of a call's texts (n, dim) float32, the version that encoded them, and their space."""
+
+    vectors: NDArray[np.float32]
+    version: str
+    space_id: str
+
+
+@dataclass(eq=False)
+class _EncodeRequest:
+    texts: tuple[str, ...]
+    request_id: str
+    deadline: float
+    answer: asyncio.Future[QueryVectors]
+
+
+@dataclass(eq=False)
+class _Queue:
+    waiting: deque[_EncodeRequest] = field(default_factory=deque)
+    senders: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class QueryEncoder:
+    """Encodes query texts. `on_change` receives the encoder's problem ("" once it answers)."""
+
+    def __init__(
+        self,
+        client: EncoderClient,
+        *,
+        timeout_s: float = 10.0,
+        max_queued: int = 4096,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._client, self._timeout_s, self._on_change = client, timeout_s, on_change
+        self._queue = QueueLimit(max_queued, "texts wait for the encoder")
+        self._queues: dict[EncodeKey, _Queue] = {}
+
+    async def encode(
+        self, texts: Sequence[str], key: EncodeKey, *, request_id: str = "", left_s: float | None = None
+    ) -> QueryVectors:
+        """Encodes texts; the caller has `left_s` seconds left.
+
+        Raises what the encoder raises; Unavailable naming the encoder when it does not answer, DeadlineExceeded,
+        Overloaded when too many texts wait.
+        """
+        with self._queue.admitted(len(texts)):
+            return await self._answer(texts, key, request_id, left_s)
+
+    async def _answer(
+        self, texts: Sequence[str], key: EncodeKey, request_id: str, left_s: float | None
+    ) -> QueryVectors:
+        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
+        deadline = time.monotonic() + timeout_s
+        asked = _EncodeRequest(tuple(texts), request_id, deadline, asyncio.get_running_loop().create_future())
+        queue = self._queues.setdefault(key, _Queue())
+        queue.waiting.append(asked)
+        if len(queue.senders) < WINDOW:
+            sender = asyncio.create_task(self._send(key, queue))
+            queue.senders.add(sender)
+            sender.add_done_callback(queue.senders.discard)
+        try:
+            async with asyncio.timeout(timeout_s * GRACE):
+                vectors = await asked.answer
+        except TimeoutError:
+            raise errors.DeadlineExceeded(
+                f"the encoder at {self._client.channel.target} took longer than the {timeout_s:.3g} s that it had; "
+                "allow more time"
+            ) from None
+        except errors.Unavailable as error:
+            target = self._client.channel.target
+            self._on_change(f"no encoder answers at {target}; Retrieve by vectors is away, Search works")
+            raise errors.Unavailable(
+                f"the encoder at {target} does not answer ({error.message}){REMEDY}", retry_after_s=error.retry_after_s
+            ) from None
+        self._on_change("")
+        return vectors
+
+    async def close(self) -> None:
+        """Cancels the calls under way."""
+        senders = [task for queue in self._queues.values() for task in queue.senders]
+        for task in senders:
+            task.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+
+    async def _send(self, key: EncodeKey, queue: _Queue) -> None:
+        while batch := _next(queue.waiting):
+            await self._encode(key, batch)
+        if not queue.waiting and len(queue.senders) <= 1 and self._queues.get(key) is queue:
+            del self._queues[key]
+
+    async def _encode(self, key: EncodeKey, batch: list[_EncodeRequest]) -> None:
+        try:
+            encoded = await self._call(key, batch)
+        except errors.InvalidArgument as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+            else:
+                await asyncio.gather(*(self._encode(key, [asked]) for asked in batch))
+            return
+        except BaseException as error:
+            _fail(batch, error if isinstance(error, Exception) else errors.Unavailable("the index is shutting down"))
+            if not isinstance(error, Exception):
+                raise
+            return
+        start = 0
+        for asked in batch:
+            part = encoded.vectors[start : start + len(asked.texts)]
+            start += len(asked.texts)
+            if not asked.answer.done():
+                asked.answer.set_result(QueryVectors(part, encoded.model_version, encoded.space_id))
+
+    async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
+        return await self._client.encode(
+            [text for asked in batch for text in asked.texts],
+            role="query",
+            label=key.label,
+            version=key.version,
+            space_id=key.space_id,
+            truncate=key.truncate,
+            precision=key.precision,
+            routing_key=key.routing_key,
+            request_id=batch[0].request_id,
+            timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
+        )
+
+
+def _next(waiting: deque[_EncodeRequest]) -> list[_EncodeRequest]:
+    """Takes the callers whose texts go out together; skips those who have gone."""
+    batch: list[_EncodeRequest] = []
+    room = TOGETHER
+    while waiting and (not batch or len(waiting[0].texts) <= room):
+        asked = waiting.popleft()
+        if not asked.answer.done():
+            batch.append(asked)
+            room -= len(asked.texts)
+    return batch
+
+
+def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
+    for asked in batch:
+        if not asked.answer.done():
+            asked.answer.set_exception(error)
+
+
+class Reranker:
+    """Re-ranks by the encoder's Score, which serves one cross-encoder whatever encoded the texts."""
+
+    def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0) -> None:
+        self._client, self._timeout_s = client, timeout_s
+
+    async def rerank(
+        self,
+        query: TextQuery,
+        hits: Sequence[SearchHits],
+        premises: Sequence[Sequence[str]],
+        *,
+        left_s: float | None,
+    ) -> tuple[list[SearchHits], str]:
+        """Re-ranks each text's hits and keeps the best k; returns the cross-encoder's version as well.
+
+        `premises` has the texts of `hits`. With a rerank_weight, the score is the hit's own plus so much of the
+        cross-encoder's; with 0 it is the cross-encoder's. Raises what Score raises, Unavailable naming the encoder,
+        FailedPrecondition when the cross-encoder changed meanwhile.
+        """
+        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
+        turn = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def score(text: str, part: Sequence[str]) -> Scored:
+            async with turn:
+                return await self._client.score(text, part, truncate=True, timeout_s=max(timeout_s, 0.001))
+
+        calls = [
+            [score(text, own[start : start + PAIRS_A_CALL]) for start in range(0, len(own), PAIRS_A_CALL)]
+            for text, own in zip(query.texts, premises, strict=True)
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [[group.create_task(call) for call in each] for each in calls]
+        except* errors.AeencError as failed:
+            raise _naming_target(failed, self._client.channel.target) from None
+        scored = [[task.result() for task in each] for each in tasks]
+        versions = {part.model_version for each in scored for part in each}
+        if len(versions) > 1:
+            raise errors.FailedPrecondition(
+                f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
+            )
+        reranked = [_reranked(one, parts, query) for one, parts in zip(hits, scored, strict=True)]
+        return reranked, versions.pop() if versions else ""
+
+
+def _reranked(hits: SearchHits, parts: Sequence[Scored], query: TextQuery) -> SearchHits:
+    if not parts:
+        return hits.first(query.scope.k)
+    scores = np.concatenate([part.scores for part in parts])
+    if query.rerank_weight:
+        scores = (hits.scores + query.rerank_weight * scores.astype(np.float64)).astype(np.float32)
+    return SearchHits.best(hits.ordinals, scores, query.scope.k, exact=hits.exact)
+
+
+def _naming_target(failed: BaseExceptionGroup[BaseException], target: str) -> errors.AeencError:
+    error = failed.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, errors.AeencError)
+    if isinstance(error, errors.Unavailable):
+        return errors.Unavailable(
+            f"the encoder at {target} does not answer Score ({error.message}); start it, or set rerank to 0",
+            retry_after_s=error.retry_after_s,
+        )
+    return error

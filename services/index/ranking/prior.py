@@ -1,0 +1,137 @@
+"""The explanatory-power prior (Valentino et al. 2022): premises that explained similar hypotheses may explain this one.
+
+It compares hypotheses by their words, so that it needs no encoder, outlives every checkpoint, and is up to date as soon
+as an explanation is put. It leaves out a hypothesis with exactly the query's words (in any case): its explanation is
+the answer, not a prior.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.generation import Generation, folder_of
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.values import Explanation
+from services.store.artifacts import ArtifactStore, atomic_write
+
+FILE = ".explanations.json"
+FORMAT_VERSION = 1
+NEAREST = 40  # hypotheses that count
+OPEN = 8  # priors kept in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A corpus's explanations for one generation: those of hypothesis n are `ordinals[starts[n]:starts[n + 1]]`."""
+
+    hypotheses: LexicalIndex
+    by_text: Mapping[str, list[int]]
+    starts: NDArray[np.int64]
+    ordinals: NDArray[np.int64]
+    rows: int
+
+    @classmethod
+    def of(cls, explanations: Sequence[Explanation], generation: Generation) -> Prior:
+        """Prepares explanations; skips ids that the generation does not have. It takes a while: use a thread."""
+        known = generation.ordinal_by_id
+        found = [sorted({known[one] for one in each.premise_ids if one in known}) for each in explanations]
+        starts = np.zeros(len(found) + 1, np.int64)
+        np.cumsum([len(one) for one in found], out=starts[1:])
+        texts = [each.text for each in explanations]
+        by_text: dict[str, list[int]] = {}
+        for n, text in enumerate(texts):
+            by_text.setdefault(_folded(text), []).append(n)
+        ordinals = np.array([ordinal for one in found for ordinal in one], np.int64)
+        return cls(LexicalIndex.of(texts), by_text, starts, ordinals, len(generation.premises))
+
+    def bonus(self, text: str) -> NDArray[np.float32]:
+        """Scores each premise (rows,) from 0 to 1 by how often it explained the nearest hypotheses."""
+        near = self.hypotheses.similarities(text)
+        near[self.by_text.get(_folded(text), [])] = 0
+        nearest = np.argsort(-near, kind="stable")[:NEAREST]
+        total = np.zeros(self.rows, np.float32)
+        for n in nearest[near[nearest] > 0].tolist():
+            total[self.ordinals[self.starts[n] : self.starts[n + 1]]] += near[n]
+        most = float(total.max(initial=0.0))
+        return total / np.float32(most) if most else total
+
+
+class Explanations:
+    """The explanations of each corpus, on disk."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._changing = asyncio.Lock()
+        self._known: dict[str, list[Explanation]] = {}
+        self._priors: OrderedDict[tuple[str, str], Prior] = OrderedDict()
+
+    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int:
+        """Adds explanations, or replaces all of them. They are durable when it returns their number.
+
+        A hypothesis put twice keeps the premises of both.
+        """
+        async with self._changing:
+            before = [] if replace else await self._get(corpus)
+            joined: dict[str, dict[str, None]] = {}
+            for one in (*before, *explanations):
+                joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
+            now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
+            await asyncio.to_thread(self._write, corpus, now)
+            self._known[corpus] = now
+            for key in [key for key in self._priors if key[0] == corpus]:
+                del self._priors[key]
+        return len(now)
+
+    async def prior(self, generation: Generation) -> Prior:
+        """Returns the prior over a generation. Raises FailedPrecondition when its corpus has no explanations."""
+        key = (generation.corpus, generation.id)
+        if (known := self._priors.get(key)) is not None:
+            self._priors.move_to_end(key)
+            return known
+        async with self._changing:
+            explanations = await self._get(generation.corpus)
+            if not explanations:
+                raise errors.FailedPrecondition(
+                    f"corpus {generation.corpus!r} has no explanations for the prior to learn from; put some with "
+                    "PutExplanations, or set prior to 0"
+                )
+            self._priors[key] = await asyncio.to_thread(Prior.of, explanations, generation)
+            while len(self._priors) > OPEN:
+                self._priors.popitem(last=False)
+            return self._priors[key]
+
+    async def _get(self, corpus: str) -> list[Explanation]:
+        if corpus not in self._known:
+            self._known[corpus] = await asyncio.to_thread(self._read, corpus)
+        return self._known[corpus]
+
+    def _read(self, corpus: str) -> list[Explanation]:
+        path = self._store.root / folder_of(corpus) / FILE
+        try:
+            record: Mapping[str, list[list[object]]] = json.loads(path.read_bytes())
+            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]  # type: ignore[call-overload]
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise errors.DataLoss(
+                f"{path} cannot be read ({error}); put the explanations again, with replace"
+            ) from error
+
+    def _write(self, corpus: str, explanations: Sequence[Explanation]) -> None:
+        record = {
+            "format_version": FORMAT_VERSION,
+            "explanations": [[one.text, one.premise_ids] for one in explanations],
+        }
+        atomic_write(self._store.root / folder_of(corpus) / FILE, json.dumps(record, ensure_ascii=False).encode())
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")

@@ -1,0 +1,242 @@
+"""Ranks premises for texts in every mode: by vectors, by words, or by both; then by the prior and the cross-encoder.
+
+    texts ─┬─ encode ──► vectors less feedback ──► batcher ─┬─► fuse ──► prior ──► cross-encoder ──► k hits
+           └─ BM25 (executor) ──────────────────────────────┘   (each stage only where the query asks for it)
+
+The caller's label names the query encoder in the space of the generation, so that a corpus of another space needs no
+other call. Later stages score the best `pool` premises of each first ranking. The pool does not depend on k, so that a
+longer list starts with the shorter one. Every stage breaks ties by ordinal (SearchHits.best).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.products import exact_scores
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.batcher import SearchBatcher
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.lexical.executor import LexicalExecutor
+from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
+from services.index.ranking.fusion import fuse, rocchio_feedback, scaled
+from services.index.ranking.prior import Prior
+from services.index.ranking.validation import check_accepted, check_vectors
+from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
+
+FEEDBACK = 5  # premises that negative feedback looks at
+EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector loses (docs/experiments.md)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The hits of each text. Times in seconds; `version` encoded them, `reranked_by` re-ranked them ("": none did)."""
+
+    hits: list[SearchHits]
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    version: str = ""
+    reranked_by: str = ""
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """One call: the query, the premises to rank and, for each text, the ordinals `accepted` and `left_out`."""
+
+    query: TextQuery
+    served: ServedGeneration
+    selection: Selection
+    accepted: list[list[int]]
+    left_out: list[list[int]]
+    prior: Prior | None
+    deadline: float | None  # on the clock of time.monotonic()
+
+    @classmethod
+    def of(
+        cls,
+        query: TextQuery,
+        served: ServedGeneration,
+        selection: Selection,
+        deadline: float | None,
+        prior: Prior | None = None,
+    ) -> RankCall:
+        """Looks up the premises that are a query's own text and those accepted for it.
+
+        A call never returns accepted premises again. Raises InvalidArgument for one that the generation lacks.
+        """
+        accepted = [_ordinals(served, n, ids) for n, ids in enumerate(query.accepted)] or [[]] * len(query.texts)
+        own = [served.generation.ordinal_by_text.get(text) if query.drop_self else None for text in query.texts]
+        return cls(
+            query=query,
+            served=served,
+            selection=selection,
+            accepted=accepted,
+            left_out=[
+                ordinals if mine is None else [mine, *ordinals] for mine, ordinals in zip(own, accepted, strict=True)
+            ],
+            prior=prior,
+            deadline=deadline,
+        )
+
+    def accepted_texts(self, row: int) -> list[str]:
+        """The texts of the premises accepted for one text."""
+        return [self.served.generation.premises[n].text for n in self.accepted[row]]
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds left until the deadline; None: there is no deadline."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+
+class Ranker:
+    """Ranks premises."""
+
+    def __init__(
+        self,
+        batcher: SearchBatcher,
+        executor: LexicalExecutor,
+        encoder: QueryEncoder,
+        reranker: Reranker,
+        *,
+        pool: int = 1000,
+    ) -> None:
+        self._batcher, self._executor, self._encoder, self._reranker = batcher, executor, encoder, reranker
+        self._pool = pool
+
+    async def rank(self, call: RankCall) -> Ranking:
+        """Ranks the best premises for each text. Raises what the encoder, the batcher and the executor raise."""
+        query = call.query
+        k = query.rerank or query.scope.k
+        if query.mode in WITHOUT_ENCODER:
+            ranked = await self._by_words(call, self._depth(call, k))
+            ranked = await self._with_prior(call, ranked, k)
+        else:
+            encoded, encode_s = await self._encode(call)
+            vectors = encoded.vectors
+            first = Ranking([])
+            if query.negative_feedback:
+                first = await self._by_vectors(call, vectors, FEEDBACK)
+                best_first = [call.served.index.vectors[one.ordinals.tolist()] for one in first.hits]
+                vectors = rocchio_feedback(vectors, best_first, query.negative_feedback)
+            ranked = await self._by_vectors(call, vectors, k)
+            ranked = replace(
+                ranked,
+                queue_s=first.queue_s + ranked.queue_s,
+                compute_s=first.compute_s + ranked.compute_s,
+                encode_s=encode_s,
+                version=encoded.version,
+            )
+        return await self._reranked(call, ranked) if query.rerank else ranked
+
+    def _depth(self, call: RankCall, k: int) -> int:
+        return self._pool if call.prior else k
+
+    async def _by_vectors(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
+        """Ranks the k best by vectors, or by vectors and words; then by the prior."""
+        by = self._hybrid if call.query.mode == "HYBRID" else self._dense
+        return await self._with_prior(call, await by(call, vectors, self._depth(call, k)), k)
+
+    async def _encode(self, call: RankCall) -> tuple[QueryVectors, float]:
+        """Encodes each text with its accepted premises and subtracts what those explain; returns its seconds too."""
+        started, query = time.perf_counter(), call.query
+        key = EncodeKey.of(query, call.served.generation.space_id)
+        texts = [" ".join([text, *call.accepted_texts(row)]) for row, text in enumerate(query.texts)]
+        encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=call.left_s)
+        check_vectors(call.served, encoded.vectors, encoded.space_id)
+        if query.accepted:
+            accepted = [call.served.index.vectors[own] for own in call.accepted]
+            encoded = replace(encoded, vectors=rocchio_feedback(encoded.vectors, accepted, EXPLAINED))
+        return encoded, time.perf_counter() - started
+
+    async def _dense(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
+        wanted = k + max(map(len, call.left_out))
+        outcome = await self._batcher.search(call.served, vectors, wanted, call.selection, deadline_s=call.left_s)
+        pairs = zip(outcome.hits, call.left_out, strict=True)
+        hits = [one.where(~np.isin(one.ordinals, out), k) for one, out in pairs]
+        return Ranking(hits, outcome.queue_s, outcome.compute_s)
+
+    async def _by_words(self, call: RankCall, k: int) -> Ranking:
+        lexical, allowed = lexical_of(call.served), call.served.allowed(call.selection)
+        is_iterative = call.query.mode == "ITERATIVE_LEXICAL"
+
+        def work(row: int) -> SearchHits:
+            terms = lexical.terms(call.query.texts[row], call.accepted_texts(row))
+            mine = _without(allowed, call.left_out[row], call.served.index.rows)
+            return lexical.iterate(terms, k, mine) if is_iterative else best(lexical.scores(terms), k, mine)
+
+        return await self._in_executor(call, Ranking([]), work)
+
+    async def _hybrid(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
+        lexical, allowed, query = lexical_of(call.served), call.served.allowed(call.selection), call.query
+        dense = await self._dense(call, vectors, self._pool)
+
+        def work(row: int) -> SearchHits:
+            mine = _without(allowed, call.left_out[row], call.served.index.rows)
+            scores = lexical.scores(lexical.terms(query.texts[row], call.accepted_texts(row)))
+            near = dense.hits[row]
+            added = np.setdiff1d(best(scores, self._pool, mine).ordinals, near.ordinals)
+            cosines = exact_scores(call.served.index.vectors[added], vectors[row].astype(np.float64))
+            ordinals = np.concatenate([near.ordinals, added])
+            cosines = np.concatenate([near.scores, cosines])
+            fused = fuse(cosines, scores[ordinals], query.lexical_weight, query.fusion)
+            return SearchHits.best(ordinals, fused, k, exact=near.exact)
+
+        return await self._in_executor(call, dense, work)
+
+    async def _with_prior(self, call: RankCall, ranked: Ranking, k: int) -> Ranking:
+        """Re-ranks the pool by the weighted sum of its scores, scaled to 0 to 1, and the prior's bonus for the text."""
+        if call.prior is None:
+            return ranked
+        prior, share = call.prior, np.float32(call.query.prior)
+
+        def work(row: int) -> SearchHits:
+            pool = ranked.hits[row]
+            scores = (1 - share) * scaled(pool.scores) + share * prior.bonus(call.query.texts[row])[pool.ordinals]
+            return SearchHits.best(pool.ordinals, scores, k, exact=pool.exact)
+
+        return await self._in_executor(call, ranked, work)
+
+    async def _in_executor(self, call: RankCall, ranked: Ranking, work: Callable[[int], SearchHits]) -> Ranking:
+        """Runs `work` for each text in the executor; its hits replace those of `ranked`, its times add up."""
+        hits, queue_s, compute_s = await self._executor.each(range(len(call.query.texts)), work, deadline=call.deadline)
+        return replace(ranked, hits=hits, queue_s=ranked.queue_s + queue_s, compute_s=ranked.compute_s + compute_s)
+
+    async def _reranked(self, call: RankCall, ranked: Ranking) -> Ranking:
+        premises = call.served.generation.premises
+        texts = [[premises[n].text for n in one.ordinals.tolist()] for one in ranked.hits]
+        started = time.perf_counter()
+        hits, version = await self._reranker.rerank(call.query, ranked.hits, texts, left_s=call.left_s)
+        encode_s = ranked.encode_s + time.perf_counter() - started
+        return replace(ranked, hits=hits, encode_s=encode_s, reranked_by=version)
+
+
+def lexical_of(served: ServedGeneration) -> LexicalIndex:
+    """Returns the generation's lexical index. Raises FailedPrecondition when it was built without one."""
+    if served.lexical is None:
+        raise errors.FailedPrecondition(
+            f"generation {served.id} of corpus {served.generation.corpus!r} has no lexical index; build it again with "
+            "this version, or use mode DENSE"
+        )
+    return served.lexical
+
+
+def _ordinals(served: ServedGeneration, text: int, ids: tuple[str, ...]) -> list[int]:
+    """The premises accepted for one text, in the caller's order, each once."""
+    known = served.generation.ordinal_by_id
+    check_accepted(served, text, [premise_id for premise_id in ids if premise_id not in known])
+    return list(dict.fromkeys(known[premise_id] for premise_id in ids))
+
+
+def _without(allowed: NDArray[np.bool_] | None, left_out: list[int], rows: int) -> NDArray[np.bool_] | None:
+    """Takes some premises off a mask."""
+    if not left_out:
+        return allowed
+    mask = np.ones(rows, dtype=bool) if allowed is None else allowed.copy()
+    mask[left_out] = False
+    return mask

@@ -1,0 +1,85 @@
+"""Answers Search and Retrieve: checks the request, has it ranked, and names the generation.
+
+Search calls no other service. Only ranking texts by vectors needs the encoder (see the ranker).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.batcher import SearchBatcher
+from services.index.ranking.prior import Explanations
+from services.index.ranking.ranker import RankCall, Ranker
+from services.index.ranking.validation import check_limits, check_text_query, check_vector_query
+from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, VectorQuery
+from services.kit.checks import Limits
+
+T = TypeVar("T")
+ON_LOOP = 64  # ids or texts: looking them up takes about a millisecond
+
+
+class Retrieval:
+    """Answers Search and Retrieve from files."""
+
+    def __init__(
+        self, catalogue: Catalogue, batcher: SearchBatcher, ranker: Ranker, explanations: Explanations, limits: Limits
+    ) -> None:
+        self._catalogue, self._batcher = catalogue, batcher
+        self._ranker, self._explanations, self._limits = ranker, explanations, limits
+
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the nearest premises of each vector.
+
+        Raises InvalidArgument for a bad scope or vector, SpaceMismatch for another space, NotFound, Overloaded.
+        """
+        started = time.perf_counter()
+        check_limits(query, self._limits)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        check_vector_query(query, served)
+        selection = await select(served, query.scope)
+        outcome = await self._batcher.search(
+            served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
+        )
+        total_s = time.perf_counter() - started
+        return RetrievalResult(outcome.hits, served, total_s, outcome.queue_s, outcome.compute_s)
+
+    async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the premises that best explain each text.
+
+        Raises what `search` and the encoder raise, FailedPrecondition when the corpus has no explanations or lexical
+        index, Unimplemented when there is no cross-encoder, Unavailable naming an encoder that does not answer.
+        """
+        started = time.perf_counter()
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        check_text_query(query, self._limits)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        prior = await self._explanations.prior(served.generation) if query.prior else None
+        selection = await select(served, query.scope)
+        call = await _off_loop(len(query.texts), lambda: RankCall.of(query, served, selection, deadline, prior))
+        ranked = await self._ranker.rank(call)
+        return RetrievalResult(
+            ranked.hits,
+            served,
+            time.perf_counter() - started,
+            ranked.queue_s,
+            ranked.compute_s,
+            ranked.encode_s,
+            ranked.version,
+            ranked.reranked_by,
+        )
+
+
+async def select(served: ServedGeneration, scope: Scope) -> Selection:
+    """Turns a scope into a selection; looks long lists of ids up off the event loop."""
+    if not scope.splits and not scope.exclude_ids:
+        return ALL
+    return await _off_loop(len(scope.exclude_ids), lambda: served.select(scope.splits, scope.exclude_ids))
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= ON_LOOP else await asyncio.to_thread(work)

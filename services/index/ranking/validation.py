@@ -1,0 +1,137 @@
+"""Checks of vectors and text queries before a search. Each refuses with the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from services.corpus.inner_products import norms_of
+from services.index.backend import Searched
+from services.index.queries import WITHOUT_ENCODER, Scope, TextQuery
+from services.kit.limits import Limits, check_count, check_k
+
+UNIT_TOLERANCE = 1e-2  # a unit vector in half precision stays well within it
+
+
+def check_scope(scope: Scope, limits: Limits) -> None:
+    """Refuses a k or an exclude list beyond the limits."""
+    check_k(scope.k, limits)
+    if scope.exclude_ids:
+        check_count(len(scope.exclude_ids), limits, "exclude_ids")
+
+
+def check_limits(query: VectorQuery, limits: Limits) -> None:
+    """Refuses no vectors, too many, or a scope beyond the limits."""
+    check_count(len(query.vectors), limits, "vectors")
+    check_scope(query.scope, limits)
+
+
+def check_vector_query(query: VectorQuery, served: GenerationView) -> None:
+    """Refuses vectors that cannot be compared with a generation's."""
+    check_vectors(served, query.vectors, query.space_id)
+    check_unit(query.vectors)
+
+
+def check_unit(vectors: NDArray[np.float32]) -> None:
+    """Refuses vectors that are not finite or not of unit length: their inner products would not be cosines."""
+    norms = norms_of(vectors)
+    is_unit = np.abs(norms - 1.0) <= UNIT_TOLERANCE
+    if is_unit.all():
+        return
+    row = int(np.argmin(is_unit))
+    if not np.isfinite(norms[row]):
+        raise errors.InvalidArgument.field(f"vectors[{row}]", "holds NaN or infinity; send finite numbers")
+    raise errors.InvalidArgument.field(
+        f"vectors[{row}]", f"has length {norms[row]:.4g}; scale it to 1, as Encode returns it"
+    )
+
+
+def check_space(served: GenerationView, space_id: str) -> None:
+    """Refuses a space other than the generation's."""
+    own = served.generation
+    if not space_id:
+        raise errors.InvalidArgument.field("space_id", "is empty; send the space_id that Encode returned")
+    if space_id != own.space_id:
+        raise errors.SpaceMismatch(
+            f"vectors are of space {space_id}, generation {own.id} of corpus {own.corpus!r} is of {own.space_id}; "
+            "encode in that space, or activate a generation of that space",
+            metadata={"vectors": space_id, "corpus": own.space_id},
+        )
+
+
+def check_vectors(served: GenerationView, vectors: NDArray[np.float32], space_id: str) -> None:
+    """Refuses vectors (n, dim) of another space or dimension than the generation's."""
+    check_space(served, space_id)
+    dim, own = vectors.shape[1], served.generation
+    if dim != own.dim:
+        raise errors.InvalidArgument.field(
+            "vectors.dim",
+            f"vector has {dim} dimensions, corpus {own.corpus!r} has {own.dim}; encode in its space",
+        )
+
+
+def check_text_query(query: TextQuery, limits: Limits) -> None:
+    """Refuses texts, a scope, shares, a re-ranking or accepted premises beyond the limits or of no use together."""
+    check_texts(query.texts, limits)
+    check_scope(query.scope, limits)
+    if not 0.0 <= query.lexical_weight <= 1.0:
+        raise errors.InvalidArgument.field(
+            "fusion.lexical_weight", f"{query.lexical_weight:g} is not within 0 and 1; give the share of BM25"
+        )
+    if not 0.0 <= query.prior <= 1.0:
+        raise errors.InvalidArgument.field("prior", f"{query.prior:g} is not within 0 and 1; give its share")
+    if query.prior and query.mode == "ITERATIVE_LEXICAL":
+        raise errors.InvalidArgument.field(
+            "prior", "cannot be added to scores of different rounds; use mode LEXICAL, or set it to 0"
+        )
+    if not 0.0 <= query.negative_feedback <= 1.0:
+        raise errors.InvalidArgument.field(
+            "negative_feedback", f"{query.negative_feedback:g} is not within 0 and 1; give its share"
+        )
+    if query.negative_feedback and query.mode in WITHOUT_ENCODER:
+        raise errors.InvalidArgument.field(
+            "negative_feedback", f"changes vectors, and mode {query.mode} has none; use DENSE or HYBRID, or 0"
+        )
+    if query.rerank and not query.scope.k <= query.rerank <= limits.k:
+        raise errors.InvalidArgument.field(
+            "rerank", f"is {query.rerank}; give k ({query.scope.k}) to {limits.k:,}, or 0 for none"
+        )
+    if query.rerank_weight:
+        _check_rerank_weight(query)
+    if query.accepted and len(query.accepted) != len(query.texts):
+        raise errors.InvalidArgument.field(
+            "accepted", f"has {len(query.accepted)} lists for {len(query.texts)} texts; give one for each text, or none"
+        )
+    if any(len(ids) > limits.items for ids in query.accepted):
+        raise errors.InvalidArgument.field("accepted", f"has over {limits.items:,} ids for a text; give fewer")
+
+
+def check_accepted(served: GenerationView, text: int, unknown: Sequence[str]) -> None:
+    """Refuses ids accepted for the text at position `text` that the generation does not have."""
+    if unknown:
+        raise errors.InvalidArgument.field(
+            f"accepted[{text}].premise_ids",
+            f"{unknown[0]!r} is not a premise of generation {served.id}; send ids that Retrieve returned",
+        )
+
+
+def _check_rerank_weight(query: TextQuery) -> None:
+    weight = query.rerank_weight
+    if not 0.0 < weight < math.inf:
+        raise errors.InvalidArgument.field(
+            "rerank_weight",
+            f"is {weight:g}; give a positive number, or set it to 0 for the cross-encoder's score alone",
+        )
+    if not query.rerank:
+        raise errors.InvalidArgument.field(
+            "rerank_weight", f"is {weight:g} and rerank is 0; say how many premises to re-rank, or set it to 0"
+        )
+    if query.mode == "ITERATIVE_LEXICAL":
+        raise errors.InvalidArgument.field(
+            "rerank_weight",
+            f"is {weight:g}, but it cannot be added to scores of different rounds; use mode LEXICAL, or set it to 0",
+        )

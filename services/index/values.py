@@ -1,0 +1,385 @@
+"""The index's vocabulary: the values and protocols that its rooms pass to each other.
+
+Two back ends implement the protocols: files searched by FAISS in this process, and collections in a Milvus. Both return
+the same values and raise the same errors, so callers can tell them apart only by the name of the engine. This module
+imports no other module of the index, which keeps the rooms free of import circles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.encoded import Precision
+from services.corpus.generation import PremiseRecord, Storage
+from services.store.artifacts import Artifact
+
+
+@dataclass(frozen=True)
+class SearchHits:
+    """The nearest rows of one query, best first: `ordinals` (int64) and `scores` (float32).
+
+    `exact` means that no row was overlooked. The scores are exact in any case. Equal scores stand in the order of their
+    ordinals.
+    """
+
+    ordinals: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    exact: bool = True
+
+    @classmethod
+    def best(
+        cls, ordinals: NDArray[np.int64], scores: NDArray[np.floating], k: int, *, exact: bool = True
+    ) -> SearchHits:
+        """Ranks rows by score and keeps the first k. Ties go to the lower ordinal, the premise inserted first."""
+        order = np.lexsort((ordinals, -scores))[:k]
+        return cls(ordinals[order], scores[order].astype(np.float32, copy=False), exact)
+
+    def first(self, k: int) -> SearchHits:
+        """Keeps the first k hits."""
+        return SearchHits(self.ordinals[:k], self.scores[:k], self.exact)
+
+    def where(self, mask: NDArray[np.bool_], k: int) -> SearchHits:
+        """Keeps the first k of the hits that `mask` (n,) marks."""
+        return SearchHits(self.ordinals[mask][:k], self.scores[mask][:k], self.exact)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard an approximate engine tries: the lists IVF visits, the breadth of HNSW; 0 takes what its build measured.
+
+    `exact` searches exactly, whatever the engine. Exact engines ignore the rest.
+    """
+
+    nprobe: int = 0
+    ef_search: int = 0
+    exact: bool = False
+
+
+DEFAULT_EFFORT = Effort()
+
+FusionMethod = Literal["min_max", "reciprocal_rank"]
+LEXICAL_WEIGHT = 0.2
+Mode = Literal["DENSE", "LEXICAL", "ITERATIVE_LEXICAL", "HYBRID"]
+WITHOUT_ENCODER = {"LEXICAL", "ITERATIVE_LEXICAL"}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which premises a call may return, and how many for each query."""
+
+    corpus: str
+    k: int
+    exclude_ids: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    generation: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The premises that a search may return: those with one of `splits` or with no split, less `excluded` (ordinals).
+
+    Empty `splits` allow every split. Searches with equal selections share a scan.
+    """
+
+    splits: frozenset[str] = frozenset()
+    excluded: frozenset[int] = frozenset()
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, eq=False)
+class VectorQuery:
+    """Vectors (n, dim) of the space `space_id` to find premises for."""
+
+    vectors: NDArray[np.float32]
+    space_id: str
+    scope: Scope
+    effort: Effort = DEFAULT_EFFORT
+
+
+@dataclass(frozen=True)
+class TextQuery:
+    """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
+
+    `accepted` lists premise ids for each text, or is empty. The cross-encoder re-ranks the first `rerank` premises (0:
+    none); `rerank_weight` is the weight of its score beside that of the first ranking (0: its score alone decides).
+    `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
+    first ranking have in common. `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the
+    choice.
+    """
+
+    texts: tuple[str, ...]
+    scope: Scope
+    label: str | None = None
+    version: str | None = None
+    drop_self: bool = True
+    truncate: bool = False
+    mode: Mode = "DENSE"
+    accepted: tuple[tuple[str, ...], ...] = ()
+    rerank: int = 0
+    rerank_weight: float = 0.0
+    prior: float = 0.0
+    negative_feedback: float = 0.0
+    lexical_weight: float = LEXICAL_WEIGHT
+    fusion: FusionMethod = "min_max"
+    precision: Precision | None = None
+    routing_key: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """The hits of each query, in the generation searched. Times in seconds; `version` is that of the query encoder."""
+
+    hits: list[SearchHits]
+    served: GenerationView
+    total_s: float
+    queue_s: float
+    compute_s: float
+    encode_s: float = 0.0
+    version: str = ""
+    reranked_by: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the lists of all queries are exact."""
+        return all(one.exact for one in self.hits)
+
+
+Sameness = Literal["EXACT", "NORMALIZED"]
+AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """The header of a build call: what to build."""
+
+    corpus: str
+    request_id: str = ""
+    base_generation: str = ""
+    delete_ids: tuple[str, ...] = ()
+    activate: bool = False
+    resume_from: int = 0
+    sameness: Sameness = "EXACT"
+    space_id: str = ""
+
+    def fingerprint(self) -> dict[str, str]:
+        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
+        deleted = json.dumps(sorted(self.delete_ids)).encode()
+        return {
+            "base_generation": self.base_generation,
+            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
+            "sameness": self.sameness,
+            **({"space_id": self.space_id} if self.space_id else {}),
+        }
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """The progress of a build; the last one names the generation. `ack_level` holds for what `encoded` counts.
+
+    `durable` counts the streamed premises that a retry need not stream again.
+    """
+
+    received: int
+    encoded: int
+    ack_level: AckLevel = "RECEIVED"
+    durable: int = 0
+    generation: Artifact | None = None
+    activated: bool = False
+    is_last: bool = False
+
+
+Engine = Literal["flat", "ivf", "hnsw"]
+RETRY_AFTER_S = 0.05  # after which a refused call may come back
+LEAST_ROWS = 1000  # below it, an approximate engine has too little to learn from and a scan takes 0.1 ms
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The operator's choice of search engine for new generations.
+
+    `auto` takes `flat` up to `flat_premises` and `ivf` beyond. `recall` is the share of the true ten nearest that an
+    approximate engine must find; `threads` build it.
+    """
+
+    engine: Literal["auto", "flat", "ivf", "hnsw"] = "auto"
+    flat_premises: int = 250_000
+    storage: Storage = "float32"
+    recall: float = 0.99
+    threads: int = 1
+
+    def choose(self, rows: int) -> Engine:
+        """Chooses the engine for a number of premises."""
+        if rows < LEAST_ROWS:
+            return "flat"
+        if self.engine != "auto":
+            return self.engine
+        return "flat" if rows <= self.flat_premises else "ivf"
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
+
+    With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
+    `engines` search the generation.
+    """
+
+    batch: int = 128
+    window: int = 4
+    patience_s: float = 120.0
+    sync_s: float = 1.0
+    keep_s: float = 24 * 3600.0
+    engines: EngineOptions = field(default_factory=EngineOptions)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The active generation, and the id of the one before it (None: there was none)."""
+
+    active: Artifact
+    previous: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A hypothesis and the ids of the premises that explain it."""
+
+    text: str
+    premise_ids: tuple[str, ...]
+
+
+class PremiseLookup(Protocol):
+    """Premises by ordinal, at least those of one answer."""
+
+    def __getitem__(self, ordinal: int, /) -> PremiseRecord: ...
+
+
+class GenerationFacts(Protocol):
+    """The manifest of a generation and its premises."""
+
+    @property
+    def artifact(self) -> Artifact: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def corpus(self) -> str: ...
+    @property
+    def space_id(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def premises(self) -> PremiseLookup: ...
+
+
+class GenerationView(Protocol):
+    """A generation as an answer names it, with the premises of that answer."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def generation(self) -> GenerationFacts: ...
+
+
+class ReadableGeneration(GenerationView, Protocol):
+    """A generation whose premises can be looked up and listed."""
+
+    @property
+    def rows(self) -> int: ...
+
+    async def find(self, ids: Iterable[str]) -> list[PremiseRecord]:
+        """Finds premises by id or alias, in the order given. Raises NotFound naming the first unknown ones."""
+
+    async def page(self, start: int, count: int) -> list[PremiseRecord]:
+        """Returns at most `count` premises from the ordinal `start` on, in order of insertion."""
+
+
+class GenerationStore(Protocol):
+    """The corpora, their generations, and the switch between generations."""
+
+    def corpora(self) -> Sequence[tuple[str, GenerationView | None]]: ...
+    def active_id(self, corpus: str) -> str | None: ...
+    async def resolve(self, corpus: str, generation_id: str = "") -> ReadableGeneration: ...
+    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation: ...
+    async def generations(self, corpus: str) -> list[Artifact]: ...
+    async def delete(self, corpus: str, generation_id: str) -> None: ...
+    def check_known(self, corpus: str) -> None: ...
+
+
+class Retriever(Protocol):
+    """Answers Search and Retrieve."""
+
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
+    async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult: ...
+
+
+class GenerationBuilder(Protocol):
+    """Builds generations from streamed premises."""
+
+    def build(
+        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
+    ) -> AsyncGenerator[BuildProgress, None]: ...
+
+
+class ExplanationStore(Protocol):
+    """Keeps explanations for the prior."""
+
+    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A back end that is not open yet: `load` opens it once the port is bound, `close` ends it."""
+
+    catalogue: GenerationStore
+    retrieval: Retriever
+    builder: GenerationBuilder
+    explanations: ExplanationStore
+    load: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]]
+
+
+class QueueLimit:
+    """The one rule of admission: at most `limit` items of a kind wait, and calls beyond are refused.
+
+    A call that finds the queue empty is admitted whatever its size, so that a large one can always run. Queues share no
+    limit. `waiting` says in the error what the items are and where they wait.
+    """
+
+    def __init__(self, limit: int, waiting: str = "queries wait already") -> None:
+        self.size = 0
+        self._limit, self._waiting = limit, waiting
+
+    def add(self, count: int) -> None:
+        """Admits `count` items. Raises Overloaded when the queue is full."""
+        is_over = self.size + count > self._limit
+        if self.size and is_over:
+            raise errors.Overloaded(
+                f"{self.size:,} {self._waiting}, the limit is {self._limit:,}; come back later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self.size += count
+
+    def remove(self, count: int) -> None:
+        """Takes off items that wait no longer."""
+        self.size -= count
+
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Admits `count` items for the time of a block. Raises Overloaded when the queue is full."""
+        self.add(count)
+        try:
+            yield
+        finally:
+            self.remove(count)

@@ -1,0 +1,260 @@
+"""Engines over a socket: built in a process of their own, named in answers, refused when damaged, float16 halved."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from aeenc import AsyncClient, errors
+from services.corpus.generation import open_generation
+from services.index.__main__ import build
+from services.index.building import index_process
+from services.index.building.index_process import index_generation, train_ivf
+from services.index.building.vectors import VectorFile
+from services.index.lexical.bm25 import write_lexical
+from services.index.settings import IndexSettings
+from services.index.values import EngineOptions
+from services.store.artifacts import ArtifactStore
+from support.broken_builds import indexing_processes
+from support.models.hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, raises, until, vector_of
+
+KINDS = ["metal", "star", "plant", "frog", "cloud", "rock", "wave", "magnet", "glass", "seed"]
+TEXTS = [f"{KINDS[n % 10]} {KINDS[n // 10 % 10]} of {n % 37} in {n % 53} or {n}" for n in range(1500)]
+PREMISES = [premise(f"p{n}", text, splits=("train",) if n % 3 else ("dev",)) for n, text in enumerate(TEXTS)]
+QUERIES = np.stack([vector_of(f"{KINDS[n % 10]} of {n % 37} in {n % 53}") for n in range(40)])
+INDEX = "index.faiss"
+QUICK = {"recall": 0.95, "build_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A store with corpus `science`, searched by IVF; copy it before you use it."""
+    root = tmp_path_factory.mktemp("engines") / "artifacts"
+
+    async def make() -> str:
+        encoder = RunningEncoder()
+        await encoder.server.start()
+        async with build(settings(root, encoder)) as server:
+            await until(lambda: server.readiness.answers)
+            async with AsyncClient(index=f"127.0.0.1:{server.port}") as client:
+                generation = await client.index.build("science", PREMISES)
+        await encoder.stop()
+        return generation.id
+
+    return root, asyncio.run(make())
+
+
+def settings(root: Path, encoder: RunningEncoder, engine: str = "ivf") -> IndexSettings:
+    return IndexSettings(port=0, artifacts_dir=root, encoder_target=encoder.target, engine=engine, **QUICK)
+
+
+@pytest.fixture
+def science(built: tuple[Path, str], artifact_store: ArtifactStore) -> str:
+    """The generation of `science`, in this test's own store."""
+    shutil.copytree(built[0], artifact_store.root)
+    return built[1]
+
+
+async def search(index: Any, corpus: str = "science", **options: Any) -> Any:
+    return await index.client.search(corpus, QUERIES, space_id=SPACE, k=10, **options)
+
+
+def overlap(some: list[list[str]], others: list[list[str]]) -> float:
+    return sum(len(set(a) & set(b)) for a, b in zip(some, others, strict=True)) / sum(map(len, others))
+
+
+def damaged(store: ArtifactStore, generation: str, position: int) -> None:
+    path = store.root / "generations/science" / generation / INDEX
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+async def test_an_approximate_engine_says_so_and_searches_exactly_where_asked(serve, science):
+    async with serve() as index:
+        info = (await index.client.info()).corpora[0].active
+        assert (info.id, info.engine, info.premises) == (science, "ivf", 1500)
+        found, exact = await search(index), await search(index, exact=True)
+        assert (found.exact, exact.exact) == (False, True)
+        assert overlap(found.ids, exact.ids) >= 0.9
+        one = await search(index, nprobe=1)
+        assert overlap(one.ids, exact.ids) < overlap(found.ids, exact.ids)
+        retrieved = await index.client.retrieve("science", [TEXTS[7]], k=3, drop_self=False)
+        assert retrieved[0][0].text == TEXTS[7]
+        dropped = await index.client.retrieve("science", [TEXTS[7]], k=3)
+        assert len(dropped[0]) == 3
+        assert TEXTS[7] not in [hit.text for hit in dropped[0]]
+        best = [ids[0] for ids in found.ids]
+        fewer = await search(index, splits=("dev",), exclude=best)
+        assert all(len(ids) == 10 and not set(ids) & set(best) for ids in fewer.ids)
+        assert all(int(one.removeprefix("p")) % 3 == 0 for ids in fewer.ids for one in ids)
+
+
+async def test_the_manifest_says_how_the_engine_was_built_and_what_it_finds(science, artifact_store):
+    manifest = json.loads((artifact_store.root / "generations/science" / science / "manifest.json").read_bytes())
+    assert INDEX in manifest["files"]
+    plan = manifest["meta"]["index"]
+    assert manifest["meta"]["engine"] == plan["engine"] == "ivf"
+    assert plan["recall_at_10"] >= plan["recall_wanted"] == 0.95
+    assert plan["queries"] == 500
+    assert 1 <= plan["breadth"] <= plan["lists"]
+
+
+async def test_the_words_that_the_indexing_process_writes_are_those_of_the_premises(science, artifact_store, tmp_path):
+    (words := tmp_path / "words").mkdir()
+    write_lexical(words, TEXTS)
+    written = {path.name: path.read_bytes() for path in words.iterdir()}
+    folder = artifact_store.root / "generations/science" / science
+    assert written
+    assert {name: (folder / name).read_bytes() for name in written} == written
+
+
+async def test_a_restart_gives_the_same_answers_to_the_bit(serve, science):
+    async with serve() as index:
+        before = await search(index)
+    async with serve() as index:
+        after = await search(index)
+    assert before.ids == after.ids
+    assert [one.tobytes() for one in before.scores] == [one.tobytes() for one in after.scores]
+
+
+async def test_a_tampered_index_file_is_refused_by_name_and_the_active_generation_keeps_serving(
+    serve, science, artifact_store
+):
+    async with serve() as index:
+        other = await index.client.build("science", facts())
+        damaged(artifact_store, science, -5)
+        await raises(errors.DataLoss, index.client.activate("science", science), INDEX, "sha256")
+        assert (await search(index)).generation == other.id
+
+
+@pytest.mark.parametrize("position", [0, 9, 5000], ids=["kind", "rows", "codes"])
+async def test_a_damaged_index_file_is_data_loss_when_opened(serve, science, artifact_store, position: int):
+    damaged(artifact_store, science, position)
+    async with serve() as index:
+        await raises(errors.DataLoss, search(index), INDEX)
+        assert INDEX in (await index.client.info()).service.state_reason
+        await index.client.build("science", facts())
+        assert (await index.client.info()).service.state_reason == ""
+
+
+async def test_an_index_file_of_another_generation_is_data_loss(serve, science, artifact_store):
+    source = artifact_store.open("generations/science", science)
+    with artifact_store.writer("generation", "generations/science") as writer:
+        for name in source.files:
+            shutil.copyfile(source.file(name), writer.path / name)
+        np.save(writer.path / "vectors.npy", np.load(source.file("vectors.npy"))[:, :16])
+        other = writer.commit({**source.meta, "dim": 16}, id_prefix="g").id
+    async with serve() as index:
+        await raises(errors.DataLoss, index.client.activate("science", other), INDEX, "its manifest says")
+
+
+async def test_an_index_of_other_vectors_is_refused_when_it_does_not_find_the_generations_own(
+    serve, science, artifact_store
+):
+    source = artifact_store.open("generations/science", science)
+    with artifact_store.writer(
+        "generation", "generations/science"
+    ) as writer:  # sound files that do not belong together
+        for name in source.files:
+            shutil.copyfile(source.file(name), writer.path / name)
+        rows = np.load(source.file("vectors.npy"))
+        faiss.write_index(train_ivf(rows[::-1], source.meta["index"]["lists"]), str(writer.path / INDEX))
+        other = writer.commit(source.meta, id_prefix="g").id
+    async with serve() as index:
+        await raises(errors.DataLoss, index.client.activate("science", other), "do not find themselves")
+        assert (await search(index)).generation == science
+
+
+async def test_building_again_gives_the_same_generation(serve, science):
+    async with serve(engine="ivf", **QUICK) as index:
+        again = await index.client.build("science", PREMISES)
+    assert again.id == science
+
+
+async def test_a_build_whose_indexing_dies_is_unavailable_and_leaves_nothing(serve):
+    async with serve(engine="ivf", **QUICK) as index:
+        call = asyncio.ensure_future(index.client.build("science", PREMISES))
+        await until(lambda: bool(indexing_processes()), 20)
+        os.kill(indexing_processes()[0], signal.SIGKILL)
+        await raises(errors.Unavailable, call, "signal 9", "build again")
+        assert files_of(index.store) == {}
+
+
+async def test_a_cancelled_build_ends_its_indexing(serve):
+    async with serve(engine="hnsw") as index:
+        call = asyncio.ensure_future(index.client.build("science", PREMISES))
+        await until(lambda: bool(indexing_processes()), 20)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: not indexing_processes() and files_of(index.store) == {})
+
+
+async def test_float16_halves_the_vectors_and_search_stays_exact_over_them(serve, artifact_store):
+    async with serve(storage="float16") as index:
+        generation = await index.client.build("science", PREMISES)
+        found = await search(index)
+    assert found.exact
+    stored = np.load(artifact_store.root / "generations/science" / generation.id / "vectors.npy")
+    assert stored.dtype == np.float16
+    scores = np.einsum("ij,qj->qi", stored.astype(np.float64), QUERIES.astype(np.float64)).astype(np.float32)
+    for row, (ids, mine) in enumerate(zip(found.ids, found.scores, strict=True)):
+        order = np.lexsort((np.arange(len(stored)), -scores[row]))[:10]
+        assert ids == [f"p{n}" for n in order]
+        assert mine.tobytes() == scores[row][order].tobytes()
+    opened = open_generation(artifact_store, "science", generation.id)
+    exact = np.stack([vector_of(text) for text in TEXTS])
+    assert opened.float32().dtype == np.float32
+    assert np.abs(opened.float32() - exact).max() < 1e-3
+
+
+async def test_a_float16_generation_is_the_base_of_a_float32_one_and_the_other_way_round(serve):
+    async with serve(storage="float16") as index:
+        base = await index.client.build("science", PREMISES[:50])
+    async with serve() as index:
+        changed = await index.client.build("science", [premise("n", "new")], base_generation=base.id)
+        assert (await search(index)).generation == changed.id
+    async with serve(storage="float16") as index:
+        again = await index.client.build("science", [premise("m", "newer")], base_generation=changed.id)
+        assert (again.premises, (await search(index)).generation) == (52, again.id)
+
+
+def test_indexing_ends_with_the_process_that_asked_for_it(tmp_path):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "vectors.npy", rng.normal(size=(20_000, 64)).astype(np.float32))
+    request = {"path": str(tmp_path), "engine": "hnsw", "recall": 0.99, "largest_norm": 20.0, "threads": 1}
+    command = [sys.executable, "-m", "services.index.building.index_process"]
+    ended = subprocess.run(
+        command, input=f"{json.dumps(request)}\n", capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable():
+    process = index_process._start(threads=1)
+    process.kill()
+    process.wait()
+    with pytest.raises(errors.Unavailable, match="signal 9"):
+        index_process._ask(process, {"path": "anywhere"})
+
+
+async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
+    vectors = VectorFile(tmp_path / "vectors.npy", 32)
+    vectors.append(np.stack([vector_of(text) for text in TEXTS]))
+    vectors.finish()
+    (tmp_path / INDEX).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        await index_generation(tmp_path, EngineOptions(engine="ivf"), vectors.rows, vectors.largest_norm)
+    assert caught.value.errno == errno.ENOSPC

@@ -1,0 +1,82 @@
+"""Which texts are one premise: the same to the byte, or, on request, the same once normalised."""
+
+import pytest
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+from services.index.building.folding import normalized
+from support.models.hashed_encoder import premise, raises
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Ice is cold.", "ice is cold"),
+        ("ice  is\tcold ", "ice is cold"),
+        ("well-known facts", "well known facts"),
+        ("a (frozen) lake", "a frozen lake"),
+        ("cafe\u0301", "CAF\u00c9"),
+        ("\ufb01sh swim", "fish swim"),
+        ("stra\u00dfe", "STRASSE"),
+        ("\u201cquoted\u201d \u2026", '"quoted"'),
+        ("zero\u200bwidth", "zero width"),
+    ],
+)
+def test_what_makes_no_difference_is_left_out(one, other):
+    assert normalized(one) == normalized(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("3.5 metres", "35 metres"),
+        ("it is -5 degrees", "it is 5 degrees"),
+        ("5% of it", "5 of it"),
+        ("2 + 2", "2 2"),
+        ("ice is cold", "ice is colder"),
+        ("!", "?"),
+        ("\u0915\u093f", "\u0915\u0940"),  # the vowel signs of Devanagari
+        ("re\u0301sume\u0301", "resume"),
+    ],
+)
+def test_what_makes_a_difference_stays(one, other):
+    assert normalized(one) != normalized(other)
+
+
+async def test_similar_texts_become_aliases_only_where_the_build_asks_for_it(index, encoder):
+    premises = [
+        premise("a", "Ice is cold.", ["dev"]),
+        premise("b", "fire is hot"),
+        premise("c", "ice is  cold", ["facts"]),
+    ]
+    apart = await index.client.build("science", premises)
+    assert apart.premises == 3
+    encoder.servicer.encoded_premises.clear()
+    together = await index.client.build("science", premises, fold_similar=True)
+    assert encoder.servicer.encoded_premises == ["Ice is cold.", "fire is hot"]
+    listed = [one async for one in index.client.list_premises("science", generation=together.id)]
+    assert [(one.id, one.text, list(one.aliases), list(one.splits)) for one in listed] == [
+        ("a", "Ice is cold.", ["c"], ["dev", "facts"]),
+        ("b", "fire is hot", [], []),
+    ]
+
+
+async def test_a_base_keeps_its_premises_apart_and_takes_similar_ones_in(index, encoder):
+    base = await index.client.build("science", [premise("a", "Ice is cold."), premise("b", "ice is cold")])
+    encoder.servicer.encoded_premises.clear()
+    more = [premise("c", "ICE IS COLD"), premise("d", "snow is cold")]
+    await index.client.build("science", more, base_generation=base.id, fold_similar=True)
+    listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
+    assert listed == [("a", ["c"]), ("b", []), ("d", [])]
+    assert encoder.servicer.encoded_premises == ["snow is cold"]
+
+
+async def test_an_unknown_kind_of_folding_is_refused_by_name(index):
+    async def requests():
+        yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science", folding=9))
+
+    async def call():
+        stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=10)
+        return [one async for one in stream]
+
+    await raises(errors.InvalidArgument, call(), "header.folding", "9")

@@ -1,0 +1,228 @@
+"""A build with a request id goes on where it ended, and is refused when it is no longer the same build."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+from services.corpus.generation import PremiseRecord
+from services.index.building import journal
+from services.index.values import BuildSpec
+from support.broken_builds import PREMISES, broken_build, works
+from support.models.hashed_encoder import VERSION, files_of, premise, raises, until
+
+SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
+
+
+def work_of(store) -> Path:
+    (directory,) = works(store)
+    return directory
+
+
+def build(index, premises=PREMISES, **fields):
+    return index.client.build("science", premises, request_id="r", **fields)
+
+
+async def listed(index):
+    return [(one.id, one.text) async for one in index.client.list_premises("science")]
+
+
+async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(serve, encoder):
+    async with serve(**SYNC) as index:
+        report = await broken_build(index)
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**SYNC) as index:
+        assert not (await index.client.info()).corpora, "an unfinished build is no generation"
+        generation = await build(index)
+        assert generation.premises == 60
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        assert not works(index.store)
+
+
+async def test_what_a_caller_who_goes_away_has_sent_never_passes_for_the_whole_corpus(serve):
+    # grpc.aio ends the stream of a caller who has gone as if he had sent everything, until something is sent to him
+    async with serve(**SYNC) as index:
+        (builder,) = (one._builder for _, one in index.server._servicers if hasattr(one, "_builder"))
+        records = [PremiseRecord(one.id, one.text) for one in PREMISES[:16]]
+        all_written, ended = asyncio.Event(), False
+
+        async def chunks():
+            nonlocal ended
+            yield records
+            await all_written.wait()
+            ended = True
+
+        steps = builder.build(BuildSpec("science", "r", activate=True), chunks())
+        async for progress in steps:
+            if progress.encoded == 16:
+                all_written.set()
+            if ended:  # what is told now does not arrive
+                break
+        assert not progress.generation
+        await steps.aclose()
+        assert not index.store.list("generations/science")
+        assert (await build(index)).premises == 60
+
+
+async def test_acknowledged_premises_need_not_be_streamed_again(serve):
+    async with serve(**SYNC) as index:
+        await broken_build(index, PREMISES[:40])
+    async with serve(**SYNC) as index:
+        stub, channel = index.client._admin, index.client._admin_channel
+
+        async def requests():
+            header = index_pb2.BuildHeader(corpus="science", request_id="r", resume_from=40, activate=True)
+            yield index_pb2.BuildGenerationRequest(header=header)
+            yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=PREMISES[40:]))
+
+        reports = [one async for one in channel.stream(stub.BuildGeneration, requests(), timeout_s=20)]
+        assert reports[0].durable == 40, "the first report says what is there"
+        assert (reports[-1].received, reports[-1].durable, reports[-1].generation.premises) == (60, 60, 60)
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+
+
+async def test_a_caller_who_waits_is_told_what_is_durable(serve):
+    async with serve(**SYNC) as index:
+        wait = asyncio.Event()
+
+        async def requests():
+            yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science", request_id="r"))
+            yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=PREMISES[:3]))
+            await wait.wait()
+
+        stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=10)
+        async for report in stream:
+            if report.durable:
+                break
+        assert (report.durable, report.encoded, report.ack_level) == (3, 0, index_pb2.ACK_LEVEL_RECEIVED)
+        await stream.aclose()
+
+
+async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_is_lost(serve, encoder):
+    async with serve(**SYNC) as index:
+        report = await broken_build(index)
+        changed = [*PREMISES[:7], premise("p7", "something else"), *PREMISES[8:]]
+        await raises(errors.AlreadyExists, build(index, changed), "premises[7]", "p7", "'r'")
+        await raises(errors.AlreadyExists, build(index, PREMISES[:30]), "ended after 30")
+        other = index.client.build("science", PREMISES, request_id="other")
+        base = (await other).id
+        await raises(errors.AlreadyExists, build(index, base_generation=base), "another build")
+        encoder.servicer.encoded_premises.clear()
+        assert (await build(index)).premises == 60
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+
+
+async def test_skipping_what_is_not_kept_is_refused(serve):
+    async with serve(**SYNC) as index:
+        header = index_pb2.BuildHeader(corpus="science", request_id="r", resume_from=3)
+
+        async def call(header):
+            async def requests():
+                yield index_pb2.BuildGenerationRequest(header=header)
+
+            stub, channel = index.client._admin, index.client._admin_channel
+            return [one async for one in channel.stream(stub.BuildGeneration, requests(), timeout_s=20)]
+
+        await raises(errors.FailedPrecondition, call(header), "resume_from is 3", "0 premises")
+        await raises(errors.InvalidArgument, call(index_pb2.BuildHeader(corpus="science", resume_from=3)), "request_id")
+        assert files_of(index.store) == {}
+        await broken_build(index, PREMISES[:40])
+        header.resume_from = 41
+        await raises(errors.FailedPrecondition, call(header), "resume_from is 41", "40 premises")
+        assert (await build(index)).premises == 60
+
+
+@pytest.mark.parametrize("name", ["premises.jsonl", "generation/vectors.npy"])
+async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, encoder, name):
+    async with serve(**SYNC) as index:
+        await broken_build(index, PREMISES[:40])
+        with (work_of(index.store) / name).open("ab") as file:
+            file.write(b'{"id": "torn')
+    async with serve(**SYNC) as index:
+        report = await broken_build(index, durable=60, rows=50)  # goes on behind what was cut off, and is broken again
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**SYNC) as index:
+        generation = await build(index)
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        index.store.open("generations/science", generation.id, verify="full")
+
+
+@pytest.mark.parametrize("name", ["premises.jsonl", "progress.json", "generation/vectors.npy"])
+async def test_damaged_work_is_done_again_and_not_taken_over(serve, encoder, name):
+    async with serve(**SYNC) as index:
+        await broken_build(index)
+        path = work_of(index.store) / name
+        data = bytearray(path.read_bytes())
+        place = data.index(VERSION.encode()) if name == "progress.json" else len(data) // 2
+        data[place] ^= 0x10
+        path.write_bytes(data)
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**SYNC) as index:
+        generation = await build(index)
+        assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES}
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        index.store.open("generations/science", generation.id, verify="full")
+
+
+async def test_an_encoder_that_changes_costs_the_vectors_and_not_the_premises(serve, encoder):
+    async with serve(**SYNC) as index:
+        await broken_build(index)
+        encoder.servicer.version = "qother"
+        await raises(errors.FailedPrecondition, build(index), "qother")
+        encoder.servicer.encoded_premises.clear()
+        generation = await build(index)
+        assert generation.premise_version == "qother"
+        assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES}
+
+
+async def test_a_bad_premise_ends_a_build_for_good(serve):
+    async with serve(**SYNC) as index:
+        await broken_build(index, PREMISES[:40])
+        await raises(errors.InvalidArgument, build(index, [*PREMISES[:40], premise("p0", "twice")]), "premises[40].id")
+        assert files_of(index.store) == {}
+        assert (await build(index)).premises == 60
+
+
+async def test_a_delta_goes_on_too(serve, encoder):
+    async with serve(**SYNC) as index:
+        base = (await index.client.build("science", PREMISES[:30])).id
+        more = [premise(f"n{n}", f"new fact {n}") for n in range(40)]
+        await broken_build(index, more, base_generation=base, delete_ids=["p3", "p4"])
+        encoder.servicer.encoded_premises.clear()
+        await build(index, more, base_generation=base, delete_ids=["p4", "p3"])
+        kept = [(one.id, one.text) for one in PREMISES[:30] if one.id not in {"p3", "p4"}]
+        assert await listed(index) == kept + [(one.id, one.text) for one in more]
+        assert "fact 7" not in encoder.servicer.encoded_premises
+
+
+async def test_abandoned_builds_are_swept_after_a_time_and_those_under_way_never(serve, encoder):
+    async with serve(**SYNC, build_keep_s=3600) as index:
+        await broken_build(index, request_id="left")
+        await until(lambda: encoder.servicer.open_streams == 0)
+        left = work_of(index.store)
+        encoder.servicer.pause_s = 0.1
+        running = asyncio.ensure_future(build(index))
+        await until(lambda: len(works(index.store)) == 2)
+        for directory in works(index.store):
+            os.utime(directory, (time.time() - 7200,) * 2)
+        journal.sweep_abandoned(index.store, 3600)
+        assert not left.exists()
+        assert len(works(index.store)) == 1
+        encoder.servicer.pause_s = 0.0
+        assert (await running).premises == 60
+
+
+async def test_two_indexes_never_build_one_request_at_the_same_time(serve, encoder):
+    encoder.servicer.pause_s = 0.05
+    async with serve(**SYNC) as index, serve(**SYNC) as other:
+        running = asyncio.ensure_future(build(index))
+        await until(lambda: bool(encoder.servicer.encoded_premises))
+        await raises(errors.Unavailable, build(other, resume_s=0), "another index", "'r'")
+        assert (await running).premises == 60
+        assert (await build(other)).id == (await running).id

@@ -1,0 +1,152 @@
+"""BM25 and fusion by themselves: the textbook's figures, equal bytes, damaged files, ties."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aeenc.errors import DataLoss
+from services.index.lexical.bm25 import (
+    ARRAYS,
+    K1,
+    WORDS,
+    B,
+    LexicalIndex,
+    Vocabulary,
+    best,
+    words_of,
+    write_lexical,
+)
+from services.index.ranking.fusion import fuse
+from services.store.artifacts import ArtifactStore
+
+# An .npy header of Python objects, whose content numpy would unpickle where that is allowed.
+OBJECTS = b"\x93NUMPY\x01\x00\x39\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
+
+TEXTS = [
+    "iron is a kind of metal",
+    "a magnet attracts iron",
+    "heat melts ice and heat melts butter",
+    "Ice is a solid",
+    "…",
+]
+
+
+@pytest.fixture
+def opened(artifact_store: ArtifactStore):
+    def make(texts=TEXTS, damage=lambda path: None):
+        with artifact_store.writer("generation", "generations/x") as writer:
+            write_lexical(writer.path, texts)
+            damage(writer.path)
+            artifact = writer.commit({}, id_prefix="g")
+        return LexicalIndex.open(artifact, len(texts))
+
+    return make
+
+
+def by_the_book(query: str, texts: list[str]) -> np.ndarray:
+    """Lucene's BM25, term by term and premise by premise."""
+    documents = words_of(texts)
+    average = sum(map(len, documents)) / len(documents)
+    scores = np.zeros(len(texts))
+    for word in words_of([query])[0]:
+        containing = sum(word in document for document in documents)
+        idf = math.log(1 + (len(texts) - containing + 0.5) / (containing + 0.5))
+        for n, document in enumerate(documents):
+            count = document.count(word)
+            scores[n] += idf * count / (count + K1 * (1 - B + B * len(document) / average))
+    return scores
+
+
+@pytest.mark.parametrize("query", ["iron", "Heat melts iron", "heat heat", "unknown words", "", "the ICE, the ice"])
+def test_scores_are_lucenes(opened, query):
+    index = opened()
+    np.testing.assert_allclose(index.scores(index.terms(query)), by_the_book(query, TEXTS), rtol=1e-5)
+
+
+def test_a_word_that_a_query_and_an_accepted_premise_share_counts_a_fifth(opened):
+    index = opened()
+    terms = index.terms("heat heat melts iron", ["iron ice"])
+    weight = dict(zip(terms.ids.tolist(), terms.weights.tolist(), strict=True))
+    words = {word: weight.get(index.vocabulary[word]) for word in ("heat", "melt", "iron", "ice", "butter")}
+    assert words == {"heat": 2, "melt": 1, "iron": pytest.approx(0.4), "ice": 1, "butter": None}
+
+
+def test_equal_texts_give_equal_bytes_in_any_process(tmp_path: Path):
+    root = Path(__file__).parents[3]
+    code = "import sys, pathlib; from services.index.lexical.bm25 import write_lexical; "
+    code += "write_lexical(pathlib.Path(sys.argv[1]), sys.argv[2:])"
+    written = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{root / 'clients/python'}"}
+        subprocess.run([sys.executable, "-c", code, folder, *TEXTS], env=environment, cwd=root, check=True)
+        written.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert written[0] == written[1]
+    assert set(written[0]) == {WORDS, *ARRAYS.values()}
+
+
+@pytest.mark.parametrize("texts", [["…"], ["", "!"], ["one"]])
+def test_a_corpus_without_words_can_be_asked(opened, texts):
+    index = opened(texts)
+    assert not index.scores(index.terms("anything else")).any()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / WORDS).write_bytes(b""),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes()[:-1]),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc\n"),
+        lambda path: (path / WORDS).write_bytes((path / WORDS).read_bytes() + b"zinc"),
+        lambda path: (path / ARRAYS["data"]).write_bytes(b"no array"),
+        lambda path: np.save(path / ARRAYS["data"], np.zeros(3, np.float32)),
+        lambda path: np.save(path / ARRAYS["indices"], np.load(path / ARRAYS["indices"]) + 9),
+        lambda path: (path / ARRAYS["indptr"]).write_bytes(OBJECTS),
+        lambda path: np.save(path / ARRAYS["indptr"], np.load(path / ARRAYS["indptr"])[::-1]),
+    ],
+)
+def test_a_damaged_index_is_named(opened, damage):
+    with pytest.raises(DataLoss, match="lexical index"):
+        opened(damage=damage)
+
+
+def test_a_vocabulary_knows_each_of_its_words_and_no_other(tmp_path):
+    words = sorted(
+        {f"{kind}{n}" for kind in ("iron", "é", "中", "\U0001f9f2", "\udc80", "Z") for n in range(40)} | {""}
+    )
+    Vocabulary.write(tmp_path / WORDS, words)
+    vocabulary = Vocabulary(tmp_path / WORDS)
+    assert dict(vocabulary) == {word: n for n, word in enumerate(words)}
+    assert [vocabulary[word] for word in words] == list(range(len(words)))
+    assert not any(word in vocabulary for word in ("iron", "iron400", "\x00", "zzz", "iron1\niron10", "é\n"))
+
+
+def test_the_best_are_in_order_ties_to_the_one_inserted_first_and_none_without_a_common_word():
+    scores = np.array([0, 2, 1, 2, 3, 1, 0], np.float32)
+    assert best(scores, 3, None).ordinals.tolist() == [4, 1, 3]
+    assert best(scores, 10, None).ordinals.tolist() == [4, 1, 3, 2, 5]
+    allowed = np.array([1, 0, 1, 1, 0, 1, 1], bool)
+    found = best(scores, 2, allowed)
+    assert (found.ordinals.tolist(), found.scores.tolist()) == ([3, 2], [2, 1])
+
+
+def test_fusion_scales_each_ranking_and_weighs_them():
+    dense, lexical = np.array([0.9, 0.5, 0.1], np.float32), np.array([0, 8, 4], np.float32)
+    np.testing.assert_allclose(fuse(dense, lexical, 0.25), [0.75, 0.375 + 0.25, 0.125], atol=1e-6)
+    np.testing.assert_allclose(fuse(dense, lexical, 0.0), [1, 0.5, 0], atol=1e-6)
+    np.testing.assert_allclose(fuse(dense, np.zeros(3, np.float32), 0.25), [0.75, 0.375, 0], atol=1e-6)
+    assert len(fuse(dense[:0], lexical[:0], 0.2)) == 0
+
+
+def test_reciprocal_ranks_know_order_alone_and_share_ranks_of_ties():
+    dense, lexical = np.array([0.9, 0.89, 0.1], np.float32), np.array([5, 5, 90], np.float32)
+    expected = [0.5 / 61 + 0.5 / 62, 0.5 / 62 + 0.5 / 62, 0.5 / 63 + 0.5 / 61]
+    np.testing.assert_allclose(fuse(dense, lexical, 0.5, "reciprocal_rank"), expected, rtol=1e-6)

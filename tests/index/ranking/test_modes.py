@@ -1,0 +1,107 @@
+"""Retrieve by words and by both, over the wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from aeenc.calls.retrieval import Fusion
+from aeenc.v1 import encoder_pb2, index_pb2
+from services.corpus.generation import open_generation
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.ranking.fusion import fuse
+from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+
+
+@pytest.fixture
+async def built(index):
+    await index.client.build("science", facts())
+    return index
+
+
+@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
+async def test_words_find_premises_with_the_encoder_away(built, encoder, mode):
+    await encoder.stop()
+    found = await built.client.retrieve("science", ["which magnet attracts it", "zzz"], k=3, mode=mode)
+    assert found[0][0].text == "a magnet attracts iron"
+    assert found[0][0].score > 0
+    assert found[1] == [], "no premise shares a word with it"
+    assert (found.model_version, bool(found.generation)) == ("", True)
+
+
+@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical", "hybrid"])
+async def test_every_mode_honours_self_filters_and_exclusion(index, mode):
+    texts = [f"iron fact number n{n:02}" for n in range(20)]
+    splits = [["train"], ["dev"], []]
+    await index.client.build("c", [premise(f"p{n}", text, splits=splits[n % 3]) for n, text in enumerate(texts)])
+
+    async def ids(**options) -> list[str]:
+        return [hit.id for hit in (await index.client.retrieve("c", [texts[4]], k=20, mode=mode, **options))[0]]
+
+    assert "p4" not in await ids()
+    assert (await ids(drop_self=False))[0] == "p4"
+    assert len(await ids()) == 19
+    assert set(await ids(splits=["train"])) == {f"p{n}" for n in range(20) if n % 3 != 1}
+    assert not {"p5", "p6"} & set(await ids(exclude=["p5", "p6"]))
+    assert await ids() == await ids()
+
+
+async def test_hybrid_is_the_fusion_of_exact_scores(built):
+    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    lexical = LexicalIndex.open(served.artifact, len(served.premises))
+    text = "does a magnet melt ice"
+    cosines = (served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)).astype(np.float32)
+    words = lexical.scores(lexical.terms(text))
+    for fusion, weight, method in (
+        (None, 0.2, "min_max"),
+        (Fusion(lexical_weight=0.7), 0.7, "min_max"),
+        (Fusion("reciprocal_rank", 0.5), 0.5, "reciprocal_rank"),
+    ):
+        expected = best(fuse(cosines, words, weight, method) + 1, 5, None)
+        hits = (await built.client.retrieve("science", [text], k=5, mode="hybrid", fusion=fusion))[0]
+        assert [hit.text for hit in hits] == [FACTS[n] for n in expected.ordinals]
+        np.testing.assert_allclose([hit.score for hit in hits], expected.scores - 1, atol=1e-5)
+
+
+async def test_a_shorter_list_begins_a_longer_one(index):
+    await index.client.build("c", [premise(f"p{n}", f"iron {n % 13} metal {n % 7} rust {n}") for n in range(200)])
+    for mode in ("lexical", "hybrid", "dense", "iterative_lexical"):
+        long, short = [(await index.client.retrieve("c", ["iron 3 metal 4"], k=k, mode=mode))[0] for k in (100, 10)]
+        assert long[:10] == short, mode
+
+
+async def test_bad_questions_are_refused_by_name(built):
+    async def ask(**fields):
+        request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **fields)
+        await built.client.channel.unary(built.client._stub.Retrieve, request)
+
+    await raises(errors.InvalidArgument, ask(mode=77), "mode", "77")
+    hybrid = index_pb2.RETRIEVE_MODE_HYBRID
+    await raises(errors.InvalidArgument, ask(mode=hybrid, fusion=index_pb2.Fusion(method=9)), "fusion.method")
+    for weight in (-0.1, 1.1, float("nan")):
+        fusion = index_pb2.Fusion(lexical_weight=weight)
+        await raises(errors.InvalidArgument, ask(mode=hybrid, fusion=fusion), "lexical_weight", "0 and 1")
+
+
+async def test_a_generation_of_before_has_no_words_and_says_so(index, monkeypatch):
+    monkeypatch.setattr("services.index.building.builder.write_lexical", lambda path, texts: None)
+    await index.client.build("science", facts())
+    assert (await index.client.retrieve("science", ["ice"], k=1))[0]
+    asked = index.client.retrieve("science", ["ice"], mode="lexical")
+    await raises(errors.FailedPrecondition, asked, "no lexical index", "build it again")
+
+
+async def test_more_texts_than_may_wait_are_refused(serve):
+    import asyncio
+
+    async with serve(max_queued=64) as index:
+        await index.client.build("science", facts())
+        index.client.channel._retry = False
+        asked = [index.client.retrieve("science", ["ice"] * 60, mode="lexical") for _ in range(8)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, errors.Overloaded)]
+        assert refused
+        assert len(refused) < 8
+        assert not [one for one in answers if isinstance(one, Exception) and one not in refused]
+        assert (await index.client.retrieve("science", ["ice"], mode="lexical"))[0]

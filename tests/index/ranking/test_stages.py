@@ -1,0 +1,270 @@
+"""What comes before and after matching: premises accepted before, the prior, the cross-encoder; all over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+
+from aeenc import Fusion, errors
+from aeenc.v1 import encoder_pb2, index_pb2
+from services.corpus.generation import open_generation
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.ranking.fusion import fuse
+from services.index.ranking.prior import FILE, Prior
+from services.index.values import Explanation
+from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+
+EXPLAINED = [
+    ("magnets pull iron nails", ["f0", "f1", "gone"]),
+    ("a nail of iron sticks to a magnet", ["f1", "f2"]),
+    ("frogs hunt insects", ["f8"]),
+]
+
+
+@pytest.fixture
+async def built(index):
+    await index.client.build("science", facts())
+    return index
+
+
+@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
+async def test_what_accepted_premises_leave_unexplained_is_looked_for(built, mode):
+    text = "a magnet pulls something that conducts electricity"
+    alone, conditioned = [
+        [hit.text for hit in (await built.client.retrieve("science", [text], k=4, mode=mode, accepted=accepted))[0]]
+        for accepted in ([], [["f0", "f0"]])
+    ]
+    assert "a magnet attracts iron" in alone
+    assert "a magnet attracts iron" not in conditioned
+    assert conditioned[:2] == ["metal conducts electricity", "iron is a kind of metal"], "both words are still open"
+
+
+async def test_a_conditioned_query_is_encoded_with_what_was_accepted_and_loses_half_of_it(built, encoder):
+    text = "what pulls nails"
+    found = (await built.client.retrieve("science", [text, text], k=8, accepted=[["f0", "f3"], []]))[0]
+    joined = f"{text} {FACTS[0]} {FACTS[3]}"
+    assert list(encoder.servicer.requests[-1].texts) == [joined, text]
+    query = vector_of(joined, encoder_pb2.ROLE_QUERY) - 0.5 * (vector_of(FACTS[0]) + vector_of(FACTS[3])) / 2
+    cosines = np.array([vector_of(fact) for fact in FACTS]) @ (query / np.linalg.norm(query))
+    cosines[[0, 3]] = -1
+    expected = np.argsort(-cosines, kind="stable")[:8]
+    assert [hit.id for hit in found] == [f"f{n}" for n in expected]
+    np.testing.assert_allclose([hit.score for hit in found], cosines[expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+async def test_negative_feedback_ranks_again_without_what_the_five_best_share(built, encoder, k):
+    texts = ["what pulls nails", "ice"]
+    before = len(encoder.servicer.requests)
+    found = (await built.client.retrieve("science", texts, k=k, negative_feedback=0.4)).results
+    assert len(encoder.servicer.requests) == before + 1, "the second ranking encodes nothing"
+    premises = np.array([vector_of(fact) for fact in FACTS])
+    for text, hits in zip(texts, found, strict=True):
+        query = vector_of(text, encoder_pb2.ROLE_QUERY)
+        first = np.argsort(-(premises @ query), kind="stable")[:5]
+        query = query - 0.4 * premises[first].mean(axis=0)
+        cosines = premises @ (query / np.linalg.norm(query))
+        expected = np.argsort(-cosines, kind="stable")[:k]
+        assert [hit.id for hit in hits] == [f"f{n}" for n in expected]
+        np.testing.assert_allclose([hit.score for hit in hits], cosines[expected], atol=1e-6)
+
+
+async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(built):
+    explained = [("metal conducts heat", ["f9"])]
+    await built.client.put_explanations("science", explained)
+    text, words = "metal conducts electricity and heat", {"mode": "hybrid", "fusion": Fusion(lexical_weight=0.5)}
+    options = {**words, "prior": 0.5}
+    first, without_prior, dense = [
+        (await built.client.retrieve("science", [text], k=5, **given))[0] for given in (options, words, {})
+    ]
+    assert len({frozenset(hit.id for hit in hits) for hits in (first, without_prior, dense)}) == 3
+    query = vector_of(text, encoder_pb2.ROLE_QUERY)
+    query = query - 0.6 * np.mean([vector_of(hit.text) for hit in first], axis=0)
+    query /= np.linalg.norm(query)
+    found = (await built.client.retrieve("science", [text], k=10, negative_feedback=0.6, **options))[0]
+    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    lexical = LexicalIndex.of(FACTS[:10])
+    fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
+    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in explained], served).bonus(text)
+    expected = 0.5 * (fused - fused.min()) / np.ptp(fused) + 0.5 * bonus
+    assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
+
+
+@pytest.mark.parametrize(
+    ("share", "mode"), [(-0.1, "dense"), (1.1, "hybrid"), (float("nan"), "dense"), (0.1, "lexical")]
+)
+async def test_negative_feedback_that_cannot_be_is_refused(built, share, mode):
+    asked = built.client.retrieve("science", ["ice"], negative_feedback=share, mode=mode)
+    await raises(errors.InvalidArgument, asked, "negative_feedback")
+
+
+async def test_each_text_has_accepted_premises_of_its_own(built):
+    found = await built.client.retrieve("science", ["ice", "ice"], k=10, accepted=[["f5"], ["f6", "f0"]])
+    assert {hit.id for hit in found[0]} == {f"f{n}" for n in range(10)} - {"f5"}
+    assert {hit.id for hit in found[1]} == {f"f{n}" for n in range(10)} - {"f6", "f0"}
+
+
+async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
+    assert await built.client.put_explanations("science", EXPLAINED) == 3
+    text = "an iron nail is pulled by a magnet"
+    plain = (await built.client.retrieve("science", [text], k=10))[0]
+    lifted = (await built.client.retrieve("science", [text], k=10, prior=0.9))[0]
+    assert {hit.id for hit in plain} == {hit.id for hit in lifted}
+    assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
+    served = open_generation(built.store, "science", (await built.client.info()).corpora[0].active.id)
+    bonus = Prior.of([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served).bonus(text)
+    cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)
+    expected = 0.1 * (cosines - cosines.min()) / np.ptp(cosines) + 0.9 * bonus
+    assert [hit.id for hit in lifted] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
+    np.testing.assert_allclose([hit.score for hit in lifted], sorted(expected, reverse=True), atol=1e-5)
+    assert (bonus.max(), bonus[8]) == (1.0, 0.0)
+
+
+async def test_the_prior_never_learns_from_the_query_itself(built):
+    await built.client.put_explanations("science", [("Frogs hunt  insects.", ["f3"])])
+    for text in ("Frogs hunt  insects.", "frogs hunt insects"):
+        plain, lifted = [(await built.client.retrieve("science", [text], k=10, prior=share))[0] for share in (0, 0.9)]
+        assert [hit.id for hit in lifted] == [hit.id for hit in plain]
+    assert (await built.client.retrieve("science", ["a frog hunts insects"], prior=0.9))[0][0].id == "f3"
+
+
+async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve):
+    async def first(index) -> str:
+        return (await index.client.retrieve("science", ["the frog hunts"], k=1, prior=1.0))[0][0].id
+
+    async with serve() as index:
+        await index.client.build("science", facts())
+        await raises(errors.FailedPrecondition, first(index), "no explanations", "PutExplanations")
+        await index.client.put_explanations("science", [("frogs hunt", ["f3"])])
+        assert await first(index) == "f3"
+        assert await index.client.put_explanations("science", [("frogs hunt", ["f4"]), ("ice melts", ["f6"])]) == 2
+    async with serve() as index:
+        found = (await index.client.retrieve("science", ["the frog hunts"], k=2, prior=1.0))[0]
+        assert {hit.id for hit in found} == {"f3", "f4"}
+        assert await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True) == 1
+        assert await first(index) == "f9"
+        await raises(errors.NotFound, index.client.put_explanations("nonsense", EXPLAINED), "nonsense")
+        await raises(errors.InvalidArgument, index.client.put_explanations("science", [(" ", ["f1"])]), "[0]", "empty")
+        assert await first(index) == "f9", "what is refused changes nothing"
+    (index.store.root / "generations" / "science" / FILE).write_text("[1]")
+    async with serve() as index:
+        await raises(errors.DataLoss, first(index), FILE, "put the explanations again")
+        assert (await index.client.retrieve("science", ["the frog hunts"]))[0], "only the prior needs them"
+        await index.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True)
+        assert await first(index) == "f9"
+
+
+async def test_a_stream_of_explanations_begins_with_its_header(built):
+    header = index_pb2.PutExplanationsRequest(header=index_pb2.ExplanationsHeader(corpus="science"))
+    chunk = index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=[{"text": "x"}]))
+
+    async def put(*requests):
+        async def sent():
+            for request in requests:
+                yield request
+
+        await built.client.channel.send_stream(built.client._admin.PutExplanations, sent())
+
+    await raises(errors.InvalidArgument, put(), "header")
+    await raises(errors.InvalidArgument, put(chunk), "first message")
+    await raises(errors.InvalidArgument, put(header, header), "first message")
+    await put(header, chunk)
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mode):
+    text = "a star that heats the ice"
+    first = (await built.client.retrieve("science", [text], k=5, mode=mode))[0]
+    found = await built.client.retrieve("science", [text], k=3, mode=mode, rerank=5)
+    expected = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))[:3]
+    assert [hit.id for hit in found[0]] == [hit.id for hit in expected]
+    assert [hit.score for hit in found[0]] == [hit.text.count("e") for hit in expected]
+    assert found.rerank_version == encoder.servicer.cross_version
+    assert [list(request.premises) for request in encoder.servicer.score_requests] == [[hit.text for hit in first]]
+
+
+async def test_long_lists_are_scored_in_parts(index, encoder):
+    await index.client.build("c", [premise(f"p{n}", f"iron {'e' * (n % 7)} {n}") for n in range(600)])
+    found = (await index.client.retrieve("c", ["iron"], k=500, rerank=600))[0]
+    assert [len(request.premises) for request in encoder.servicer.score_requests] == [256, 256, 88]
+    order = sorted(range(600), key=lambda n: (-(n % 7), n))[:500]
+    assert [hit.id for hit in found] == [f"p{n}" for n in order]
+
+
+async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(built, encoder):
+    encoder.servicer.fail = (grpc.StatusCode.UNIMPLEMENTED, "no cross-encoder is published")
+    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5)
+    await raises(errors.Unimplemented, ask, "no cross-encoder")
+    encoder.servicer.fail = None
+    await encoder.stop()
+    ask = built.client.retrieve("science", ["ice"], k=2, mode="lexical", rerank=5, timeout_s=5)
+    await raises(errors.Unavailable, ask, encoder.target, "rerank to 0")
+
+
+async def test_bad_stages_are_refused_by_name(built):
+    async def ask(**options):
+        await built.client.retrieve("science", ["ice", "sun"], **{"k": 3, **options})
+
+    await raises(errors.InvalidArgument, ask(rerank=2), "rerank", "3", "1,000")
+    await raises(errors.InvalidArgument, ask(rerank=1001), "rerank", "1001")
+    await raises(errors.InvalidArgument, ask(accepted=[["f1"]]), "accepted", "1 lists for 2 texts")
+    await raises(errors.InvalidArgument, ask(accepted=[["f1"], ["f99"]]), "accepted[1].premise_ids", "f99")
+    await raises(errors.InvalidArgument, ask(accepted=[["f1"] * 1025, []]), "accepted", "1,024")
+    for share in (-0.1, 1.5, float("nan")):
+        await raises(errors.InvalidArgument, ask(prior=share), "prior", "0 and 1")
+    await raises(errors.InvalidArgument, ask(prior=0.5, mode="iterative_lexical"), "prior", "rounds")
+
+
+async def test_texts_of_concurrent_calls_go_to_the_encoder_together_and_come_back_to_their_callers(built, encoder):
+    encoder.servicer.requests.clear()
+    encoder.servicer.pause_s = 0.05
+    texts = [f"{FACTS[n % 10]} {n}" for n in range(64)]
+    found = await asyncio.gather(*(built.client.retrieve("science", [text], k=1) for text in texts))
+    assert [one[0][0].text for one in found] == [FACTS[n % 10] for n in range(64)]
+    assert len(encoder.servicer.requests) < 12
+    assert sum(len(request.texts) for request in encoder.servicer.requests) == 64
+
+
+async def test_calls_for_other_versions_or_routes_are_never_encoded_together(built, encoder):
+    encoder.servicer.requests.clear()
+    encoder.servicer.pause_s = 0.05
+    ways = [{}, {"label": "canary"}, {"version": "q1"}, {"precision": "int8"}, {"truncate": True}, {"routing_key": "a"}]
+    calls = [built.client.retrieve("science", [f"ice {n}"], **ways[n % 6]) for n in range(48)]
+    await asyncio.gather(*calls)
+    for request in encoder.servicer.requests:
+        kinds = {int(text.split()[1]) % 6 for text in request.texts}
+        assert len(kinds) == 1
+        (kind,) = kinds
+        assert (request.routing_key, request.model.version) == ("a" if kind == 5 else "", "q1" if kind == 2 else "")
+
+
+async def test_a_bad_text_fails_its_own_caller_only(built, encoder):
+    def refuse(request):
+        for n, text in enumerate(request.texts):
+            if "bad" in text:
+                return errors.InvalidArgument.field(f"texts[{n}]", "has 300 tokens")
+        return None
+
+    encoder.servicer.refuse = refuse
+    encoder.servicer.pause_s = 0.05
+    calls = [built.client.retrieve("science", ["bad ice" if n == 7 else f"ice {n}"]) for n in range(16)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [7]
+    assert "texts[0]" in str(answers[7])
+
+
+async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are_not_encoded(built, encoder):
+    encoder.servicer.pause_s = 0.5
+    slow = built.client.retrieve("science", ["ice"], timeout_s=0.3)
+    await raises(errors.DeadlineExceeded, slow)
+    calls = [asyncio.create_task(built.client.retrieve("science", [f"ice {n}"])) for n in range(12)]
+    await asyncio.sleep(0.2)
+    for call in calls[6:]:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    asked = [text for request in encoder.servicer.requests for text in request.texts]
+    assert {f"ice {n}" for n in range(6)} <= set(asked)
+    assert not {f"ice {n}" for n in range(6, 12)} & set(asked)
