@@ -33,7 +33,7 @@ from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import ROOT, Rows
 from services.corpus.generation import VECTORS, folder_of
-from services.index.search import FlatIndex
+from services.index.dense.exact import FlatIndex
 from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
 

@@ -26,9 +26,9 @@ from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.index.sizing_model import DIM, Constants, table
 from benchmarks.index.sizing_vectors import clustered
 from services.corpus.generation import KIND, PremiseRecord, folder_of, generation_meta, open_generation, write_premises
-from services.index.corpus import ServedGeneration
-from services.index.folding import Folding
-from services.index.search import FlatIndex
+from services.index.building.folding import Folding
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.exact import FlatIndex
 from services.kit.limits import Limits
 from services.store.artifacts import ArtifactStore
 

@@ -8,18 +8,26 @@ from typing import Any, TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from aeenc import errors
+from aeenc import errors, vectors
 from aeenc.calls.encoding import precision_name
 from aeenc.v1 import index_pb2, types_pb2
 from services.corpus.generation import PremiseRecord
-from services.index.backend import Searched
-from services.index.building import BuildSpec, Progress
-from services.index.explanations import Explanation
-from services.index.folding import Sameness
-from services.index.fusion import LEXICAL_WEIGHT, Method
-from services.index.queries import Mode, Scope, TextQuery
-from services.index.retrieval import Answer
-from services.index.search import USUAL, Effort
+from services.index.values import (
+    DEFAULT_EFFORT,
+    LEXICAL_WEIGHT,
+    BuildProgress,
+    BuildSpec,
+    Effort,
+    Explanation,
+    FusionMethod,
+    GenerationView,
+    Mode,
+    RetrievalResult,
+    Sameness,
+    Scope,
+    TextQuery,
+    VectorQuery,
+)
 from services.kit.convert import decode_enum, to_duration
 from services.kit.limits import Limits, check_texts
 from services.store.artifacts import Artifact

@@ -7,8 +7,8 @@ from typing import Any
 
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
-from services.index.backend import Answering, Building, Explaining, Generations
-from services.index.listing import Listing
+from services.index.catalogue.listing import Listing
+from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, Retriever
 from services.kit.convert import deadline_s
 from services.kit.limits import Limits, check_count
 from services.kit.server import GrpcServer, to_service_info

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc.errors import InvalidArgument
 from aeenc.transport.addresses import split
-from services.index.plan import EngineOptions
+from services.index.values import EngineOptions
 from services.kit.limits import Limits
 from services.kit.settings import ServiceSettings
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoded import Precision
+from aeenc.calls.encoding import Precision
 from services.corpus.generation import PremiseRecord, Storage
 from services.store.artifacts import Artifact
 

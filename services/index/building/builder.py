@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from services.corpus.generation import (
     Generation,
     PremiseRecord,
@@ -40,8 +40,8 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
 from services.kit import logs
-from services.kit.checks import Limits
-from services.kit.requests import with_pauses
+from services.kit.concurrency import with_pauses
+from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)

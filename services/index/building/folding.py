@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
+from services.index.values import Sameness
 from services.kit.limits import Limits
 
 ID_BYTES = 256

@@ -23,7 +23,7 @@ from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.transport.channel import Channel
 from services.corpus.generation import Storage
 from services.corpus.inner_products import norms_of
-from services.index.folding import Draft
+from services.index.building.folding import Draft
 
 NORM_TOLERANCE = 1e-3
 _BLOCK_BYTES = 1024 * 1024

@@ -19,8 +19,9 @@ import numpy as np
 from aeenc import errors
 from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
 from services.corpus.inner_products import norms_of
-from services.index.corpus import ALL, ServedGeneration
-from services.index.engine import SearchEngine
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.batcher import SearchBatcher
+from services.index.values import ALL, Activation
 from services.kit import logs
 from services.store.artifacts import Artifact, ArtifactStore
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.backend import Generations, Readable
+from services.index.values import GenerationStore, ReadableGeneration
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 

@@ -20,7 +20,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.corpus.products import exact_scores, norms_of
+from services.corpus.inner_products import exact_scores, norms_of
 from services.index.values import DEFAULT_EFFORT, Effort, SearchHits
 
 SLACK = 32  # candidates beyond k in the first attempt

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from services.corpus.inner_products import norms_of
-from services.index.proposals import UNIT_ROUNDOFF, Proposed
+from services.index.dense.exact import UNIT_ROUNDOFF, Proposal
 
 LARGEST_PREMISE = 127
 LARGEST_QUERY = 63  # with 8 bits the products of a pair would overflow in processors without VNNI

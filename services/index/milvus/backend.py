@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterable
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
-from services.index.backend import Backend
-from services.index.building import BuildOptions
-from services.index.encoding import QueryEncoder
-from services.index.milvus.building import MilvusBuilder, MilvusBuildOptions
-from services.index.milvus.catalogue import MilvusCatalogue
-from services.index.milvus.explanations import NoExplanations
+from services.index.milvus.builder import MilvusBuilder, MilvusBuildOptions
+from services.index.milvus.catalogue import MilvusCatalogue, Sweeper
 from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
 from services.index.milvus.retrieval import MilvusRetrieval

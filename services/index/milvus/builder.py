@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from aeenc import errors
-from aeenc.channel import Channel
+from aeenc.transport.channel import Channel
 from services.corpus.generation import PremiseRecord
 from services.index.building.builder import BuildFlow, check_base
 from services.index.building.folding import Draft, Folding
@@ -29,8 +29,8 @@ from services.index.milvus.records import Records
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
-from services.kit.checks import Limits
-from services.kit.tasks import cancel_all
+from services.kit.concurrency import cancel_all
+from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)

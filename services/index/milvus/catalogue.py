@@ -21,7 +21,7 @@ from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
 from services.index.values import Activation
 from services.kit import logs
-from services.kit.tasks import cancel_all
+from services.kit.concurrency import cancel_all
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)

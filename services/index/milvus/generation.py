@@ -20,9 +20,9 @@ from pymilvus.exceptions import MilvusException
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import norms_of
-from services.index.corpus import check_found
-from services.index.milvus.collection import FLAT, GenerationCollection
-from services.index.milvus.link import MilvusLink
+from services.index.catalogue.served import check_found
+from services.index.milvus import schema
+from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.records import StoredGeneration
 from services.kit import logs
 from services.store.artifacts import Artifact

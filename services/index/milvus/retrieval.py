@@ -21,20 +21,25 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.index.dense.exact import is_out_of_reach, rounding_bound
 from services.index.milvus import schema
 from services.index.milvus.catalogue import MilvusCatalogue
-from services.index.milvus.collection import Candidates
-from services.index.milvus.generation import MilvusGeneration
-from services.index.milvus.link import Absent, MilvusLink
-from services.index.milvus.rescoring import Settled, settle
-from services.index.queries import Scope, TextQuery
-from services.index.ranking import EXPLAINED, without_mean
-from services.index.reranking import Reranker
-from services.index.retrieval import Answer
-from services.index.search import USUAL, Effort, Found
-from services.kit.limits import Limits, check_count, check_texts
+from services.index.milvus.generation import NORM_TOLERANCE, Candidates, MilvusGeneration
+from services.index.milvus.link import MilvusLink, MilvusNotFound
+from services.index.milvus.schema import K_MOST
+from services.index.ranking.encoding import EncodeKey, QueryEncoder, Reranker
+from services.index.ranking.fusion import rocchio_feedback
+from services.index.ranking.ranker import EXPLAINED
+from services.index.ranking.validation import (
+    check_accepted,
+    check_limits,
+    check_text_query,
+    check_vector_query,
+    check_vectors,
+)
+from services.index.values import PremiseLookup, QueueLimit, RetrievalResult, Scope, SearchHits, TextQuery, VectorQuery
+from services.kit.limits import Limits
 
 IDS_AT_ONCE = 1000  # of accepted premises, whose vectors come along
 SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.encoded import Encoded, Precision, Scored
+from aeenc.calls.encoding import Encoded, Precision, Scored
 from aeenc.encoder import EncoderClient
 from services.index.values import QueueLimit, SearchHits, TextQuery
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.products import exact_scores
+from services.corpus.inner_products import exact_scores
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex, best

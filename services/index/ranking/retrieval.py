@@ -17,7 +17,7 @@ from services.index.ranking.prior import Explanations
 from services.index.ranking.ranker import RankCall, Ranker
 from services.index.ranking.validation import check_limits, check_text_query, check_vector_query
 from services.index.values import ALL, RetrievalResult, Scope, Selection, TextQuery, VectorQuery
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 
 T = TypeVar("T")
 ON_LOOP = 64  # ids or texts: looking them up takes about a millisecond

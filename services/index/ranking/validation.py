@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.inner_products import norms_of
-from services.index.backend import Searched
-from services.index.queries import WITHOUT_ENCODER, Scope, TextQuery
-from services.kit.limits import Limits, check_count, check_k
+from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQuery, VectorQuery
+from services.kit.limits import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # a unit vector in half precision stays well within it
 

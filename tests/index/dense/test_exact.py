@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.inner_products import exact_products
 from services.corpus.premises import PremiseRecord, Premises
-from services.index.corpus import ALL, Selection, ServedGeneration
-from services.index.engine import SearchEngine
-from services.index.search import FlatIndex
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense.batcher import SearchBatcher
+from services.index.dense.exact import FlatIndex
+from services.index.values import ALL, Selection
 
 
 def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:

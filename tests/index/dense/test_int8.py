@@ -5,10 +5,9 @@ import pytest
 from numpy.typing import NDArray
 
 from services.corpus.inner_products import exact_scores
-from services.index import codes
-from services.index.codes import CodesProposer
-from services.index.proposals import Proposed
-from services.index.search import FlatIndex
+from services.index.dense import int8 as codes
+from services.index.dense.exact import FlatIndex, Proposal
+from services.index.dense.int8 import Int8Proposer
 
 DIM = 384
 
