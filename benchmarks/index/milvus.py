@@ -24,7 +24,7 @@ from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
 from services.index.milvus.retrieval import search_collection
 from services.index.milvus.writer import GenerationWriter
-from services.index.ranking.retrieval import Scope
+from services.index.values import Scope
 
 ROUNDS = 10
 K = 10

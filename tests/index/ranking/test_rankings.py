@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aeenc import Retrieval, errors
-from aeenc.calls import retrieval as rankings
+from aeenc.calls import retrieval as calls
 from support.models.hashed_encoder import FACTS, facts, raises
 
 
@@ -16,7 +16,7 @@ async def built(index):
 
 
 async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
-    monkeypatch.setattr(rankings, "TEXTS", 3)
+    monkeypatch.setattr(calls, "TEXTS", 3)
     texts = [f"{fact} again" for fact in FACTS]
     accepted = [[f"f{(n + 1) % 10}"] for n in range(10)]
     for retrieval in (Retrieval(), Retrieval("lexical"), Retrieval("hybrid")):
@@ -27,7 +27,7 @@ async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
 
 
 async def test_a_label_that_moves_meanwhile_does_not_mix_versions(built, encoder, monkeypatch):
-    monkeypatch.setattr(rankings, "TEXTS", 2)
+    monkeypatch.setattr(calls, "TEXTS", 2)
     encoder.servicer.requests.clear()
     found = await built.client.rankings("science", ["ice", "sun", "iron"], k=2, label="stable")
     asked = [request.model for request in encoder.servicer.requests]
@@ -48,7 +48,7 @@ async def test_a_re_ranked_head_is_followed_by_the_others_in_their_order(built, 
 
 
 async def test_a_cross_encoder_that_changes_meanwhile_is_refused(built, encoder, monkeypatch):
-    monkeypatch.setattr(rankings, "PAIRS", 4)
+    monkeypatch.setattr(calls, "PAIRS", 4)
     versions = iter(["x1", "x2"])
     monkeypatch.setattr(type(encoder.servicer), "cross_version", property(lambda _: next(versions)), raising=False)
     ask = built.client.rankings("science", ["ice", "sun"], k=2, retrieval=Retrieval(rerank=4))
