@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
 from services.index.lexical import LexicalIndex, Terms, best
-from services.trainer.evaluation import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.protocol import Ranks, Standard
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report, evaluate
 
 DEPTH = 1000
 Mask = NDArray[np.bool_]
@@ -49,7 +48,7 @@ def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
 
 def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
     texts, queries = _texts(dataset), _queries(dataset, split)
-    index, standard = LexicalIndex.of(texts, stems=""), Standard.of(queries, _ordinals(texts))
+    index, standard = LexicalIndex.of(texts, stems=""), GoldStandard.of(queries, _ordinals(texts))
     strict, paper = [], []
     for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
         terms = index.terms(query.text)

@@ -10,14 +10,14 @@ from services.kit.server import GrpcServer
 from services.kit.service_info import to_service_info
 from services.kit.wire import position_of, to_timestamp
 from services.trainer import convert
-from services.trainer.checkpoints import Checkpoints
-from services.trainer.device import Device
-from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
-from services.trainer.evaluation.convert import from_evaluate_requests, to_report
-from services.trainer.pretrained_space import PretrainedSpace
-from services.trainer.publishing import Publishing
-from services.trainer.tandems import Tandems
-from services.trainer.training_jobs import PAGE, TrainingJobs
+from services.trainer.convert import from_evaluate_requests, to_report
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
+from services.trainer.jobs.child import Device
+from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.operator_models import PretrainedSpace
+from services.trainer.registry.publishing import Publisher
+from services.trainer.registry.tandems import Tandems
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -27,7 +27,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self,
         server: GrpcServer,
         jobs: TrainingJobs,
-        evaluating: Evaluating,
+        evaluating: Evaluator,
         checkpoints: Checkpoints,
         space: PretrainedSpace,
         tandems: Tandems,
@@ -100,7 +100,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
     """The RPC face of labels."""
 
-    def __init__(self, publishing: Publishing) -> None:
+    def __init__(self, publishing: Publisher) -> None:
         self._publishing = publishing
 
     async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:

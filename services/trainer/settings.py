@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
-from services.trainer.base_model import DEFAULT_NAME
+from services.trainer.models.base_model import DEFAULT_NAME
 
 
 class TrainerSettings(ServiceSettings):

@@ -26,7 +26,7 @@ class EvaluationQuery:
 
 
 @dataclass(frozen=True)
-class Standard:
+class GoldStandard:
     """Distinct queries over the premises of a generation: the ordinals of each one's gold premises and of its own text.
 
     `kept` is `gold` without the query's own text: what `strict` looks for; empty where nothing else is gold.
@@ -37,7 +37,7 @@ class Standard:
     own: Sequence[int | None]
 
     @classmethod
-    def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> Standard:
+    def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> GoldStandard:
         """Looks distinct queries up. Raises InvalidArgument for none, or for a gold premise that is not there."""
         if not queries:
             raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
@@ -73,7 +73,7 @@ class Report:
 
     @classmethod
     def of(
-        cls, standard: Standard, strict: Sequence[Ranks], paper: Sequence[Ranks] | None, *, candidates: int
+        cls, standard: GoldStandard, strict: Sequence[Ranks], paper: Sequence[Ranks] | None, *, candidates: int
     ) -> Report:
         """The report of ranks: `strict[i]` belongs to `standard.kept[i]`, `paper[i]` to `standard.gold[i]`."""
         ranked = [ranks for ranks in strict if len(ranks)]
@@ -134,7 +134,7 @@ def evaluate(
     `query_vectors` (q, dim) belong to `queries`, which are distinct (`merge_queries`); `premise_vectors` (n, dim).
     A query whose only gold premise is its own text has no strict rank and is left out of `strict`.
     """
-    standard = Standard.of(queries, ordinal_by_text)
+    standard = GoldStandard.of(queries, ordinal_by_text)
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
     paper = gold_ranks(query_vectors, premise_vectors, standard.gold, [None] * len(queries))

@@ -13,7 +13,7 @@ import numpy as np
 
 FIRST = 25
 
-Found = Sequence[tuple[int, float]]  # (ordinal, score), best first
+RankedPremises = Sequence[tuple[int, float]]  # (ordinal, score), best first
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TreeLevel:
 
 
 def tree_level(
-    trees: Sequence[GoldTree], found: Mapping[str, Found], ordinal_by_text: Mapping[str, int], *, along: bool
+    trees: Sequence[GoldTree], found: Mapping[str, RankedPremises], ordinal_by_text: Mapping[str, int], *, along: bool
 ) -> TreeLevel:
     """The quality over trees. `found` has at least the first FIRST premises of each query; leaves count by text."""
     shares, hits, leaves = [], 0, 0
@@ -56,7 +56,7 @@ def tree_level(
     return TreeLevel(float(np.mean(shares)), hits / leaves, float(np.mean(complete)), len(trees), leaves)
 
 
-def merged(lists: Sequence[Found]) -> list[int]:
+def merged(lists: Sequence[RankedPremises]) -> list[int]:
     """The FIRST ordinals by their best score in any list; ties by ordinal."""
     best: dict[int, float] = {}
     for one in lists:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from aeenc.errors import AeencError
 from services.store.artifacts import ArtifactStore, atomic_write
-from services.trainer.child import DISK_FULL, EXIT_DISK_FULL
-from services.trainer.job_files import JobFiles
+from services.trainer.jobs.child import DISK_FULL, EXIT_DISK_FULL
+from services.trainer.jobs.files import JobFiles
 
 EXIT_WITHOUT_PARENT = 3
 
@@ -42,7 +42,7 @@ def main() -> None:
 def _job(files: JobFiles) -> None:
     """Answers in the job's result, as far as it can be written."""
     from services.trainer.learning.job import run_job
-    from services.trainer.learning.training import Diverged
+    from services.trainer.learning.loop.training import Diverged
 
     try:
         run_job(files)
@@ -77,8 +77,8 @@ def _internal(error: Exception) -> str:
 
 def _export(command: str, path: Path) -> None:
     """Answers in `.result` with the version, or with the error that the operator can do something about."""
-    from services.trainer.learning.cross_encoder import export_cross_encoder
-    from services.trainer.learning.pretrained import export_pretrained
+    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.learning.cross_encoders.cross_encoder import export_cross_encoder
 
     export = {"pretrained": export_pretrained, "cross-encoder": export_cross_encoder}[command]
     request = json.loads(path.read_bytes())

@@ -8,21 +8,20 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from services.store.artifacts import Artifact
-from services.trainer.evaluation import Report
-from services.trainer.job_files import JobFiles
-from services.trainer.learning.cross_encoder import write_cross_encoder
-from services.trainer.learning.curves import Curves
-from services.trainer.learning.epoch_state import Standing
-from services.trainer.learning.export import write_checkpoint
-from services.trainer.learning.materials import Materials
-from services.trainer.learning.objective import Objective
+from services.trainer.evaluation.protocol import Report
+from services.trainer.jobs.files import JobFiles
+from services.trainer.learning.checkpoint.export import write_checkpoint
+from services.trainer.learning.cross_encoders.cross_encoder import write_cross_encoder
+from services.trainer.learning.cross_encoders.reranking import RerankingInputs
+from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.loop.curves import Curves
+from services.trainer.learning.loop.epoch_state import TrainingState
+from services.trainer.learning.loop.ranks import Rank, together
+from services.trainer.learning.loop.training import Diverged, Step, Training
+from services.trainer.learning.loss.objective import Objective
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
-from services.trainer.learning.ranks import Rank, together
-from services.trainer.learning.reranking import RerankingMaterials
-from services.trainer.learning.training import Diverged, Step, Training
 
 # What a checkpoint's lineage leaves out of a job's configuration: it stands elsewhere in the manifest, or says nothing.
 _ELSEWHERE = ("base_version", "idempotency_key")
@@ -47,7 +46,7 @@ def run_job(files: JobFiles) -> None:
         if not error.standing.best_epoch:
             raise
         failure, standing = str(error), error.standing
-    if isinstance(materials, RerankingMaterials):
+    if isinstance(materials, RerankingInputs):
         made = _export_cross_encoder(files, materials, objective, standing, failure)
     else:
         made = _export(files, materials, objective, standing, failure)
@@ -55,9 +54,9 @@ def run_job(files: JobFiles) -> None:
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
 
-def load_materials(files: JobFiles, rank: Rank) -> Materials:
-    """What the mode of a job works with. Raises as Materials.load does."""
-    kind = RerankingMaterials if files.plan().config.mode == "CROSS_ENCODER" else Materials
+def load_materials(files: JobFiles, rank: Rank) -> JobInputs:
+    """What the mode of a job works with. Raises as JobInputs.load does."""
+    kind = RerankingInputs if files.plan().config.mode == "CROSS_ENCODER" else JobInputs
     return kind.load(files, rank)
 
 
@@ -70,15 +69,7 @@ def run_rank(files: JobFiles, number: int) -> None:
     train(files, materials, materials.encoders(), materials.objective(), rank)
 
 
-def prepare_torch(threads: int, device: str = "cpu") -> None:
-    """Sets how torch computes in this process: with so many threads, and twice the same on a CPU."""
-    torch.set_num_threads(max(1, threads))
-    if device == "cpu" or not torch.cuda.is_available():  # there it would refuse what has no deterministic kernel
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def train(files: JobFiles, materials: Materials, encoders: Encoders, objective: Objective, rank: Rank) -> Standing:
+def train(files: JobFiles, materials: JobInputs, encoders: Encoders, objective: Objective, rank: Rank) -> TrainingState:
     """Trains with what is loaded; the weights to keep then lie in the job's directory."""
     curves = Curves(materials.plan, validated=bool(materials.validation))
     training = Training(
@@ -95,7 +86,7 @@ def train(files: JobFiles, materials: Materials, encoders: Encoders, objective: 
 
 
 def _export(
-    files: JobFiles, materials: Materials, objective: Objective, standing: Standing, failure: str
+    files: JobFiles, materials: JobInputs, objective: Objective, standing: TrainingState, failure: str
 ) -> dict[str, str]:
     """Writes what was trained: the `version` of the query encoder and, in a new space, the `premise_version`."""
     before = materials.evaluate(Encoders(materials.encoder()))  # as it is served: on the vectors that there are
@@ -118,7 +109,7 @@ def _export(
 
 
 def _export_cross_encoder(
-    files: JobFiles, materials: RerankingMaterials, objective: Objective, standing: Standing, failure: str
+    files: JobFiles, materials: RerankingInputs, objective: Objective, standing: TrainingState, failure: str
 ) -> dict[str, str]:
     scorer = materials.scorer(files.directory)
     after = materials.evaluate(materials.trained(scorer))
@@ -132,19 +123,19 @@ def _export_cross_encoder(
     return {"version": written.id}
 
 
-def _write(materials: Materials, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
+def _write(materials: JobInputs, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
     fp16 = materials.plan.means.fp16
     return write_checkpoint(
         materials.store, encoder, materials.batches, materials.base.path, meta, fp16=fp16, **of_query
     )
 
 
-def _map_of(materials: Materials, encoders: Encoders) -> float:
+def _map_of(materials: JobInputs, encoders: Encoders) -> float:
     report = materials.evaluate(encoders)
     return report.strict.map if report else 0.0
 
 
-def _meta(materials: Materials, objective: Objective, standing: Standing, failure: str) -> dict[str, Any]:
+def _meta(materials: JobInputs, objective: Objective, standing: TrainingState, failure: str) -> dict[str, Any]:
     plan, base = materials.plan, materials.base
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
@@ -165,7 +156,7 @@ def _meta(materials: Materials, objective: Objective, standing: Standing, failur
     }
 
 
-def _counts(materials: Materials, objective: Objective) -> dict[str, int]:
+def _counts(materials: JobInputs, objective: Objective) -> dict[str, int]:
     training_set = materials.training_set
     return {
         "queries": len(training_set.examples) - objective.skipped,
@@ -177,7 +168,7 @@ def _counts(materials: Materials, objective: Objective) -> dict[str, int]:
     }
 
 
-def _metrics(materials: Materials, before: Report | None, after: Report | None) -> dict[str, Any] | None:
+def _metrics(materials: JobInputs, before: Report | None, after: Report | None) -> dict[str, Any] | None:
     """Quality on the validation queries, query by query, so that two checkpoints can be compared by a paired test."""
     if before is None or after is None:
         return None
@@ -192,7 +183,7 @@ def _metrics(materials: Materials, before: Report | None, after: Report | None) 
     }
 
 
-def _tell(files: JobFiles, materials: Materials, objective: Objective, curves: Curves, step: Step) -> None:
+def _tell(files: JobFiles, materials: JobInputs, objective: Objective, curves: Curves, step: Step) -> None:
     standing = step.standing
     curves.add(step)
     files.write_progress(

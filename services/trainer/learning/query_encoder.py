@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss
-from services.trainer.sentence_layout import dense_file
-from services.trainer.space import SpaceSpec
+from services.trainer.models.sentence_layout import dense_file
+from services.trainer.models.space import SpaceSpec
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
 ENCODE_BATCH = 64
