@@ -1,4 +1,4 @@
-"""`python -m services.trainer`: the wiring of the trainer and the registry, nothing else."""
+"""`python -m services.trainer`: wires the trainer and the registry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from services.trainer.settings import TrainerSettings
 
 
 def build(settings: TrainerSettings) -> GrpcServer:
-    """The trainer, ready to start."""
+    """Builds the trainer, ready to start."""
     server = GrpcServer(settings)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
@@ -67,7 +67,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
     jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
-    evaluating = Evaluator(
+    evaluator = Evaluator(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),
         index,
@@ -75,7 +75,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-        TrainerServicer(server, jobs, evaluating, checkpoints, space, tandems, device),
+        TrainerServicer(server, jobs, evaluator, checkpoints, space, tandems, device),
         "aeenc.v1.TrainerService",
     )
     server.add(
@@ -104,7 +104,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         await runner.stop()
         await device.close()
         await pairs.close()
-        await evaluating.close()
+        await evaluator.close()
         await index_admin.close()
         await redis.aclose()
 

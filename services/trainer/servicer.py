@@ -1,4 +1,4 @@
-"""TrainerService and RegistryAdminService: convert and delegate."""
+"""TrainerService and RegistryAdminService: each RPC converts, calls one domain method, and converts back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from services.trainer.registry.tandems import Tandems
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
-    """The RPC face of jobs, evaluations and checkpoints."""
+    """RPCs of jobs, evaluations and checkpoints."""
 
     def __init__(
         self,
         server: GrpcServer,
         jobs: TrainingJobs,
-        evaluating: Evaluator,
+        evaluator: Evaluator,
         checkpoints: Checkpoints,
         space: PretrainedSpace,
         tandems: Tandems,
         device: Device,
     ) -> None:
-        self._server, self._jobs, self._evaluating = server, jobs, evaluating
+        self._server, self._jobs, self._evaluator = server, jobs, evaluator
         self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
@@ -63,8 +63,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        inquiry = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
-        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluating.evaluate(inquiry)))
+        spec = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
+        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(spec)))
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
@@ -98,7 +98,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
 
 class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
-    """The RPC face of labels."""
+    """RPCs of labels."""
 
     def __init__(self, publishing: Publisher) -> None:
         self._publishing = publishing

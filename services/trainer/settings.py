@@ -14,7 +14,7 @@ from services.trainer.models.base_model import DEFAULT_NAME
 
 
 class TrainerSettings(ServiceSettings):
-    """What the trainer can be told beyond what every service can."""
+    """The trainer's settings beside those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_TRAINER_")
     service: ClassVar[str] = "trainer"

@@ -1,7 +1,7 @@
-"""Pairs from runs and data sets as a training set over one generation. Pure numpy; knows neither torch nor Redis.
+"""Turns judged pairs into a training set over one generation. Pure numpy, without torch and Redis.
 
-What may not be learned from is dropped here and counted: pairs of other splits, contradictions, a premise as its own
-explanation.
+Pairs that may not be learned from are dropped here and counted: those of other splits, contradictory ones, a premise as
+its own explanation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 
-# CONTRADICTED is refused, too; natural language inference tells it from what is merely unrelated.
+# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises.
 Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
 Ordinals = NDArray[np.int64]
 Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
@@ -27,7 +27,7 @@ REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """What training needs of a pair. `split` is that of the trees that it comes from; empty: nobody knows."""
+    """A pair as training needs it. `split` is that of its trees; empty if unknown."""
 
     query: str
     premise_id: str
@@ -38,9 +38,9 @@ class JudgedPair:
 
 @dataclass(frozen=True)
 class Example:
-    """One query: the ordinals of what explains it, of what was refused, and of what is no negative for it.
+    """One query with the ordinals of its positive and refused premises.
 
-    `contradicted` are those of the refused that contradict the query.
+    `excluded` premises are neither positive nor negative; `contradicted` are refused ones that contradict the query.
     """
 
     query: str
@@ -52,11 +52,10 @@ class Example:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Examples that have a positive or a refused premise, in order of first appearance.
+    """Examples with a positive or a refused premise, in order of first appearance.
 
-    `outside` holds the texts of premises that the generation does not have, whose ordinals follow its own; they take
-    part as positives and refused premises. `excluded` (n,) marks premises that no query may learn from, because they
-    stand in other splits alone.
+    `outside` holds the texts of premises that the generation lacks, whose ordinals follow its own; they can be positive
+    or refused. `excluded` (n,) marks premises that no query may learn from, because they stand only in other splits.
     """
 
     examples: list[Example]
@@ -75,13 +74,13 @@ class TrainingSet:
         return sum(len(example.refused) for example in self.examples)
 
     def pairs(self, ordinals_of: Callable[[Example], Ordinals]) -> Pairs:
-        """(example, ordinal) for every ordinal that the function names of an example, in order of the examples."""
+        """Lists (example, ordinal) for each ordinal that the function selects, ordered by example."""
         named = [ordinals_of(example) for example in self.examples]
         rows = np.repeat(np.arange(len(named)), [len(ordinals) for ordinals in named])
         return np.stack([rows, np.concatenate(named) if named else rows], axis=1).astype(np.int64)
 
     def triplets(self) -> NDArray[np.int64]:
-        """P(q) x N(q) of every query: rows of (example, positive ordinal, refused ordinal), (t, 3)."""
+        """Lists P(q) x N(q) of every query: rows of (example, positive ordinal, refused ordinal), (t, 3)."""
         rows = [
             np.stack(np.meshgrid([n], example.positives, example.refused, indexing="ij"), axis=-1).reshape(-1, 3)
             for n, example in enumerate(self.examples)
@@ -92,12 +91,12 @@ class TrainingSet:
 def build_training_set(
     pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
 ) -> TrainingSet:
-    """The training set of pairs over a generation's premises.
+    """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
-    neither is a text of `held_out`, except in a pair from trees of the split itself. A pair that is both positive and
-    refused (in other runs or by other annotators) is neither; it is excluded. Raises FailedPrecondition for a pair that
-    has no text and an id that the generation does not know.
+    neither is a text of `held_out`, except in a pair from trees of the split itself. A pair judged both positive and
+    refused, in different runs or by different annotators, is excluded. Raises FailedPrecondition for a pair without a
+    text whose id the generation lacks.
     """
     by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
     by_text = {premise.text: n for n, premise in enumerate(premises)}
@@ -111,9 +110,9 @@ def build_training_set(
         if ordinal is None and not text:
             ordinal = _known(by_id, pair)
             text = premises[ordinal].text
-        foreign = any(known is not None and excluded[known] for known in (own, ordinal))
-        stranger = bool(split) and pair.split != split
-        if foreign or text == pair.query or (stranger and not held_out.isdisjoint((pair.query, text))):
+        in_other_splits = any(known is not None and excluded[known] for known in (own, ordinal))
+        is_held_out = bool(split) and pair.split != split and not held_out.isdisjoint((pair.query, text))
+        if in_other_splits or is_held_out or text == pair.query:
             dropped += 1
             continue
         if ordinal is None:

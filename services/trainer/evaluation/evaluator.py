@@ -1,4 +1,9 @@
-"""Evaluates what callers get: a query encoder by its vectors, or a way to retrieve by what the index answers."""
+"""Evaluates as callers are served: a query encoder by its vectors, or a way to retrieve by the index's rankings.
+
+EvaluationSpec ──► GoldStandard over a generation ──┬─ vectors ──► encoder ──► protocol.evaluate ─┐
+                                                    └─ retrieval ► index ───► IndexRanks ─────────┤
+Evaluation ◄── parts seen in training, tree level ◄── Report ◄────────────────────────────────────┘
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, t
 from services.trainer.registry.checkpoints import is_cross_encoder
 
 CHUNK = 256
-DEPTH = 1000  # premises of a ranking by the index; what lies beyond counts as not found
+DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
 MAX_QUERIES = 100_000
 MAX_RANKED = 20_000  # queries whose ranks fit into an answer
 MAX_BYTES = 64 * 1024 * 1024
@@ -35,7 +40,7 @@ RETRY_AFTER_S = 10.0
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """What to evaluate, on what. `retrieval` None: the encoder's vectors against all premises."""
+    """The system to evaluate, and the queries. Without `retrieval`: the encoder's vectors against all premises."""
 
     corpus: str
     queries: Sequence[EvaluationQuery]
@@ -56,7 +61,7 @@ class EvaluationSpec:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report and what was evaluated. `with_ranks`: the ranks are wanted, too."""
+    """A report and what was evaluated. `with_ranks` if the caller wants ranks, too."""
 
     report: Report
     model_version: str
@@ -69,22 +74,22 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs evaluations, one at a time: each ranks the whole corpus for every query. MAX_WAITING wait, not more.
+    """Runs evaluations one at a time, as each ranks the whole corpus for every query; at most MAX_WAITING wait.
 
-    The next one begins when the last thread of the one before has ended, also of one whose caller has gone.
+    The next one starts once the last thread of the previous one has ended, even if its caller has gone.
     """
 
     def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
         self._store, self._encoder, self._index, self.limits = store, encoder, index, limits
         self._one = asyncio.Lock()
-        self._admitted = 0  # the one that is done, and those that wait
+        self._admitted = 0  # the running one, and those that wait
         self._open = lru_cache(maxsize=2)(lambda corpus, generation: open_generation(store, corpus, generation))
 
-    async def evaluate(self, inquiry: EvaluationSpec) -> Evaluation:
-        """The report on distinct queries. A text too long for the model is cut, as training cuts it.
+    async def evaluate(self, spec: EvaluationSpec) -> Evaluation:
+        """Evaluates on distinct queries. A text too long for the model is cut, as training cuts it.
 
-        Raises InvalidArgument for bad queries or trees, NotFound for no such corpus, Overloaded when too many wait, and
-        what encoder and index raise.
+        Raises InvalidArgument for bad queries or trees, NotFound for an unknown corpus, Overloaded if too many wait,
+        and what encoder and index raise.
         """
         if self._admitted > MAX_WAITING:
             raise errors.Overloaded(
@@ -93,38 +98,38 @@ class Evaluator:
             )
         self._admitted += 1
         try:
-            return await self._evaluate(inquiry)
+            return await self._evaluate(spec)
         finally:
             self._admitted -= 1
 
-    async def _evaluate(self, inquiry: EvaluationSpec) -> Evaluation:
-        inquiry = replace(inquiry, queries=await asyncio.to_thread(self._checked, inquiry))
-        if inquiry.version:
-            await asyncio.to_thread(self._check_version, inquiry.version)
-        # Named: an evaluation is no traffic for a canary's share.
-        inquiry = replace(inquiry, label=None if inquiry.version else inquiry.label or "stable")
+    async def _evaluate(self, spec: EvaluationSpec) -> Evaluation:
+        spec = replace(spec, queries=await asyncio.to_thread(self._checked, spec))
+        if spec.version:
+            await asyncio.to_thread(self._check_version, spec.version)
+        # Naming the label keeps evaluations out of a canary's share.
+        spec = replace(spec, label=None if spec.version else spec.label or "stable")
         async with self._one:
-            opened = await self._generation(inquiry.corpus, inquiry.generation)
-            standard = await in_thread(GoldStandard.of, inquiry.queries, opened.ordinal_by_text)
-            await in_thread(_check_trees, inquiry.trees, opened)
-            ranked = IndexRanks(self._index, opened, inquiry.retrieval, inquiry.label, inquiry.version)
-            if inquiry.retrieval is None:
-                done = await self._by_vectors(inquiry, opened)
+            opened = await self._generation(spec.corpus, spec.generation)
+            standard = await in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text)
+            await in_thread(_check_trees, spec.trees, opened)
+            ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
+            if spec.retrieval is None:
+                done = await self._by_vectors(spec, opened)
                 ranked.pin(done.model_version)
-            elif inquiry.retrieval.conditioned:
+            elif spec.retrieval.conditioned:
                 done = await self._conditioned(ranked, opened, standard)
             else:
-                done = await self._by_index(inquiry, ranked, opened, standard)
-            if inquiry.training and not inquiry.conditioned:
-                parts = await in_thread(parts_seen, standard, done.report, inquiry.training)
+                done = await self._by_index(spec, ranked, opened, standard)
+            if spec.training and not spec.conditioned:
+                parts = await in_thread(parts_seen, standard, done.report, spec.training)
                 done = replace(done, parts=parts)
-            if inquiry.trees:
-                done = await self._trees(inquiry.trees, done, ranked, opened)
-        return replace(done, with_ranks=inquiry.ranks)
+            if spec.trees:
+                done = await self._trees(spec.trees, done, ranked, opened)
+        return replace(done, with_ranks=spec.ranks)
 
-    async def _by_vectors(self, inquiry: EvaluationSpec, opened: Generation) -> Evaluation:
-        texts = [query.text for query in inquiry.queries]
-        label, version = inquiry.label, inquiry.version
+    async def _by_vectors(self, spec: EvaluationSpec, opened: Generation) -> Evaluation:
+        texts = [query.text for query in spec.queries]
+        label, version = spec.label, spec.version
         rows = []
         for start in range(0, len(texts), CHUNK):
             encoded = await self._encoder.encode(
@@ -135,24 +140,24 @@ class Evaluator:
                 truncate=True,
                 precision="float32",
             )
-            label, version = None, encoded.model_version  # all chunks by the version that answered the first
+            label, version = None, encoded.model_version  # the version of the first chunk encodes all
             rows.append(encoded.vectors)
-        report = await in_thread(_of_vectors, inquiry.queries, rows, opened)
-        if inquiry.strict_only:
+        report = await in_thread(_of_vectors, spec.queries, rows, opened)
+        if spec.strict_only:
             report = replace(report, paper=None, paper_ranks=())
         return Evaluation(report, version or "", opened.id)
 
     async def _by_index(
-        self, inquiry: EvaluationSpec, ranked: IndexRanks, opened: Generation, standard: GoldStandard
+        self, spec: EvaluationSpec, ranked: IndexRanks, opened: Generation, standard: GoldStandard
     ) -> Evaluation:
         texts, k = [query.text for query in standard.queries], await self._depth()
         strict = await ranked.of_gold(texts, await in_thread(lambda: standard.kept), k)
-        paper = None if inquiry.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
+        paper = None if spec.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
         report = await in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
 
     async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: GoldStandard) -> Evaluation:
-        """Tells the index the gold premise that it finds first, and looks for the others."""
+        """Tells the index the gold premise that it ranks first, and evaluates the others."""
         several = await in_thread(with_several_gold, standard)
         texts, k = [query.text for query in several.queries], await self._depth()
         before = await ranked.of_gold(texts, several.gold, k)
@@ -172,7 +177,7 @@ class Evaluator:
         return replace(done, hypothesis_alone=alone, gold_tree=along)
 
     async def _depth(self) -> int:
-        """How many premises of a ranking the index gives."""
+        """Returns how many premises of a ranking the index gives."""
         return min(DEPTH, int((await self._index.info()).service.limits.k) or DEPTH)
 
     def _check_version(self, version: str) -> None:
@@ -181,17 +186,17 @@ class Evaluator:
                 f"checkpoint {version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
             )
 
-    def _checked(self, inquiry: EvaluationSpec) -> list[EvaluationQuery]:
-        trees = [text for tree in inquiry.trees for text in tree.queries]
-        for name, texts in (("queries", [query.text for query in inquiry.queries]), ("trees", trees)):
+    def _checked(self, spec: EvaluationSpec) -> list[EvaluationQuery]:
+        trees = [text for tree in spec.trees for text in tree.queries]
+        for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
             for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
                 check_texts(texts[start : start + self.limits.items], self.limits, name)
-        merged = merge_queries(inquiry.queries)
-        if inquiry.ranks and len(merged) > MAX_RANKED:
+        merged = merge_queries(spec.queries)
+        if spec.ranks and len(merged) > MAX_RANKED:
             raise errors.TooLarge(
                 f"ranks of {len(merged):,} queries do not fit into one answer; ask for {MAX_RANKED:,}"
             )
-        if inquiry.conditioned and inquiry.trees:
+        if spec.conditioned and spec.trees:
             raise errors.InvalidArgument.field(
                 "trees", "have no conditioned evaluation; leave trees or conditioned out"
             )
@@ -203,7 +208,7 @@ class Evaluator:
         if not generation:
             active = await in_thread(read_active, self._store, corpus)
             if active is None:
-                raise errors.NotFound(f"no corpus {corpus!r}; build it and activate a generation")
+                raise errors.NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
             generation = active
         return await in_thread(self._open, corpus, generation)
 

@@ -1,4 +1,4 @@
-"""What the index answers to many texts, asked in parts: of a part's rankings nothing is kept but what is wanted."""
+"""Asks the index for the rankings of many texts, part by part, and keeps only the ranks or scores of each part."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PART = 64  # texts whose rankings are held at a time
 
 
 class IndexRanks:
-    """One way to retrieve from one generation. Everything is answered by the models that answered first.
+    """One way to retrieve from one generation. The models that answer first answer everything.
 
-    Raises what Retrieve raises, and FailedPrecondition when other models answer later.
+    Raises what Retrieve raises, and FailedPrecondition if other models answer later.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class IndexRanks:
 
     @property
     def model_version(self) -> str:
-        """The query encoder that has answered; empty: none was asked."""
+        """The query encoder that has answered; empty for none."""
         return self._models[0] if self._models else ""
 
     @property
     def rerank_version(self) -> str:
-        """The cross-encoder that has answered; empty: none was asked."""
+        """The cross-encoder that has answered; empty for none."""
         return self._models[1] if self._models else ""
 
     def pin(self, version: str) -> None:
-        """Has a version answer instead of the label; empty: leaves it as it is."""
+        """Replaces the label by a version; an empty one changes nothing."""
         if version:
             self._label, self._version = None, version
 
@@ -62,7 +62,7 @@ class IndexRanks:
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
     ) -> list[Ranks]:
-        """The ranks, from 1, of each text's gold ordinals among its first k premises; UNRANKED beyond."""
+        """Ranks each text's gold ordinals among its first k premises, from 1; UNRANKED beyond."""
         ranks: list[Ranks] = []
         async for found in self._parts(texts, k, drop_self, accepted):
             mine = gold[len(ranks) : len(ranks) + len(found)]
@@ -70,7 +70,7 @@ class IndexRanks:
         return ranks
 
     async def scored(self, texts: Sequence[str], k: int) -> dict[str, RankedPremises]:
-        """The first k premises of each text by ordinal; where scores of two texts cannot be compared, by ranks."""
+        """Scores the first k premises of each text; by negated rank where scores of two texts are not comparable."""
         by_rank = self._retrieval is not None and self._retrieval.mode == "iterative_lexical"
         scored: list[RankedPremises] = []
         async for found in self._parts(texts, k, drop_self=True, accepted=()):

@@ -1,7 +1,7 @@
-"""The directory of one training job: what the trainer gives its child process, and what the child leaves there.
+"""The directory of one training job, through which the trainer and its child process talk.
 
-`job.json`, `pairs.jsonl`, `held_out.jsonl` and `validation.jsonl` are written before the child starts; `progress.json`
-and `result.json` come from the child; `epoch.safetensors` is where it goes on from.
+The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl` and `validation.jsonl`; the child writes `progress.json`
+and `result.json`, and `epoch.safetensors`, from which it resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """What a job computes with, and where it draws its curves. `threads` are those of all its processes together."""
+    """Options of how a job computes, and where its curves go. `threads` are those of all its processes together."""
 
     device: str = "cpu"
     threads: int = 1
@@ -37,7 +37,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that decides what a job computes."""
+    """Everything that determines a job's result, apart from its inputs."""
 
     job_id: str
     config: JobConfig
@@ -47,7 +47,7 @@ class TrainingPlan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Reads what was written for the child."""
+        """Reads a plan from JSON."""
         record.pop("format_version")
         config = JobConfig.from_record(record["config"])
         return cls(**{**record, "config": config, "means": ComputeOptions(**record["means"])})
@@ -60,61 +60,61 @@ class JobFiles:
         self.directory = directory
 
     def write_plan(self, plan: TrainingPlan) -> None:
-        """Writes what is to be computed, and how."""
+        """Writes the plan."""
         record = {"format_version": FORMAT_VERSION, **asdict(plan)}
         atomic_write(self.directory / "job.json", json.dumps(record, indent=1).encode())
 
     def write_inputs(
         self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
     ) -> None:
-        """Writes what is learned from; `validation.jsonl` last: with it, the inputs are complete."""
+        """Writes the inputs; `validation.jsonl` comes last and marks them complete."""
         self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign, p.split] for p in pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
 
     @property
     def has_inputs(self) -> bool:
-        """Whether an earlier attempt has written the inputs."""
+        """Whether the inputs are complete."""
         return (self.directory / "validation.jsonl").is_file()
 
     def plan(self) -> TrainingPlan:
-        """What to compute."""
+        """Reads the plan."""
         return TrainingPlan.from_json(json.loads((self.directory / "job.json").read_bytes()))
 
     def pairs(self) -> Iterator[JudgedPair]:
-        """The pairs to learn from."""
+        """Reads the pairs to learn from."""
         for fields in self._lines("pairs.jsonl"):
             yield JudgedPair(*fields)
 
     def held_out(self) -> set[str]:
-        """Texts to learn from only where trees of the job's split have them; the validation queries are among them."""
+        """Reads the texts to learn from only in trees of the job's split; the validation queries are among them."""
         known = self._lines("held_out.jsonl") if (self.directory / "held_out.jsonl").is_file() else ()
         return {*known, *(query.text for query in self.validation())}
 
     def validation(self) -> list[EvaluationQuery]:
-        """The queries that choose the epoch."""
+        """Reads the queries that choose the epoch."""
         return [EvaluationQuery(text, tuple(gold)) for text, gold in self._lines("validation.jsonl")]
 
     def write_progress(self, progress: dict[str, Any]) -> None:
-        """Says how far the child is. Not durable: it is written again within the second."""
+        """Writes the child's progress, not durably: the next report follows within a second."""
         path = self.directory / "progress.json"
         path.with_suffix(".tmp").write_text(json.dumps(progress))
         path.with_suffix(".tmp").replace(path)
 
     def progress(self) -> dict[str, Any] | None:
-        """How far the child is; None before its first word."""
+        """Reads the child's progress; None before its first report."""
         return self._json("progress.json")
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Says how the child's work ended: {"version": …} or {"error": …}."""
+        """Writes how the child's work ended: {"version": …} or {"error": …}, or both."""
         atomic_write(self.directory / "result.json", json.dumps(result).encode())
 
     def result(self) -> dict[str, Any] | None:
-        """How the child's work ended; None when it was killed."""
+        """Reads how the child's work ended; None if it was killed."""
         return self._json("result.json")
 
     def forget_result(self) -> None:
-        """Makes room for another attempt."""
+        """Removes the result before another attempt."""
         (self.directory / "result.json").unlink(missing_ok=True)
 
     def _json(self, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The jobs in Redis: records, life cycle, leases and events. Every method raises Unavailable when Redis is away."""
+"""Jobs in Redis: records, life cycle, leases and events. Every method raises Unavailable if Redis is away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.trainer.jobs.job import (
 
 EVENTS_KEPT = 10_000
 
-# The event of a step is written together with the step, so that a watcher sees neither without the other.
+# A script writes each transition together with its event, so that a watcher never sees one without the other.
 _EMIT = f"""
 local NAMES = {{'state', 'error', 'version', 'progress', 'ended_at'}}
 local function emit(job, events, now)
@@ -63,7 +63,7 @@ return ARGV[1]
 )
 
 # KEYS: job, lease, active, events.  ARGV: owner or '', job id, now, allowed states, state, error, version, whether it
-# is an end, the request that asks for it or ''.  Returns OK, MISSING, LOST (another owner has the lease) or the state
+# is final, the request that asks for it or ''.  Returns OK, MISSING, LOST (another owner has the lease) or the state
 # that forbids the move.
 _TRANSITION = (
     _EMIT
@@ -100,7 +100,7 @@ return 'OK'
 
 
 class JobStore:
-    """Records of all jobs of one namespace. What a method has acknowledged is stored."""
+    """Records of all jobs of one namespace. A method returns once its change is stored."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
@@ -111,7 +111,7 @@ class JobStore:
         self._progress: Any = redis.register_script(_PROGRESS)
 
     async def create(self, job: Job, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
-        """Stores a new job, or finds the one that its idempotency key started. Returns the id of what is stored."""
+        """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
         key = job.config.idempotency_key
         record = {
             "format_version": FORMAT_VERSION,
@@ -137,33 +137,33 @@ class JobStore:
         return stored
 
     async def by_idempotency_key(self, key: str) -> Job | None:
-        """The job that an idempotency key has started."""
+        """Finds the job that an idempotency key started."""
         async with unavailable_if_down("look the job up"):
             job_id = await self._redis.get(self._idempotency(key))
         return await self.get(job_id) if job_id else None
 
     async def get(self, job_id: str) -> Job:
-        """A job. Raises NotFound."""
+        """Reads a job. Raises NotFound."""
         async with unavailable_if_down(f"read job {job_id}"):
             record = await self._redis.hgetall(self._key(job_id, "record"))
         if not record:
-            raise errors.NotFound(f"no job {job_id!r}; ListJobs names those there are")
+            raise errors.NotFound(f"there is no job {job_id!r}; ListJobs names all")
         return job_of(job_id, record)
 
     async def state(self, job_id: str) -> JobState | None:
-        """The state of a job; None when there is no such job."""
+        """Reads the state of a job; None for an unknown job."""
         async with unavailable_if_down(f"read job {job_id}"):
             state: JobState | None = await self._redis.hget(self._key(job_id, "record"), "state")
         return state
 
     async def validation(self, job_id: str) -> list[tuple[str, list[str]]]:
-        """The validation queries of a job: texts and their gold premises."""
+        """Reads the validation queries of a job: texts and their gold premises."""
         async with unavailable_if_down(f"read job {job_id}"):
             stored = await self._redis.get(self._key(job_id, "validation"))
         return [(text, gold) for text, gold in json.loads(stored)[1]]
 
     async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
-        """At most `limit` jobs older than number `before` (0: the newest), and the number to go on with (0: none)."""
+        """Lists at most `limit` jobs older than number `before` (0 for all), and the next number (0 at the end)."""
         async with unavailable_if_down("list the jobs"):
             top = f"({before}" if before else "+inf"
             found = await self._redis.zrevrangebyscore(self._jobs, top, 0, start=0, num=limit + 1, withscores=True)
@@ -171,7 +171,7 @@ class JobStore:
         return jobs, int(found[limit - 1][1]) if len(found) > limit else 0
 
     async def active(self) -> list[str]:
-        """The ids of the jobs that wait for a trainer or have one, the oldest first."""
+        """Lists the ids of live jobs, the oldest first."""
         async with unavailable_if_down("read the active jobs"):
             active = await self._redis.smembers(self._active)
             numbers = await self._redis.zmscore(self._jobs, sorted(active)) if active else []
@@ -188,9 +188,9 @@ class JobStore:
         owner: str = "",
         request: str = "",
     ) -> str:
-        """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or what forbids it.
+        """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or the state that forbids.
 
-        A retry of the `request` that has brought it there is OK, too.
+        A retry of the `request` that has moved it there is OK, too.
         """
         keys = [self._key(job_id, "record"), self._lease(job_id), self._active, self._key(job_id, "events")]
         end = int(state not in LIVE)
@@ -200,22 +200,22 @@ class JobStore:
         return answer
 
     async def progress(self, job_id: str, owner: str, progress: JobProgress) -> str:
-        """Records how far a job is. Returns OK, LOST, or the state in which it has ended."""
+        """Records a job's progress. Returns OK, LOST, or the state in which the job has ended."""
         keys = [self._key(job_id, "record"), self._lease(job_id), self._key(job_id, "events")]
         async with unavailable_if_down(f"record the progress of job {job_id}"):
             answer: str = await self._progress(keys=keys, args=[owner, _now(), json.dumps(asdict(progress))])
         return answer
 
     async def take_lease(self, job_id: str, owner: str, lease_s: float) -> bool:
-        """Takes or renews the lease of a job. False when another trainer holds it."""
+        """Takes or renews the lease of a job. False if another trainer holds it."""
         return await self._leases.take(self._lease(job_id), owner, lease_s)
 
     async def release_lease(self, job_id: str, owner: str) -> None:
-        """Gives a lease back."""
+        """Releases a lease."""
         await self._leases.release(self._lease(job_id), owner)
 
     async def events(self, job: Job, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[JobEvent]:
-        """The events after a sequence number, waiting for the first if there is none yet."""
+        """Lists the events after a sequence number, waiting up to `wait_ms` for the first."""
         key = self._key(job.id, "events")
         async with unavailable_if_down(f"read the events of job {job.id}"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)

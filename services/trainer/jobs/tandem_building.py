@@ -1,7 +1,7 @@
-"""Builds a corpus's generation with a premise encoder that a job has trained: the last thing that such a job does.
+"""Builds a generation with a premise encoder that a job has trained: the last step of such a job.
 
-The index builds, and has the premises encoded by the encoders, which load a space as long as a label stands in it: the
-job's own label, which goes when the generation is there. Nothing that serves is touched.
+The index builds, and has the encoders encode the premises. They load a space as long as a label stands in it: the job's
+own label, removed once the generation is built. Nothing that serves changes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from services.trainer.registry.tandems import Tandem, Tandems
 
 log = get(__name__)
 
-PATIENCE_S = 300.0  # for encoders that are away or slow to load
+PATIENCE_S = 300.0  # for encoders that are away or load slowly
 LABEL = "job-"
 
 
 class TandemBuilder:
-    """Makes tandems of what jobs in modes SIAMESE and DUAL leave."""
+    """Makes tandems of the checkpoints of jobs in modes SIAMESE and DUAL."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class TandemBuilder:
         self._patience_s = patience_s
 
     async def build(self, job: Job, space_id: str, version: str, premise_version: str) -> Tandem:
-        """Builds the generation, or goes on with an earlier attempt's. The checkpoints are registered already.
+        """Builds the generation, or continues an earlier attempt. The checkpoints must be registered.
 
-        Raises FailedPrecondition when encoders do not load them, and what the index raises.
+        Raises FailedPrecondition if encoders do not load them, and what the index raises.
         """
         if (known := await self._tandems.get(version)) is not None:
             return known
@@ -72,7 +72,7 @@ class TandemBuilder:
             await finish(asyncio.create_task(self._close(label)))
 
     async def sweep(self) -> None:
-        """Removes labels of jobs that were ended while nobody worked on them."""
+        """Removes labels of jobs that ended while no trainer worked on them."""
         for row in await self._registry.labels():
             if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL)):
                 await self._close(row)
@@ -80,7 +80,7 @@ class TandemBuilder:
     async def _has_ended(self, job_id: str) -> bool:
         try:
             return (await self._jobs.get(job_id)).ended
-        except errors.NotFound:  # a label of somebody else's
+        except errors.NotFound:  # not a job's label
             return False
 
     async def _close(self, label: LabelRow) -> None:
@@ -88,5 +88,5 @@ class TandemBuilder:
             await self._registry.delete_label(label.space_id, label.name)
         except errors.NotFound:
             pass
-        except errors.Unavailable as error:  # swept at the next start
+        except errors.Unavailable as error:  # the next start sweeps it
             log.warning("the label of a job stays", label=label.name, reason=error.message)

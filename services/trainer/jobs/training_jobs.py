@@ -1,4 +1,4 @@
-"""What the trainer offers for jobs, as one domain object: start, follow, stop and continue them."""
+"""The operations on training jobs: start, read, watch, cancel and resume. `runner` computes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrainingJobs:
         self.limits = limits
 
     async def start(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[Job, bool]:
-        """Starts a job, resolving generation and base version now. True: the job existed before."""
+        """Starts a job on the generation and base version of now. True if the job existed before."""
         self._check(config, validation)
         fingerprint = config.fingerprint(validation)
         if config.idempotency_key:
@@ -69,14 +69,14 @@ class TrainingJobs:
         return _same(stored, fingerprint), stored.id != job.id
 
     async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
-        """The corpus's active generation, which has the gold premises, and the version of its space to start from.
+        """Resolves the corpus's active generation, and the version of its space to start from.
 
-        Raises InvalidArgument for a gold premise that the generation does not have.
+        Raises InvalidArgument for a gold premise that the generation lacks.
         """
         store = self._checkpoints.store
         generation = await asyncio.to_thread(read_active, store, config.corpus)
         if generation is None:
-            raise errors.NotFound(f"no corpus {config.corpus!r}; build it and activate a generation")
+            raise errors.NotFound(f"there is no corpus {config.corpus!r}; build it and activate a generation")
         opened = await asyncio.to_thread(open_generation, store, config.corpus, generation)
         base_version = config.base_version or opened.premise_version
         for version in filter(None, (base_version, config.guide_version)):
@@ -89,7 +89,7 @@ class TrainingJobs:
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
         if row.space_id == CROSS_ENCODER:
             raise errors.FailedPrecondition(
-                f"checkpoint {row.version} is a cross-encoder, which no job begins with; name a checkpoint of "
+                f"checkpoint {row.version} is a cross-encoder, from which no job can start; name a checkpoint of "
                 f"corpus {corpus!r}'s space {space_id}"
             )
         if row.space_id != space_id:
@@ -126,7 +126,7 @@ class TrainingJobs:
             if len(validation) > self.limits.items:
                 raise errors.TooLarge(
                     f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
-                    "a sample of them, which chooses the epoch, too, or raise AEENC_TRAINER_MAX_ITEMS"
+                    "a sample of them, or raise AEENC_TRAINER_MAX_ITEMS"
                 )
             check_texts([text for text, _ in validation], self.limits, "config.validation")
             empty = [n for n, (_, gold) in enumerate(validation) if not gold]
@@ -136,16 +136,16 @@ class TrainingJobs:
                 )
 
     async def get(self, job_id: str) -> Job:
-        """A job. Raises NotFound."""
+        """Returns a job. Raises NotFound."""
         return await self._store.get(job_id)
 
     async def page(self, page_size: int, page_token: str) -> tuple[list[Job], str]:
-        """A page of jobs, newest first, and the token of the next."""
+        """Lists a page of jobs, newest first, and the token of the next page."""
         jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position_of(page_token))
         return jobs, str(after or "")
 
     async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
-        """The events of a job from a sequence number on, until it has ended."""
+        """Yields the events of a job from a sequence number on, until the job has ended."""
         job = await self._store.get(job_id)
         seq = max(from_seq, 1) - 1
         while True:
@@ -159,7 +159,7 @@ class TrainingJobs:
                     return
 
     async def cancel(self, job_id: str, request_id: str) -> Job:
-        """Stops a job. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
+        """Cancels a job. Raises FailedPrecondition for an ended one, except for a retry of the same request."""
         answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request_id)
         job = await self._store.get(job_id)
         if answer != "OK":
@@ -168,7 +168,7 @@ class TrainingJobs:
         return job
 
     async def resume(self, job_id: str) -> Job:
-        """Continues a job. One that is live stays as it is: if its trainer is gone, another takes it over."""
+        """Resumes a job. A live one stays as it is: if its trainer is gone, another takes it over."""
         answer = await self._store.transition(job_id, ("FAILED", "CANCELLED"), "PENDING")
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
@@ -177,19 +177,20 @@ class TrainingJobs:
 
     @property
     def active_job(self) -> str:
-        """The job that this process works on; empty: none."""
+        """The job that this process works on; empty for none."""
         return self._runner.active_job
 
 
 def _check_cross_encoder(config: JobConfig) -> None:
-    """Refuses what the training of a cross-encoder would pass over."""
+    """Refuses options that the training of a cross-encoder would ignore."""
     if config.batching != "QUERIES":
         raise errors.InvalidArgument.field(
-            "config.batching", "is ITEMS; mode CROSS_ENCODER takes queries, leave it out"
+            "config.batching", "is ITEMS; mode CROSS_ENCODER batches queries, leave it out"
         )
     if config.regularization:
         raise errors.InvalidArgument.field(
-            "config.regularization", f"is {config.regularization:g}; mode CROSS_ENCODER has none, leave it out"
+            "config.regularization",
+            f"is {config.regularization:g}; mode CROSS_ENCODER has no regularization, leave it out",
         )
     _within("hard_negatives", config.hard_negatives, 1, 64)
 

@@ -1,10 +1,11 @@
-"""What a job works with, loaded: the encoder it starts from, the premise matrix, the training set, gold queries."""
+"""A job's inputs, loaded: the encoder it starts from, the premise matrix, the training set, gold queries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.data.training_set import TrainingSet, build_training_set
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
-from services.trainer.learning.checkpoint.export import FOLDER
 from services.trainer.learning.checkpoint.quantization import Trial
 from services.trainer.learning.devices import device_of, precision_of
 from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
@@ -26,11 +26,12 @@ from services.trainer.learning.loss.objective import Objective, Premises, Querie
 from services.trainer.learning.loss.objectives import build_objective, check_training_set, ordinals_of
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder, TextBatches, encode, load_encoder
 from services.trainer.models.space import SpaceSpec
+from services.trainer.registry.checkpoints import FOLDER
 
 
 @dataclass(frozen=True)
 class JobInputs:
-    """A job's data, on the device that it computes on."""
+    """A job's inputs on its device, and what is computed of them: encoders, objective, evaluations."""
 
     plan: TrainingPlan
     store: ArtifactStore
@@ -45,9 +46,9 @@ class JobInputs:
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
-        """Reads what a job's directory names.
+        """Loads what a job's directory names.
 
-        Raises FailedPrecondition for data that its loss cannot use, and for a GPU that is not there.
+        Raises FailedPrecondition for data that its loss cannot use, and for a missing GPU.
         """
         plan = files.plan()
         store = ArtifactStore(Path(plan.artifacts_dir))
@@ -64,23 +65,23 @@ class JobInputs:
 
     @property
     def precision(self) -> Precision:
-        """What the job multiplies in."""
+        """The precision of matrix products."""
         return precision_of(self.plan.means.precision, self.device)
 
     def encoder(self, weights: Path | None = None) -> QueryEncoder:
-        """The encoder that training starts from, or that of a file of weights."""
+        """Loads the encoder that training starts from, or with a file of weights."""
         tensors = None if weights is None else load_file(weights)
         return load_encoder(self.base.path, self.spec, tensors).to(self.device)
 
-    def encoders(self, kept: Path | None = None) -> Encoders:
-        """The encoders that training starts from, or those that it has kept in a directory."""
+    def encoders(self, kept: Path | None = None) -> Encoders[Any]:
+        """Loads the encoders that training starts from, or those that it has kept in a directory."""
         query = self.encoder(kept and kept / BEST)
         if self.plan.config.mode == "SIAMESE":
             return Encoders(query, query)
         return Encoders(query, self.encoder(kept and kept / BEST_PREMISES) if self.plan.config.mode == "DUAL" else None)
 
     def objective(self) -> Objective:
-        """The loss on the data. Premises outside the generation are encoded here, once, by the premise encoder."""
+        """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
         config, training_set = self.plan.config, self.training_set
         vectors = [self.generation.float32()]
         if training_set.outside:
@@ -98,16 +99,16 @@ class JobInputs:
         guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
         return build_objective(training_set, queries, premises, config, guide)
 
-    def corpus(self, encoders: Encoders) -> NDArray[np.float32]:
-        """The vectors (n, dim) that queries are compared with: the generation's, or those of a trained encoder."""
+    def corpus(self, encoders: Encoders[Any]) -> NDArray[np.float32]:
+        """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""
         if encoders.premise is None:
             return self.generation.float32()
         texts = [premise.text for premise in self.generation.premises]
         vectors: NDArray[np.float32] = encode(encoders.premise, self.batches, texts, self.spec.premise_prefix)
         return vectors
 
-    def evaluate(self, encoders: Encoders, corpus: NDArray[np.float32] | None = None) -> Report | None:
-        """The quality on the gold queries, against `corpus` or what the encoders make of it; None without any."""
+    def evaluate(self, encoders: Encoders[Any], corpus: NDArray[np.float32] | None = None) -> Report | None:
+        """Measures the quality on the gold queries, against `corpus` or the encoders' own; None without queries."""
         if not self.validation:
             return None
         texts = [query.text for query in self.validation]
@@ -116,14 +117,14 @@ class JobInputs:
         return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
 
     def trial(self, corpus: NDArray[np.float32]) -> Trial | None:
-        """What an int8 model is tried on; None where none is wanted or nothing is known about its quality."""
+        """Returns the data of the int8 gate; None if int8 is off or there are no gold queries."""
         if not (self.plan.means.int8 and self.validation):
             return None
         ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
         return Trial(self.validation, ids, corpus, self.generation.ordinal_by_text)
 
     def _premises(self, vectors: Tensor) -> Premises:
-        """The premises of the mode over the vectors (n + outside, dim) of the space that training starts in."""
+        """Builds the mode's premises from vectors (n + outside, dim) of the initial space."""
         config = self.plan.config
         if config.mode == "SINGLE":
             return Premises(vectors)
@@ -137,7 +138,7 @@ class JobInputs:
         return torch.from_numpy(self._frozen(version, texts, self.spec.query_prefix)).to(self.device)
 
     def _frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
-        """Vectors (n, dim) of texts by a version; empty: the space's pre-trained encoder."""
+        """Encodes texts (n, dim) by a version; empty for the space's pre-trained encoder."""
         artifact = self.store.open(FOLDER, version or self.generation.premise_version)
         frozen = load_encoder(artifact.path, self.spec).to(self.device)
         vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)

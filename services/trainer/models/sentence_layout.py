@@ -1,8 +1,8 @@
-"""The directory of a published sentence encoder: what stands beside its transformer and decides what a vector is.
+"""Reads the directory of a published sentence encoder: pooling, dense layer, prompts and limits of its transformer.
 
-Reads the JSON files that sentence-transformers writes, and only those; a directory without them is a bare transformer
-with mean pooling, DPR's with that of [CLS], unless the operator names another. What cannot be computed here is refused
-by name, never left out silently.
+It reads only the JSON files that sentence-transformers writes. A directory without them is a bare transformer with mean
+pooling, or [CLS] pooling for DPR, unless the operator names another. An unsupported option is refused by name, never
+ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aeenc.errors import FailedPrecondition
 
 Pooling = Literal["mean", "cls", "max"]
 
-# What is fetched from the hub beside the model itself.
+# Fetched from the hub beside the model itself.
 FILES = (
     "modules.json",
     "*_Pooling/config.json",
@@ -37,13 +37,13 @@ _LEGACY_POOLING = {
 }
 _SUPPORTED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # in this order
 _PREMISE_PROMPTS = ("document", "passage", "corpus")
-# Their positions start after the padding token's id, so that many fewer are left for tokens.
+# Their positions start after the padding token's id, which leaves fewer for tokens.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
 
 
 @dataclass(frozen=True)
 class SentenceLayout:
-    """What the files beside a transformer say. Prompts are empty where there are none."""
+    """The options in the files beside a transformer. Prompts are empty if not given."""
 
     dim: int
     pooling: Pooling
@@ -53,14 +53,14 @@ class SentenceLayout:
 
 
 def read_layout(directory: Path, pooling: Pooling | Literal[""] = "") -> SentenceLayout:
-    """Reads a base model's directory; `pooling` takes the place of what it says.
+    """Reads a base model's directory; `pooling` overrides its own.
 
-    Raises FailedPrecondition naming the file and what in it is not supported.
+    Raises FailedPrecondition naming the file and its unsupported option.
     """
     config = _json(directory / "config.json")
     dim = config.get("hidden_size") or config.get("dim") or config.get("d_model")
     if not isinstance(dim, int):
-        raise FailedPrecondition(f"{directory / 'config.json'} has no hidden_size; it is no encoder of texts")
+        raise FailedPrecondition(f"{directory / 'config.json'} has no hidden_size; choose an encoder of texts")
     sentence = _json(directory / "sentence_bert_config.json")
     if sentence.get("do_lower_case") and '"lowercase":true' not in _compact(directory / "tokenizer.json"):
         raise FailedPrecondition(
@@ -89,13 +89,13 @@ def read_layout(directory: Path, pooling: Pooling | Literal[""] = "") -> Sentenc
 
 
 def dense_file(directory: Path) -> Path | None:
-    """The tensors of the linear layer after the pooling; None without one, and in a checkpoint, which has it inside."""
+    """Finds the tensors of the dense layer after pooling; None without one, and in a checkpoint, which contains it."""
     folder = _modules(directory).get("Dense")
     return folder / "model.safetensors" if folder else None
 
 
 def _positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens have a position; None where there is no such limit."""
+    """Returns how many tokens have a position; None for no limit."""
     positions: int | None = config.get("max_position_embeddings")
     if positions and config.get("model_type") in _OFFSET_POSITIONS:
         return positions - int(config.get("pad_token_id", 1)) - 1
@@ -103,7 +103,7 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 
 
 def _modules(directory: Path) -> dict[str, Path]:
-    """The folder of each module by its class name. Raises FailedPrecondition for one that is not supported."""
+    """Finds the folder of each module by its class name. Raises FailedPrecondition for an unsupported one."""
     path = directory / "modules.json"
     if not path.is_file():
         return {"Pooling": directory / "1_Pooling"}
@@ -120,10 +120,10 @@ def _modules(directory: Path) -> dict[str, Path]:
 
 
 def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str, usual: Pooling) -> tuple[Pooling, bool]:
-    """The pooling, `usual` where neither `chosen` nor a file says it, and whether a prompt is pooled, too."""
+    """Reads the pooling, `usual` if neither `chosen` nor a file names one, and whether it includes the prompt."""
     path = modules.get("Pooling", directory) / "config.json"
     if "Pooling" not in modules:
-        raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; it is no sentence encoder")
+        raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; choose a sentence encoder")
     config = _json(path)
     given = (
         chosen
@@ -140,7 +140,7 @@ def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str, usual: P
 
 
 def _dense_dim(folder: Path) -> int:
-    """The dimension that a linear layer gives. Raises FailedPrecondition for one that is more, or cannot be read."""
+    """Reads the output dimension of a dense layer. Raises FailedPrecondition unless it is purely linear."""
     path = folder / "config.json"
     config = _json(path)
     activation = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
@@ -154,7 +154,7 @@ def _dense_dim(folder: Path) -> int:
 
 
 def _prompts(directory: Path) -> tuple[str, str]:
-    """The prompts of a query and of a premise; the default prompt stands in for a role without one."""
+    """Reads the prompts of a query and of a premise; a role without one has the default prompt."""
     config = _json(directory / "config_sentence_transformers.json")
     prompts: Mapping[str, Any] = config.get("prompts") or {}
     default = prompts.get(config.get("default_prompt_name") or "") or ""
@@ -163,16 +163,16 @@ def _prompts(directory: Path) -> tuple[str, str]:
 
 
 def _json(path: Path) -> Any:
-    """The content of a file; empty where there is none. Raises FailedPrecondition for one that is no JSON."""
+    """Reads a JSON file; empty if it is missing. Raises FailedPrecondition for anything but JSON."""
     if not path.is_file():
         return {}
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        raise FailedPrecondition(f"{path} is no JSON ({error}); download it again") from error
+        raise FailedPrecondition(f"{path} is not JSON ({error}); download it again") from error
 
 
 def _compact(path: Path) -> str:
-    """The normaliser of a tokenizer, without spaces; a plain Lowercase looks as BERT's with that option."""
+    """Reads a tokenizer's normaliser without spaces; a plain Lowercase is written as BERT's with that option."""
     normalizer = json.dumps(_json(path).get("normalizer"), separators=(",", ":"))
     return normalizer.replace('"type":"Lowercase"', '"lowercase":true')

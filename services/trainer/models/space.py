@@ -1,4 +1,4 @@
-"""What makes a vector space: the premise encoder's tensors and everything else that decides where a text lands."""
+"""The identity of a vector space: the premise encoder's tensors and all else that determines a text's vector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from aeenc.errors import DataLoss
 from services.trainer.models.sentence_layout import Pooling, dense_file, read_layout
 
-# Names of element types in a safetensors header, as the digest knows them.
+# Element types by their names in a safetensors header; the digest uses the long names.
 _ELEMENTS = {
     "F64": "float64",
     "F32": "float32",
@@ -29,7 +29,7 @@ _ELEMENTS = {
 
 @dataclass(frozen=True)
 class SpaceSpec:
-    """How an encoder turns a text into a vector, apart from its tensors and its tokenizer."""
+    """How an encoder turns a text into a vector, besides its tensors and its tokenizer."""
 
     dim: int
     max_tokens: int
@@ -51,8 +51,8 @@ class SpaceSpec:
     ) -> SpaceSpec:
         """Reads a base model's directory. Vectors are always normalised, with or without a Normalize module.
 
-        `max_tokens` is lowered to what the model takes; an empty prefix leaves the model's own prompt for that role, an
-        empty pooling the model's own. Raises FailedPrecondition for a model that computes what is not supported.
+        `max_tokens` is lowered to the model's limit; an empty prefix or pooling takes the model's own. Raises
+        FailedPrecondition for a model that computes something unsupported.
         """
         layout = read_layout(directory, pooling)
         return cls(
@@ -65,16 +65,16 @@ class SpaceSpec:
 
     @classmethod
     def of_meta(cls, meta: Any) -> SpaceSpec:
-        """The spec in a checkpoint's meta."""
+        """Reads the spec from a checkpoint's meta."""
         return cls(**{name: meta[name] for name in cls.__dataclass_fields__})
 
     def to_meta(self) -> dict[str, Any]:
-        """The spec as part of a checkpoint's meta."""
+        """Returns the spec as part of a checkpoint's meta."""
         return asdict(self)
 
 
 def space_id_of(directory: Path, spec: SpaceSpec) -> str:
-    """`s` and 16 hexadecimal digits over the tensors by name, the tokenizer and the spec (design: frozen space).
+    """Returns `s` and 16 hexadecimal digits, a hash of the tensors by name, the tokenizer and the spec.
 
     File bytes do not matter: the same tensors written by another library give the same space.
     """
@@ -90,7 +90,7 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
 
 
 def _add_tensors(digest: Any, path: Path) -> None:
-    """Adds names, types, shapes and values. Read as bytes, since numpy has no bfloat16."""
+    """Adds names, types, shapes and values. Reads bytes, since numpy lacks bfloat16."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 8 + int.from_bytes(data[:8], "little")
         try:
@@ -101,4 +101,4 @@ def _add_tensors(digest: Any, path: Path) -> None:
                 digest.update(f"{name} {_ELEMENTS[tensor['dtype']]} {tuple(tensor['shape'])}".encode())
                 digest.update(data[start + begin : start + end])
         except (ValueError, KeyError, TypeError) as error:
-            raise DataLoss(f"{path} is no safetensors file ({error!r}); export it again") from error
+            raise DataLoss(f"{path} is not a safetensors file ({error!r}); export it again") from error

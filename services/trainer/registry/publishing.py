@@ -1,4 +1,9 @@
-"""Moves labels: with a quality gate, a way back, and the wait until every live encoder has followed."""
+"""Moves labels: through a quality gate, with a way back, waiting until every live encoder has followed.
+
+publish ──► gate: paired test against the serving version ──► Registry.set_label ──► await_rollout
+              │ worse, p < SIGNIFICANCE: FailedPrecondition        │ expected revision: else Aborted
+              └ `force` skips it                                   └ a tandem: TandemPublisher instead
+"""
 
 from __future__ import annotations
 
@@ -29,9 +34,9 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Publication:
-    """Where a label stands now, and how far the live encoders are. Never complete for a move that another overtook.
+    """A label after a move, and how far the live encoders are. Never complete if another move overtook it.
 
-    `generation` is the one that was activated with it; empty: none.
+    `generation` is the one that was activated with it; empty for none.
     """
 
     label: LabelRow
@@ -41,7 +46,7 @@ class Publication:
 
 
 class Publisher:
-    """The only writer of labels."""
+    """The operations on labels. Callers move labels only through it."""
 
     def __init__(
         self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace, tandems: TandemPublisher
@@ -59,10 +64,10 @@ class Publisher:
         wait_s: float,
         share: float | None = None,
     ) -> Publication:
-        """Points a label at a checkpoint unless it is measurably worse than what the label serves.
+        """Points a label at a checkpoint unless it is measurably worse than the version that the label serves.
 
-        `stable` in a space that the corpus does not serve yet: the generation is activated, too (TandemPublisher).
-        Raises FailedPrecondition for a worse one, Aborted when what it was compared with serves no longer.
+        For `stable` in a space that the corpus does not serve yet, the generation is activated, too (TandemPublisher).
+        Raises FailedPrecondition for a worse checkpoint, Aborted if the version compared with no longer serves.
         """
         name = _movable(label or STABLE)
         _check_share(name, share)
@@ -91,7 +96,7 @@ class Publisher:
     async def set_label(
         self, label: str, version: str, expected_revision: int | None, share: float | None = None
     ) -> LabelRow:
-        """Points a label at a version, without a gate."""
+        """Points a label at a version, without the gate."""
         name = _movable(label)
         _check_share(name, share)
         row = await self._checkpoints.get(version)
@@ -100,7 +105,7 @@ class Publisher:
         )
 
     async def delete_label(self, label: str, space_id: str) -> None:
-        """Removes a label. `stable` and `previous` stay in the trainer's own space and where a corpus is served."""
+        """Removes a label; `stable` and `previous` stay in the trainer's own space and in those of corpora."""
         name = _checked(label)
         place = space_id or await self._space_of(name)
         if name in {STABLE, PREVIOUS} and await self._is_needed(place):
@@ -110,7 +115,7 @@ class Publisher:
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
     ) -> Publication:
-        """Points a label back at the version it named before. A repeated `request_id` goes back once."""
+        """Points a label back at its previous version. A repeated `request_id` goes back once."""
         name = _movable(label or STABLE)
         row = await self._label(name, space_id)
         if (
@@ -119,24 +124,24 @@ class Publisher:
         ):
             return await self._followed(row, wait_s)
         if not row.previous:
-            raise errors.FailedPrecondition(f"label {name!r} has named no version before {row.version}; publish one")
-        # Against the revision just read: of two rollbacks at once, one wins and the other is told.
+            raise errors.FailedPrecondition(f"label {name!r} has no version before {row.version}; publish one")
+        # Against the revision just read: of two concurrent rollbacks one wins and the other is Aborted.
         revision = row.revision if expected_revision is None else expected_revision
         moved = await self._registry.set_label(row.space_id, name, row.previous, expected_revision=revision)
         log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
         return await self._followed(moved, wait_s)
 
     async def rollback_corpus(self, corpus: str, *, wait_s: float, request_id: str) -> Publication:
-        """Activates what the corpus served before its tandem was published, encoders and generation as one."""
+        """Activates what the corpus served before its tandem was published, encoders and generation together."""
         done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request_id=request_id)
         return Publication(done.label, done.rollouts, complete=True, generation=done.generation)
 
     async def labels(self, space_id: str) -> list[LabelRow]:
-        """All labels, or those of one space."""
+        """Lists all labels, or those of one space."""
         return await self._registry.labels(space_id or None)
 
     async def rollouts(self, label: str, space_id: str) -> tuple[LabelRow, list[RolloutRow]]:
-        """A label and where each live encoder stands with it."""
+        """Returns a label and how far each live encoder is."""
         row = await self._label(_checked(label or STABLE), space_id)
         return row, await self._registry.rollouts(row.space_id, row.name)
 
@@ -147,7 +152,7 @@ class Publisher:
         return row
 
     async def _space_of(self, name: str) -> str:
-        """The only space in which a label stands, otherwise the trainer's own."""
+        """Finds the only space with a label, otherwise the trainer's own."""
         spaces = [row.space_id for row in await self._registry.labels() if row.name == name]
         return spaces[0] if len(spaces) == 1 else self._space.space_id
 
@@ -167,7 +172,7 @@ class Publisher:
         return Publication(now or row, rollouts, complete=followed and not overtaken)
 
     async def _compare(self, version: str, space_id: str, name: str) -> int:
-        """Holds a version against what a label serves. Returns the revision that this was true of; 0: no label."""
+        """Compares a version with the one that a label serves. Returns the revision compared with; 0 for no label."""
         serving = await self._registry.label(space_id, name)
         if serving is None:
             return 0
@@ -176,7 +181,10 @@ class Publisher:
         return serving.revision
 
     async def _gate(self, version: str, serving: str) -> None:
-        """Raises FailedPrecondition when a paired test on the same queries finds the candidate worse."""
+        """Raises FailedPrecondition if a paired test on the same queries finds the candidate worse.
+
+        Without metrics on the same queries of both versions there is nothing to compare, and the candidate passes.
+        """
         candidate = await self._checkpoints.metrics(version)
         if candidate is None:
             return
@@ -197,8 +205,8 @@ class Publisher:
 
 
 def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict[str, Any]) -> Any:
-    """The serving version's average precisions on the candidate's queries; None where nobody measured them."""
-    same = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality is that of the rankings it re-ranks
+    """Finds the serving version's average precisions on the candidate's queries; None if never measured."""
+    same = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality depends on the rankings
     if metrics is not None and all(metrics.get(name) == candidate.get(name) for name in same):
         return np.array(metrics["after"]["average_precisions"])
     if candidate["base_version"] == serving:
@@ -207,14 +215,14 @@ def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict
 
 
 def _movable(label: str) -> str:
-    """A label that a caller may move. Raises InvalidArgument."""
+    """Checks that callers may move a label. Raises InvalidArgument."""
     if label == PREVIOUS:
         raise errors.InvalidArgument.field("label", "is 'previous', which follows 'stable' by itself")
     return _checked(label)
 
 
 def _check_share(label: str, share: float | None) -> None:
-    """Raises InvalidArgument for a share that is none, or on a label that has none."""
+    """Raises InvalidArgument for a share outside 0 to 1, or on a label other than `canary`."""
     if share is None:
         return
     if label != CANARY:

@@ -1,7 +1,10 @@
-"""Publishes a tandem as one: the encoders load it beside what serves, then one pointer of the index moves.
+"""Publishes a tandem atomically: encoders load it beside what serves, then one pointer in the index moves.
+
+    set_label("stable", new space) ──► await_all encoders ──► Index.activate(expected) ──► retire unused spaces
+           └───────── on any failure: the label is put back, the old generation stays active
 
 Retrieve asks the encoder for `stable` in the space of the generation that it searches. So the active generation alone
-decides which pair of encoders callers get, and until it moves nothing of the old pair is touched.
+decides which pair of encoders callers get.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
 log = get(__name__)
 
-LEAST_WAIT_S = 5.0  # a tandem is never activated before the encoders serve it, whether the caller wants to wait or not
+LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
 OURS = {STABLE, "previous"}
 
 
 @dataclass(frozen=True)
 class ActiveGeneration:
-    """What the index serves for a corpus; empty: nothing."""
+    """The generation that the index serves for a corpus, and its space; empty for none."""
 
     generation: str = ""
     space_id: str = ""
@@ -36,7 +39,7 @@ class ActiveGeneration:
 
 @dataclass(frozen=True)
 class TandemActivation:
-    """The label `stable` of the space that serves now, where the encoders stand, and the active generation."""
+    """The active generation, the label `stable` of its space, and how far the encoders are."""
 
     label: LabelRow
     rollouts: list[RolloutRow]
@@ -44,7 +47,7 @@ class TandemActivation:
 
 
 class TandemPublisher:
-    """Activates tandems and takes them back. One at a time."""
+    """Activates tandems and rolls them back, one at a time."""
 
     def __init__(
         self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, space: PretrainedSpace
@@ -54,14 +57,14 @@ class TandemPublisher:
         self._one = asyncio.Lock()
 
     async def tandem(self, version: str) -> Tandem | None:
-        """The tandem of a version whose space its corpus does not serve yet; None: a label is all that has to move."""
+        """Finds a version's tandem if its corpus does not serve that space yet; None if moving a label is enough."""
         tandem = await self._tandems.get(version)
         if tandem is None or (await self.active(tandem.corpus)).space_id == tandem.space_id:
             return None
         return tandem
 
     async def active(self, corpus: str) -> ActiveGeneration:
-        """What the index serves for a corpus."""
+        """Asks the index for the active generation of a corpus."""
         for found in (await self._index.info()).corpora:
             if found.corpus == corpus and found.active.id:
                 return ActiveGeneration(found.active.id, found.active.space_id)
@@ -79,9 +82,9 @@ class TandemPublisher:
     ) -> TandemActivation:
         """Has the encoders load the tandem, then activates its generation if `before` is still active.
 
-        `compared` is the revision of `stable` in `before`'s space that the tandem was held against; None: none was. On
-        a failure the label is put back, and what was active stays. Raises FailedPrecondition naming encoders that do
-        not serve it or when the corpus has other premises by now, Aborted when another revision serves by now, and what
+        `compared` is the revision of `stable` in `before`'s space that the tandem was compared with; None for none. On
+        a failure the label is put back, and the active generation stays. Raises FailedPrecondition naming encoders that
+        do not serve it, or if the corpus has other premises by now, Aborted if another revision serves by now, and what
         the index raises.
         """
         async with self._one:
@@ -107,7 +110,7 @@ class TandemPublisher:
     async def rollback(self, corpus: str, *, wait_s: float, request_id: str) -> TandemActivation:
         """Activates the generation that the active tandem has replaced. A repeated `request_id` goes back once.
 
-        Raises FailedPrecondition when no publication has activated what is active; then nothing changes.
+        Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
         """
         async with self._one:
             active = await self.active(corpus)
@@ -128,21 +131,21 @@ class TandemPublisher:
             return TandemActivation(row, rollouts, tandem.replaces)
 
     async def serves(self, space_id: str) -> bool:
-        """Whether any corpus serves a generation of a space."""
+        """Tells whether any corpus serves a generation of a space."""
         return any(found.active.space_id == space_id for found in (await self._index.info()).corpora)
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
-        """Raises Aborted when `stable` of a space is at another revision; 0: there is none."""
+        """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
         row = await self._registry.label(space_id, STABLE)
         now, version = (row.revision, row.version) if row else (0, "unset")
         if now != revision:
             raise errors.Aborted(
-                f"label 'stable' of space {space_id} is at revision {now} ({version}), not {revision} any more, with "
+                f"label 'stable' of space {space_id} is at revision {now} ({version}), no longer at {revision}, with "
                 "which the tandem was compared; publish it again"
             )
 
     async def _activate(self, corpus: str, generation: str, expected: str) -> None:
-        """Moves the pointer. An answer that was lost on the way is no failure: what counts is what is active."""
+        """Moves the pointer. If the answer is lost, the active generation decides whether that failed."""
         try:
             await self._index.activate(corpus, generation, expected=expected)
         except errors.AeencError:
@@ -150,7 +153,7 @@ class TandemPublisher:
                 raise
 
     async def _undo(self, tandem: Tandem, named: LabelRow | None) -> None:
-        """Takes the label back unless the tandem serves, or might: while the index is silent both pairs stay loaded."""
+        """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded."""
         try:
             if (await self.active(tandem.corpus)).generation == tandem.generation:
                 return
@@ -162,7 +165,7 @@ class TandemPublisher:
             log.warning("a tandem that was not activated stays loaded", version=tandem.version, reason=error.message)
 
     async def _retire(self) -> None:
-        """Closes the spaces of tandems that neither serve nor are the way back, so that encoders let go of them."""
+        """Removes our labels from spaces that neither serve nor are the way back, so that encoders unload them."""
         try:
             tandems = await self._tandems.all()
             served = {found.active.space_id for found in (await self._index.info()).corpora}
@@ -172,8 +175,8 @@ class TandemPublisher:
                 names = {row.name for row in await self._registry.labels(space_id)}
                 for name in names if names <= OURS else ():
                     await self._registry.delete_label(space_id, name)
-        except errors.AeencError as error:  # the next publication will
-            log.warning("spaces that nobody needs stay loaded", reason=error.message)
+        except errors.AeencError as error:  # the next publication retires them
+            log.warning("unused spaces stay loaded", reason=error.message)
 
     async def _stable_of(self, space_id: str) -> LabelRow:
         row = await self._registry.label(space_id, STABLE)
@@ -182,7 +185,7 @@ class TandemPublisher:
         return row
 
     def _check_same_premises(self, tandem: Tandem, active: str) -> None:
-        """Raises FailedPrecondition when the tandem's generation has other premises than the active one."""
+        """Raises FailedPrecondition if the tandem's generation has other premises than the active one."""
         if not active:
             return
         ours, theirs = (

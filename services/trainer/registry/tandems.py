@@ -1,6 +1,6 @@
-"""Tandems: a query encoder, the premise encoder trained with it, and the generation that was built in their space.
+"""Tandems: a query encoder, the premise encoder trained with it, and the generation built in their space.
 
-Which tandem serves is not written here: it is the one whose generation the index has active, so that the two can never
+The record does not say which tandem serves: it is the one whose generation the index has active, so that the two never
 disagree.
 """
 
@@ -22,10 +22,10 @@ REQUEST_TTL_S = 86_400
 
 @dataclass(frozen=True)
 class Tandem:
-    """`version` encodes queries, `premise_version` premises: in mode SIAMESE the same.
+    """A tandem. `version` encodes queries, `premise_version` premises; in mode SIAMESE they are the same.
 
-    `replaces` is the generation of the corpus that was active when this one was activated, `replaces_space` its space;
-    empty: there was none, or this one never was.
+    `replaces` is the generation that was active before this one was activated, `replaces_space` its space; empty if
+    there was none, or if this one was never activated.
     """
 
     version: str
@@ -38,7 +38,7 @@ class Tandem:
 
 
 class Tandems:
-    """The tandems of one namespace, in Redis. Raises Unavailable when it is away."""
+    """The tandems of one namespace, in Redis. Raises Unavailable if it is away."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
@@ -51,19 +51,19 @@ class Tandems:
             await self._redis.hset(self._key, tandem.version, record)
 
     async def get(self, version: str) -> Tandem | None:
-        """The tandem of a query encoder; None for one that was trained alone."""
+        """Reads the tandem of a query encoder; None for one that was trained alone."""
         async with unavailable_if_down(f"read the tandem of {version}"):
             record = await self._redis.hget(self._key, version)
         return _tandem(record) if record else None
 
     async def all(self) -> list[Tandem]:
-        """All tandems."""
+        """Reads all tandems."""
         async with unavailable_if_down("list the tandems"):
             records = await self._redis.hvals(self._key)
         return [_tandem(record) for record in records]
 
     async def claim_request(self, request_id: str, generation: str) -> str:
-        """The generation that was active when a request was first tried: `generation`, unless it was tried before."""
+        """Returns the generation that was active at a request's first attempt; `generation` if this is the first."""
         key = f"{self._prefix}tandem-request:{hashlib.sha256(request_id.encode()).hexdigest()}"
         async with unavailable_if_down("note the request"):
             await self._redis.set(key, generation, nx=True, ex=REQUEST_TTL_S)
@@ -75,7 +75,7 @@ class Tandems:
 
 
 def of_generation(tandems: Iterable[Tandem], corpus: str, generation: str) -> Tandem | None:
-    """The tandem that a generation of a corpus belongs to; None for one that was built otherwise."""
+    """Finds the tandem of a corpus's generation; None for a generation that no job has built."""
     return next((one for one in tandems if (one.corpus, one.generation) == (corpus, generation)), None)
 
 

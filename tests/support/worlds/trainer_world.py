@@ -44,15 +44,15 @@ class Killed(Exception):
 @contextmanager
 def killed_after(epochs: int) -> Iterator[None]:
     """Within the block the job that is run dies as soon as so many epochs are saved."""
-    saved = training.save_standing
+    saved = training.save_state
 
-    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
-        saved(directory, standing, learner, optimizer)
-        if standing.epochs_done == epochs:
+    def die(directory: Any, state: Any, learner: Any, optimizer: Any) -> None:
+        saved(directory, state, learner, optimizer)
+        if state.epochs_done == epochs:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "save_standing", die)
+        patch.setattr(training, "save_state", die)
         try:
             yield
         except Killed:

@@ -127,7 +127,7 @@ def test_names_are_checked_before_a_job_starts(tmp_path: Path):
         sets.check(["other"], "train")
     with pytest.raises(NotFound, match="names: gold, gone, other"):
         sets.check(["golden"], "train")
-    with pytest.raises(FailedPrecondition, match="is not there"):
+    with pytest.raises(FailedPrecondition, match="is missing"):
         sets.check(["gone"], "train")
     with pytest.raises(InvalidArgument, match="holds trees by split"):
         sets.check(["gold"], "")

@@ -18,7 +18,7 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.evaluation.protocol import evaluate as really_evaluate
 from support.waiting import until
 
-INQUIRY = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
+SPEC = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
 
 
 class Encoder:
@@ -61,10 +61,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(slow: Slow):
     one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    first = asyncio.create_task(one.evaluate(INQUIRY))
+    first = asyncio.create_task(one.evaluate(SPEC))
     await until(lambda: slow.begun == 1)
     first.cancel()
-    second = asyncio.create_task(one.evaluate(INQUIRY))
+    second = asyncio.create_task(one.evaluate(SPEC))
     await asyncio.sleep(0.5)  # enough to begin, were it allowed to
     assert (slow.begun, first.done()) == (1, False)
     first.cancel()  # a second time, as at the end of a server
@@ -78,14 +78,14 @@ async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_
 ):
     monkeypatch.setattr(evaluator, "MAX_WAITING", 2)
     one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    first, *waiting = [asyncio.create_task(one.evaluate(INQUIRY)) for _ in range(3)]
+    first, *waiting = [asyncio.create_task(one.evaluate(SPEC)) for _ in range(3)]
     await until(lambda: slow.begun == 1)
     with pytest.raises(errors.Overloaded, match="2 evaluations wait already") as refused:
-        await asyncio.wait_for(one.evaluate(INQUIRY), 5)
+        await asyncio.wait_for(one.evaluate(SPEC), 5)
     assert refused.value.retry_after_s
     waiting[0].cancel()  # its caller has gone
     await asyncio.wait(waiting[:1])
-    waiting.append(asyncio.create_task(one.evaluate(INQUIRY)))
+    waiting.append(asyncio.create_task(one.evaluate(SPEC)))
     slow.let_go.set()
     await asyncio.gather(first, *waiting[1:])
     assert slow.begun == 3

@@ -32,8 +32,8 @@ def every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(files: JobFiles) -> TrainingState:
     prepare_torch(1)
-    materials = JobInputs.load(files, Rank())
-    return train(files, materials, materials.encoders(), materials.objective(), Rank())
+    inputs = JobInputs.load(files, Rank())
+    return train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
 
 
 def records(path: Path) -> Iterator[Event]:
@@ -62,7 +62,7 @@ def shown(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_a_job_draws_loss_rate_and_map_by_step_under_its_id(make_job: MakeJob, tmp_path: Path):
     files = make_job(epochs=3, means=ComputeOptions(tensorboard_dir=str(tmp_path / "events")))
-    standing = trained(files)
+    state = trained(files)
     drawn = shown(tmp_path / "events" / files.plan().job_id)
     assert set(drawn) == {LOSS, RATE, VALIDATION, f"{CONFIGURATION}/text_summary"}
     assert [step for step, _ in drawn[LOSS]] == list(range(1, 3 * STEPS + 1))
@@ -70,8 +70,8 @@ def test_a_job_draws_loss_rate_and_map_by_step_under_its_id(make_job: MakeJob, t
     rates = [1e-3 * training.schedule(step, 3 * STEPS) for step in range(3 * STEPS)]
     assert [rate for _, rate in drawn[RATE]] == pytest.approx(rates)
     assert [step for step, _ in drawn[VALIDATION]] == [STEPS, 2 * STEPS, 3 * STEPS]
-    assert drawn[VALIDATION][-1][1] == pytest.approx(standing.validation_map)
-    assert max(value for _, value in drawn[VALIDATION]) == pytest.approx(standing.best_map)
+    assert drawn[VALIDATION][-1][1] == pytest.approx(state.validation_map)
+    assert max(value for _, value in drawn[VALIDATION]) == pytest.approx(state.best_map)
     [path] = (tmp_path / "events" / files.plan().job_id).iterdir()
     [told] = [one for event in records(path) for one in event.summary.value if one.tag.startswith(CONFIGURATION)]
     for name in asdict(files.plan().config):

@@ -46,8 +46,8 @@ def run(files: JobFiles) -> str:
 def trained(files: JobFiles) -> dict[str, np.ndarray]:
     """The weights that a job keeps, without the export."""
     prepare_torch(files.plan().means.threads)
-    materials = JobInputs.load(files, Rank())
-    train(files, materials, materials.encoders(), materials.objective(), Rank())
+    inputs = JobInputs.load(files, Rank())
+    train(files, inputs, inputs.encoders(), inputs.objective(), Rank())
     return load_file(files.directory / BEST)
 
 

@@ -41,18 +41,18 @@ def load(files: JobFiles) -> JobInputs:
 def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJob, loss: str, batching: str):
     options = {"loss": loss, "batching": batching, "temperature": 0.1, "learning_rate": 3e-3, "margin": 0.5}
     files = make_job(epochs=12, **options)
-    materials = load(files)
-    encoders, objective = materials.encoders(), materials.objective()
+    inputs = load(files)
+    encoders, objective = inputs.encoders(), inputs.objective()
     units = np.arange(objective.size)
 
     def measured() -> tuple[float, float]:
         objective.batches(np.random.default_rng(1), objective.size)
-        report = materials.evaluate(encoders)
+        report = inputs.evaluate(encoders)
         assert report is not None
         return float(objective.loss(encoders, units).detach()), report.strict.map
 
     loss_before, map_before = measured()
-    Training(materials.plan, encoders, objective, None, files.directory, lambda step: None).run()
+    Training(inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
     loss_after, map_after = measured()
     assert loss_after < 0.95 * loss_before
     if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:  # on so little they classify without ranking
@@ -61,8 +61,8 @@ def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJ
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_batch_encodes_each_of_its_queries_once(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, loss: str):
-    materials = load(make_job(loss=loss, batching="ITEMS"))
-    encoders, objective = materials.encoders(), materials.objective()
+    inputs = load(make_job(loss=loss, batching="ITEMS"))
+    encoders, objective = inputs.encoders(), inputs.objective()
     encoded: list[int] = []
     forward = QueryEncoder.forward
 
@@ -100,11 +100,11 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
         JudgedPair("q", "", FACTS[3], "NEGATIVE"),
         JudgedPair("r", "", FACTS[2], "POSITIVE"),
     ]
-    materials = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
     calls = scores_of(monkeypatch, "MultipleNegativesRanking")
-    objective = materials.objective()
+    objective = inputs.objective()
     objective.batches(np.random.default_rng(1), 2)
-    objective.loss(materials.encoders(), np.arange(objective.size))
+    objective.loss(inputs.encoders(), np.arange(objective.size))
     ((scores, own, masked),) = calls
     assert scores.shape == (3, 4)  # q has two pairs, r one; facts 0 to 3 stand once each
     assert own.tolist() == [0, 1, 2]
@@ -114,35 +114,35 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
 
 def test_refused_premises_are_drawn_anew_each_epoch_from_those_of_the_query(make_job: MakeJob):
     pairs = [*PAIRS, *(JudgedPair(QUERIES[0], "", fact, "NEGATIVE", "train") for fact in FACTS[10:40])]
-    materials = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
-    objective: Any = materials.objective()
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
+    objective: Any = inputs.objective()
     drawn = []
     for epoch in (1, 2):
         objective.batches(np.random.default_rng(epoch), 8)
         drawn.append(objective._drawn)
     for row, (number, _) in enumerate(objective._items):
-        assert set(drawn[0][row]) <= set(materials.training_set.examples[number].refused.tolist())
+        assert set(drawn[0][row]) <= set(inputs.training_set.examples[number].refused.tolist())
     assert drawn[0].tolist() != drawn[1].tolist()
 
 
 def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_job: MakeJob):
     pairs = [pair for pair in PAIRS if pair.sign == "POSITIVE"]
-    materials = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
-    objective = materials.objective()
+    inputs = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
+    objective = inputs.objective()
     objective.batches(np.random.default_rng(1), 8)
-    assert float(objective.loss(materials.encoders(), np.arange(4)).detach()) > 0
+    assert float(objective.loss(inputs.encoders(), np.arange(4)).detach()) > 0
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    materials = load(make_job(loss="GIST"))
+    inputs = load(make_job(loss="GIST"))
     asked: list[str] = []
     by = JobInputs._queries_by
     monkeypatch.setattr(JobInputs, "_queries_by", lambda self, version: (asked.append(version), by(self, version))[1])
-    materials.objective()
-    load(make_job(loss="GIST", guide_version=materials.base.id)).objective()
-    assert asked == ["", materials.base.id]
+    inputs.objective()
+    load(make_job(loss="GIST", guide_version=inputs.base.id)).objective()
+    assert asked == ["", inputs.base.id]
 
 
 def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
@@ -177,8 +177,8 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
         for shift in range(n + 1)
     ]
     files = make_job([*PAIRS, *more], loss=loss, batching=batching, regularization=0.0 if batching == "ITEMS" else 0.5)
-    materials = load(files)
-    encoders, objective = materials.encoders(), materials.objective()
+    inputs = load(files)
+    encoders, objective = inputs.encoders(), inputs.objective()
     encoders.query.eval()  # without dropout
     learner, units = Learner(encoders, objective), np.arange(objective.size)
     gradients = []

@@ -219,14 +219,14 @@ def test_a_job_that_was_killed_ends_with_the_same_version_int8_included(
     whole.path.rename(files.directory / "whole")
     for name in ("result.json", "epoch.safetensors", "best.safetensors"):
         (files.directory / name).unlink()
-    saved = training.save_standing
+    saved = training.save_state
 
     def die_after_one(*arguments) -> None:
         saved(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "save_standing", die_after_one)
+        patched.setattr(training, "save_state", die_after_one)
         with pytest.raises(KeyboardInterrupt):
             run_job(files)
     resumed = checkpoint(space, files)

@@ -41,8 +41,8 @@ def test_a_process_without_a_unit_takes_part_without_weight():
 def weights_after(files: JobFiles) -> dict[str, torch.Tensor]:
     """What is learned, without the export."""
     rank = Rank(0, files.plan().means.processes)
-    materials = JobInputs.load(files, rank)
-    train(files, materials, materials.encoders(), materials.objective(), rank)
+    inputs = JobInputs.load(files, rank)
+    train(files, inputs, inputs.encoders(), inputs.objective(), rank)
     premises = files.directory / BEST_PREMISES
     of_premises = (
         {f"premises/{name}": value for name, value in load_file(premises).items()} if premises.exists() else {}

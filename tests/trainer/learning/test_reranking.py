@@ -17,7 +17,7 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.learning.cross_encoders import reranking
 from services.trainer.learning.cross_encoders.reranking import RerankingInputs, first_of
 from services.trainer.learning.devices import prepare_torch
-from services.trainer.learning.job import load_materials, run_job
+from services.trainer.learning.job import load_inputs, run_job
 from services.trainer.learning.loop import training
 from services.trainer.learning.loop.ranks import Rank
 from services.transformer import load_transformer
@@ -28,9 +28,9 @@ CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
 
 def load(files: JobFiles) -> RerankingInputs:
     prepare_torch(1)
-    materials = load_materials(files, Rank())
-    assert isinstance(materials, RerankingInputs)
-    return materials
+    inputs = load_inputs(files, Rank())
+    assert isinstance(inputs, RerankingInputs)
+    return inputs
 
 
 def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(make_job: MakeJob, space: Space):
@@ -60,11 +60,11 @@ def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: 
     result = files.result()
     assert result is not None
     artifact = space.store.open("checkpoints", str(result["version"]))
-    materials = load(files)
+    inputs = load(files)
     pairs = [(QUERIES[n], FACTS[n]) for n in range(4)]
-    tensors = materials.pair_batches.tensors(pairs)
+    tensors = inputs.pair_batches.tensors(pairs)
     with torch.inference_mode():
-        trained = materials.scorer(files.directory).eval()(**tensors).numpy()
+        trained = inputs.scorer(files.directory).eval()(**tensors).numpy()
     session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
     served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
     assert np.abs(served - trained).max() < 1e-4
@@ -83,8 +83,8 @@ def test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone(make_job:
 
 
 def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_it(make_job: MakeJob):
-    materials = load(make_job(**CROSS))
-    encoders, objective = materials.encoders(), materials.objective()
+    inputs = load(make_job(**CROSS))
+    encoders, objective = inputs.encoders(), inputs.objective()
     encoders.query.eval()
     objective.batches(np.random.default_rng(1), 8)
     units = np.arange(6)
@@ -93,12 +93,12 @@ def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_i
     assert float(whole.detach()) == pytest.approx(float(sum(parts).detach()), rel=1e-5)  # type: ignore[union-attr]
     squares = []
     for unit in units:
-        example = materials.training_set.examples[objective._owners[unit]]
+        example = inputs.training_set.examples[objective._owners[unit]]
         for ordinals, wanted in zip(objective._drawn[unit], (1.0, 0.0), strict=True):
             for ordinal in ordinals:
                 pair = (example.query, FACTS[ordinal])
                 with torch.inference_mode():
-                    score = materials.scorer().eval()(**materials.pair_batches.tensors([pair]))
+                    score = inputs.scorer().eval()(**inputs.pair_batches.tensors([pair]))
                 squares.append((float(score[0]) - wanted) ** 2)
     assert float(whole.detach()) == pytest.approx(np.mean(squares), rel=1e-4)
 
@@ -112,11 +112,11 @@ def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJ
         return (-1 if version == "another" else 1) * frozen(self, "", texts, prefix)
 
     monkeypatch.setattr(RerankingInputs, "_frozen", opposite)
-    materials = load(make_job(**CROSS))
-    materials = replace(materials, base=replace(materials.base, id="another"))
-    examples, corpus = materials.training_set.examples, materials.generation.float32()
-    queries = materials._frozen("", [example.query for example in examples], "")
-    for example, query, negatives in zip(examples, queries, materials._negatives(), strict=True):
+    inputs = load(make_job(**CROSS))
+    inputs = replace(inputs, base=replace(inputs.base, id="another"))
+    examples, corpus = inputs.training_set.examples, inputs.generation.float32()
+    queries = inputs._frozen("", [example.query for example in examples], "")
+    for example, query, negatives in zip(examples, queries, inputs._negatives(), strict=True):
         order = np.argsort(-(corpus @ query), kind="stable")
         wanted = {*order[:3], *order[-3:], *example.refused} - {*example.positives, *example.excluded}
         assert set(negatives) == wanted
@@ -124,13 +124,13 @@ def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJ
 
 def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: MakeJob):
     undecided = JudgedPair(QUERIES[0], "f3", FACTS[3], "SKIPPED", "train")
-    materials = load(make_job(pairs=[*PAIRS, undecided], held_out=[FACTS[7]], **CROSS))
-    materials.training_set.excluded[5] = True  # as a premise that stands in dev's trees alone
-    found = materials._negatives()
+    inputs = load(make_job(pairs=[*PAIRS, undecided], held_out=[FACTS[7]], **CROSS))
+    inputs.training_set.excluded[5] = True  # as a premise that stands in dev's trees alone
+    found = inputs._negatives()
     assert not {5, 7} & {n for ordinals in found for n in ordinals} - {
-        n for example in materials.training_set.examples for n in example.refused
+        n for example in inputs.training_set.examples for n in example.refused
     }
-    unjudged = [n for n, one in enumerate(materials.training_set.examples) if not {5, 7} & {*one.refused}]
+    unjudged = [n for n, one in enumerate(inputs.training_set.examples) if not {5, 7} & {*one.refused}]
     assert unjudged
     assert all(not {5, 7} & set(found[n]) for n in unjudged)
     assert 3 not in found[0]
@@ -148,14 +148,14 @@ def test_the_first_premises_are_those_of_a_full_sort_without_the_one_that_is_dro
 
 
 def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: MakeJob, monkeypatch):
-    materials = load(make_job(**CROSS))
+    inputs = load(make_job(**CROSS))
     monkeypatch.setattr(RerankingInputs, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
-    report, before = materials.evaluate(materials.encoders()), materials.before
+    report, before = inputs.evaluate(inputs.encoders()), inputs.before
     assert report is not None
     assert before is not None
     assert report.strict.map == before.strict.map
-    vectors = materials._frozen("", [query.text for query in VALIDATION], "")
-    whole = evaluate(VALIDATION, vectors, materials.generation.float32(), materials.generation.ordinal_by_text)
+    vectors = inputs._frozen("", [query.text for query in VALIDATION], "")
+    whole = evaluate(VALIDATION, vectors, inputs.generation.float32(), inputs.generation.ordinal_by_text)
     assert before.strict == whole.strict
 
 
@@ -200,10 +200,10 @@ def test_a_base_model_in_half_precision_is_trained_in_float32(make_job: MakeJob,
         return config
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", half)
-    materials = load(make_job(**CROSS))
-    assert {one.dtype for one in materials.scorer().parameters()} == {torch.float32}
-    kept = dict(materials.encoder().transformer.state_dict())
-    again = load_transformer(materials.base.path, kept)
+    inputs = load(make_job(**CROSS))
+    assert {one.dtype for one in inputs.scorer().parameters()} == {torch.float32}
+    kept = dict(inputs.encoder().transformer.state_dict())
+    again = load_transformer(inputs.base.path, kept)
     assert {one.dtype for one in again.parameters()} == {torch.float32}
 
 

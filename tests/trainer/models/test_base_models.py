@@ -126,7 +126,7 @@ def test_half_precision_weights_have_a_space_and_are_computed_in_single_precisio
             {"sentence_bert_config.json": {"do_lower_case": True}, "tokenizer.json": {"normalizer": None}},
             "do_lower_case",
         ),
-        ({"sentence_bert_config.json": "{"}, "is no JSON"),
+        ({"sentence_bert_config.json": "{"}, "is not JSON"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:

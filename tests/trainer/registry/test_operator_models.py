@@ -164,7 +164,7 @@ async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
 ):
     remember(exported, tmp_path / "state", tmp_path / "artifacts")
     async with started(exported.directory) as trainer:
-        with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, which no job begins with"):
+        with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, from which no job can start"):
             await trainer.start_job(corpus=corpus, run_ids=["r"], base_version=exported.artifact.id)
         with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, which gives no vectors"):
             await trainer.evaluate(corpus, [("sun", ["moon"])], version=exported.artifact.id)

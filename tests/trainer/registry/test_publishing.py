@@ -130,7 +130,7 @@ async def test_a_repeated_rollback_request_goes_back_once(world: World):
 
 
 async def test_a_rollback_with_nothing_before_is_refused(world: World):
-    with pytest.raises(errors.FailedPrecondition, match="has named no version before"):
+    with pytest.raises(errors.FailedPrecondition, match="has no version before"):
         await world.registry.rollback()
 
 

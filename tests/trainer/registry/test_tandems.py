@@ -84,7 +84,7 @@ async def test_an_encoder_that_does_not_follow_keeps_the_old_pair_serving(
     monkeypatch.setattr("services.trainer.registry.tandem_publishing.LEAST_WAIT_S", 0.5)
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
-    with pytest.raises(errors.FailedPrecondition, match=r"encoder-2 \(has not answered yet\); mend") as caught:
+    with pytest.raises(errors.FailedPrecondition, match=r"encoder-2 \(has not answered yet\); repair") as caught:
         await world.registry.publish(tandem.version)
     assert caught.value.reason == "ENCODERS_BEHIND"
     await unmoved(world, pairs[0], before)

@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import Tensor, nn
 
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.learning.checkpoint.quantization import Trial, add_fp16, add_int8, vectors_alone
 from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder, pad_id_of
 from services.trainer.models.space import SpaceSpec, space_id_of
+from services.trainer.registry.checkpoints import FOLDER
 
-FOLDER = "checkpoints"
 OPSET = 18
 MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, per component of a unit vector
 
@@ -54,7 +55,9 @@ def write_checkpoint(
     """
     encoder = encoder.to("cpu").eval()
     with store.writer("checkpoint", FOLDER) as writer:
-        (writer.path / "model.onnx").write_bytes(_onnx(encoder, batches))
+        example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
+        model = onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
+        (writer.path / "model.onnx").write_bytes(model)
         weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
         (writer.path / "model.safetensors").write_bytes(save(weights))
         for name in ("config.json", "tokenizer.json"):
@@ -70,26 +73,24 @@ def write_checkpoint(
         return writer.commit({**encoder.spec.to_meta(), **meta, **space, **int8, **half}, id_prefix="q")
 
 
-def _onnx(encoder: QueryEncoder, batches: TextBatches) -> bytes:
-    example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
+def onnx_bytes(
+    module: nn.Module, inputs: Sequence[str], output: str, args: tuple[Tensor, ...] = (), kwargs: Any = None
+) -> bytes:
+    """Exports a module over (batch, length) inputs, without the exporter's stack traces, which hold local paths."""
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about its own internals
         program = torch.onnx.export(
-            encoder,
-            example,
-            input_names=["input_ids", "attention_mask"],
-            output_names=["sentence_embedding"],
-            dynamic_shapes={"input_ids": shape, "attention_mask": shape},
+            module,
+            args,
+            kwargs=kwargs,
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=dict.fromkeys(inputs, shape),
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
         )
-    return portable_bytes(program)
-
-
-def portable_bytes(program: torch.onnx.ONNXProgram | None) -> bytes:
-    """Serialises an exported model without the exporter's stack traces, which hold paths of this machine."""
     assert program is not None
     model = program.model_proto
     for node in model.graph.node:

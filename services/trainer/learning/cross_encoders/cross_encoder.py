@@ -1,14 +1,13 @@
-"""A cross-encoder, published or trained by a job, as a checkpoint: a query and a premise to one score, as ONNX.
+"""Loads a published cross-encoder, and writes one as a checkpoint: an ONNX model from a query and a premise to a score.
 
-The score is the raw logit. No sigmoid is applied, even where the model's own library does: it would not change the
-ranking, and near 0 and 1 it would round different scores to the same number.
+The score is the raw logit, without the sigmoid that some libraries apply: it would keep the ranking, but near 0 and 1
+round different scores to the same number.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore, sha256_of
-from services.trainer.learning.checkpoint.export import OPSET, PROBES, portable_bytes
+from services.trainer.learning.checkpoint.export import PROBES, onnx_bytes
 from services.trainer.learning.query_encoder import pad_id_of
 from services.trainer.models.base_model import check_labels
 from services.trainer.registry.checkpoints import CROSS_ENCODER, FOLDER
@@ -35,21 +34,21 @@ Pair = tuple[str, str]
 
 
 class PairScorer(nn.Module):
-    """Token ids of pairs to their logits. `forward` is exactly what is exported."""
+    """A cross-encoder from token ids of pairs to logits. `forward` is exactly what is exported."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Logits (batch,) of int64 (batch, length) tensors; `token_type_ids` only for models that have them."""
+        """Computes logits (batch,) of int64 (batch, length) tensors; `token_type_ids` only if the model has types."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits  # (batch, 1)
         return logits[:, 0]
 
 
 class PairBatches:
-    """A cross-encoder's tokenizer: pairs to padded tensors, cut at the model's maximum, the longer text first."""
+    """A cross-encoder's tokenizer: turns pairs into padded tensors, cut at the model's maximum, longer text first."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, pad_id: int, *, typed: bool) -> None:
         self._tokenizer, self.max_tokens, self.pad_id, self.typed = tokenizer, max_tokens, pad_id, typed
@@ -57,17 +56,17 @@ class PairBatches:
         self._tokenizer.enable_truncation(max_tokens)
 
     def to_json(self) -> str:
-        """The tokenizer as it is kept, without its limits."""
+        """Serialises the tokenizer without its limits."""
         kept = Tokenizer.from_str(self._tokenizer.to_str())
         kept.no_truncation()
         return str(kept.to_str())
 
     def fits(self, pair: Pair) -> bool:
-        """Whether nothing of a pair is cut."""
+        """Tells whether a pair fits uncut."""
         return not self._tokenizer.encode(*pair).overflowing
 
     def tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
-        """The model's inputs, (batch, longest) each."""
+        """Builds the model's inputs, (batch, longest) each."""
         encodings: list[Encoding] = self._tokenizer.encode_batch(list(pairs))
         length = max(len(encoding.ids) for encoding in encodings)
 
@@ -80,9 +79,9 @@ class PairBatches:
 
 
 def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
-    """Writes the checkpoint of a cross-encoder's directory; returns its version.
+    """Writes a cross-encoder's directory as a checkpoint and returns its version.
 
-    Raises FailedPrecondition for a model that is none, ValueError when onnxruntime does not compute what torch does.
+    Raises FailedPrecondition unless it is one, ValueError if onnxruntime computes something other than torch.
     """
     directory = Path(request["directory"])
     model = load_cross_encoder(directory, request["base_model"])
@@ -93,7 +92,9 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
         "validation_map": 0.0,
         "lineage": {
             "base_model": request["base_model"],
-            "weights_sha256": sha256_of(directory / "model.safetensors"),  # the weights are in the ONNX file only
+            "weights_sha256": sha256_of(
+                directory / "model.safetensors"
+            ),  # the checkpoint has its weights only in the ONNX file
         },
     }
     config = (directory / "config.json").read_text(encoding="utf-8")
@@ -110,7 +111,7 @@ def write_cross_encoder(
 ) -> Artifact:
     """Commits the checkpoint of a cross-encoder; `config` is the text of its config.json.
 
-    Raises ValueError when onnxruntime does not compute what torch does.
+    Raises ValueError if onnxruntime computes something other than torch.
     """
     scorer = scorer.to("cpu").eval()
     probes = _probe_pairs(batches)
@@ -124,7 +125,8 @@ def write_cross_encoder(
         "premise_prefix": "",
     }
     with store.writer("checkpoint", FOLDER) as writer:
-        (writer.path / "model.onnx").write_bytes(_onnx(scorer, batches, probes[:EXAMPLES]))
+        example = batches.tensors(probes[:EXAMPLES])
+        (writer.path / "model.onnx").write_bytes(onnx_bytes(scorer, list(example), "score", kwargs=example))
         (writer.path / "config.json").write_text(config, encoding="utf-8")
         (writer.path / "tokenizer.json").write_text(batches.to_json(), encoding="utf-8")
         scores = _probe(writer.path / "model.onnx", scorer, batches, probes)
@@ -136,7 +138,7 @@ def write_cross_encoder(
 
 
 def pair_batches(directory: Path, model: nn.Module) -> PairBatches:
-    """The tokenizer of a directory for pairs that a model takes."""
+    """Loads a directory's tokenizer for the pairs of a model."""
     tokenizer = load_tokenizer(directory)
     max_tokens = _max_tokens(directory, model, tokenizer)
     typed = _has_types(model, tokenizer)
@@ -144,13 +146,13 @@ def pair_batches(directory: Path, model: nn.Module) -> PairBatches:
 
 
 def load_cross_encoder(directory: Path, name: str) -> nn.Module:
-    """The model of a directory, from safetensors alone and without code of its own. Raises FailedPrecondition."""
+    """Loads a directory's model, from safetensors only and without code of its own. Raises FailedPrecondition."""
     from transformers import AutoModelForSequenceClassification
 
     check_labels(name, json.loads((directory / "config.json").read_bytes()))
     try:
         # Eager attention is plain matrix products, which the exporter can follow.
-        model, told = AutoModelForSequenceClassification.from_pretrained(
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
             directory,
             local_files_only=True,
             use_safetensors=True,
@@ -159,11 +161,11 @@ def load_cross_encoder(directory: Path, name: str) -> nn.Module:
             attn_implementation="eager",
             output_loading_info=True,
         )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:  # no such architecture here, or tensors of others
-        raise FailedPrecondition(f"{directory} is no sequence classifier of transformers: {error}") from error
-    if told["missing_keys"]:  # transformers would make them up
-        lacking = ", ".join(sorted(told["missing_keys"])[:3])
-        raise FailedPrecondition(f"{directory / 'model.safetensors'} lacks {lacking}; it is no cross-encoder's")
+    except (ValueError, OSError, KeyError, RuntimeError) as error:  # unknown architecture, or tensors of another one
+        raise FailedPrecondition(f"{directory} is not a sequence classifier of transformers: {error}") from error
+    if loading["missing_keys"]:  # transformers would initialise them at random
+        lacking = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise FailedPrecondition(f"{directory / 'model.safetensors'} lacks {lacking}; export the cross-encoder again")
     weights_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
     if weights_bytes > MAX_WEIGHTS_BYTES:
         raise FailedPrecondition(
@@ -175,27 +177,27 @@ def load_cross_encoder(directory: Path, name: str) -> nn.Module:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The tokenizer as transformers builds it of all its files, which may be more than tokenizer.json says."""
+    """Loads the tokenizer by transformers, which reads more files than tokenizer.json."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError, ImportError) as error:
-        raise FailedPrecondition(f"{directory} has no tokenizer that can be used: {error}") from error
+        raise FailedPrecondition(f"{directory} has no usable tokenizer: {error}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise FailedPrecondition(f"{directory} has a tokenizer without tokenizer.json; save it as a fast one")
     return tokenizer
 
 
 def _has_types(model: Any, tokenizer: Any) -> bool:
-    """Whether the query is told from the premise by token types: the model has them and its tokenizer gives them."""
+    """Tells whether token types separate query and premise: the model needs them and its tokenizer gives them."""
     named = "token_type_ids" in inspect.signature(model.forward).parameters
     has = named and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
     return has and "token_type_ids" in tokenizer.model_input_names
 
 
 def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:
-    """The longest pair with its special tokens: at most 512, what has positions, and what its tokenizer allows."""
+    """Returns the longest pair, special tokens included: the least of 512, the model's and the tokenizer's limits."""
     limits = [MAX_TOKENS]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
@@ -204,12 +206,14 @@ def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:
     limits.append(getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS)
     limits.append(int(tokenizer.model_max_length))
     if min(limits) < MIN_TOKENS:
-        raise FailedPrecondition(f"{directory} takes pairs of {min(limits)} tokens; {MIN_TOKENS} are the least")
+        raise FailedPrecondition(
+            f"{directory} takes pairs of {min(limits)} tokens, at least {MIN_TOKENS} are needed; choose another model"
+        )
     return min(limits)
 
 
 def _probe_pairs(batches: PairBatches) -> list[Pair]:
-    """Sixteen pairs of short and long texts, shortened until the model sees all of them."""
+    """Builds sixteen pairs of short and long texts, shortened until they fit uncut."""
     pairs = []
     for n, query in enumerate(PROBES):
         texts = [query, PROBES[(5 * n + 3) % len(PROBES)]]
@@ -220,28 +224,10 @@ def _probe_pairs(batches: PairBatches) -> list[Pair]:
     return pairs
 
 
-def _onnx(scorer: PairScorer, batches: PairBatches, pairs: Sequence[Pair]) -> bytes:
-    inputs = batches.tensors(pairs)
-    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own internals
-        program = torch.onnx.export(
-            scorer,
-            kwargs=inputs,
-            input_names=list(inputs),
-            output_names=["score"],
-            dynamic_shapes=dict.fromkeys(inputs, shape),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    return portable_bytes(program)
-
-
 def _probe(path: Path, scorer: PairScorer, batches: PairBatches, pairs: Sequence[Pair]) -> Any:
-    """What onnxruntime gives for each pair alone, (n,) float32; the encoder compares itself with it.
+    """Scores each pair alone with onnxruntime, (n,) float32: the reference for the encoder service.
 
-    Raises ValueError when torch computes something else, alone, in a padded batch, or at the greatest length.
+    Raises ValueError if torch computes something else, alone, in a padded batch, or at the maximum length.
     """
     import onnxruntime
 

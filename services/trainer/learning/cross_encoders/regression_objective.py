@@ -1,9 +1,8 @@
-"""A cross-encoder's score of each pair towards 1 where the premise explains the query, and towards 0 where not."""
+"""Regression of a cross-encoder: scores of positive pairs towards 1, of others towards 0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,20 +15,20 @@ from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBat
 from services.trainer.learning.loss.objective import Units
 from services.trainer.learning.query_encoder import Encoders
 
-POSITIVES = 2  # drawn for a query in an epoch, at most: a few have dozens
+POSITIVES = 2  # at most, drawn for a query in an epoch: a few have dozens
 
 
 class TrainedScorer(PairScorer):
-    """A cross-encoder in training; the loop keeps the weights of `transformer`, here those of its head, too."""
+    """A cross-encoder in training. Its `transformer`, whose weights the loop keeps, includes the head."""
 
     @property
     def transformer(self) -> nn.Module:
-        """Everything that is trained."""
+        """The whole model."""
         return self.model
 
 
 class RegressionObjective:
-    """A unit is a query that has a positive; an epoch draws some of its positives and of its `negatives`."""
+    """The mean squared error. A unit is a query with positives and negatives; an epoch draws some of both."""
 
     head: nn.Module | None = None
 
@@ -42,7 +41,7 @@ class RegressionObjective:
         config: JobConfig,
         score: Callable[[TrainedScorer, Sequence[Pair]], Tensor],
     ) -> None:
-        """`negatives[n]` are the ordinals that example n may draw; `score` gives logits (pairs,) with a gradient."""
+        """`negatives[n]` are the ordinals that example n may draw; `score` computes logits (pairs,) with a gradient."""
         self._examples, self._negatives = training_set.examples, negatives
         owners = [n for n, one in enumerate(self._examples) if len(one.positives) and len(negatives[n])]
         self.size, self.skipped = len(owners), len(self._examples) - len(owners)
@@ -53,7 +52,7 @@ class RegressionObjective:
         self._drawn: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
-        """Queries of like length together; what they are asked about in this epoch is drawn, too."""
+        """Batches queries of similar lengths; draws the premises of the epoch, too."""
         batches = self._units.batches(generator, batch_size, self._config.items_per_epoch)
 
         def some(ordinals: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -65,8 +64,10 @@ class RegressionObjective:
         ]
         return batches
 
-    def loss(self, encoders: Encoders, units: NDArray[np.int64], whole: NDArray[np.int64] | None = None) -> Tensor:
-        """The mean squared error over the pairs of a batch."""
+    def loss(
+        self, encoders: Encoders[TrainedScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Computes the mean squared error over the pairs of a batch."""
         pairs: list[Pair] = []
         wanted: list[float] = []
         for unit in units:
@@ -74,8 +75,7 @@ class RegressionObjective:
             for ordinals, value in zip(self._drawn[unit], (1.0, 0.0), strict=True):
                 pairs += [(query, self._text_of(int(ordinal))) for ordinal in ordinals]
                 wanted += [value] * len(ordinals)
-        scorer = cast("TrainedScorer", encoders.query)  # in this mode a cross-encoder
-        scores = self._score(scorer, pairs)
+        scores = self._score(encoders.query, pairs)
         errors = (scores - torch.tensor(wanted, device=scores.device)) ** 2
         return errors.mean() if whole is None else errors.sum() / sum(self._pairs_of(unit) for unit in whole)
 

@@ -1,6 +1,6 @@
-"""What a job that trains a cross-encoder works with: the rankings that it is to order anew, and their quality.
+"""Inputs of a job that trains a cross-encoder: the rankings that it re-ranks, and their quality.
 
-It begins with the space's pre-trained encoder, whose tokens' vectors it keeps and whose pooling a new head replaces
+Training starts from the space's pre-trained encoder, whose transformer it keeps and whose pooling a new head replaces
 (Nogueira and Cho 2019, "Passage re-ranking with BERT"; regression as in the TextGraphs shared tasks on explanations).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,48 +23,44 @@ from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
 from services.trainer.evaluation.ranking import CLOSE, gold_ranks
 from services.trainer.jobs.job import why_not
-from services.trainer.learning.checkpoint.export import FOLDER
 from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
 from services.trainer.learning.cross_encoders.regression_objective import RegressionObjective, TrainedScorer
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.loop.epoch_state import BEST
-from services.trainer.learning.query_encoder import Encoders, QueryEncoder
+from services.trainer.learning.query_encoder import Encoders
+from services.trainer.registry.checkpoints import FOLDER
 from services.transformer import load_transformer
 
-FIRST = 50  # premises of an encoder's ranking that may be negatives
-RERANKED = 20  # premises that the validation orders anew
-WEIGHT = 0.2  # of the score beside the cosine, in the validation
-PAIRS = 128  # a call of the model
-QUERIES = 128  # a block of scores
+FIRST = 50  # premises of an encoder's ranking that can become negatives
+RERANKED = 20  # premises that the validation re-ranks
+WEIGHT = 0.2  # of the score, added to the cosine in the validation
+PAIRS = 128  # per call of the model
+QUERIES = 128  # per block of scores
 
 
 class RerankingInputs(JobInputs):
-    """A job's data in mode CROSS_ENCODER. `base` is the encoder whose rankings are ordered anew."""
+    """A job's inputs in mode CROSS_ENCODER. `base` is the encoder whose rankings are re-ranked."""
 
     @cached_property
     def pair_batches(self) -> PairBatches:
         """The tokenizer of pairs."""
         return pair_batches(self._begun_with.path, self._new_model())
 
-    def encoders(self, kept: Path | None = None) -> Encoders:
-        """The cross-encoder that training starts from, or the one that it has kept in a directory."""
-        return self.trained(self.scorer(kept))
-
-    def trained(self, scorer: TrainedScorer) -> Encoders:
-        """A cross-encoder as the training loop takes encoders: to it they are modules with weights to keep."""
-        return Encoders(cast("QueryEncoder", scorer))
+    def encoders(self, kept: Path | None = None) -> Encoders[TrainedScorer]:
+        """Loads the cross-encoder that training starts from, or the one that it has kept in a directory."""
+        return Encoders(self.scorer(kept))
 
     def scorer(self, kept: Path | None = None) -> TrainedScorer:
-        """The same, as what it is."""
+        """Loads the same cross-encoder alone."""
         model = self._new_model()
         if kept is not None:
             model.load_state_dict(load_file(kept / BEST))
         return TrainedScorer(model).to(self.device)
 
     def objective(self) -> RegressionObjective:
-        """Regression on the judged pairs; negatives are what was refused and what encoders rank first.
+        """Builds the regression on judged pairs; negatives are refused premises and those that encoders rank first.
 
-        Raises InvalidArgument for another loss, FailedPrecondition where nothing is a negative.
+        Raises InvalidArgument for another loss, FailedPrecondition without any negative.
         """
         if why := why_not(self.plan.config.mode, self.plan.config.loss):
             raise InvalidArgument.field("config.loss", why)
@@ -74,24 +70,24 @@ class RerankingInputs(JobInputs):
         )
         if not objective.size:
             raise FailedPrecondition(
-                "no query that something explains has a premise that does not explain it; build a larger corpus, or "
-                "sample with collect BOTH",
+                "no query with a positive premise has a negative one; build a larger corpus, or sample with collect "
+                "BOTH",
                 reason="NO_NEGATIVES",
             )
         return objective
 
-    def evaluate(self, encoders: Encoders, corpus: NDArray[np.float32] | None = None) -> Report | None:
-        """The strict quality of the first ranking with its first premises ordered by cosine and score together."""
+    def evaluate(self, encoders: Encoders[TrainedScorer], corpus: NDArray[np.float32] | None = None) -> Report | None:
+        """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score."""
         if not self.validation:
             return None
-        del corpus  # the generation's, always
+        del corpus  # always the generation's
         first, pairs = self._first, []
         for query, ordinals in zip(self.validation, first.ordinals, strict=True):
             pairs += [(query.text, self.generation.premises[int(n)].text) for n in ordinals]
-        scores = self._scored(cast("TrainedScorer", encoders.query), pairs).reshape(first.ordinals.shape)
+        scores = self._scored(encoders.query, pairs).reshape(first.ordinals.shape)
         order = np.argsort(-(first.cosines + WEIGHT * scores), axis=1, kind="stable")
-        anew = np.take_along_axis(first.ordinals, order, axis=1)
-        return first.report(anew, len(self.generation.premises))
+        reranked = np.take_along_axis(first.ordinals, order, axis=1)
+        return first.report(reranked, len(self.generation.premises))
 
     @property
     def before(self) -> Report | None:
@@ -108,10 +104,10 @@ class RerankingInputs(JobInputs):
         return FirstRankings(standard, ordinals, cosines, gold_ranks(queries, premises, standard.kept, standard.own))
 
     def _negatives(self) -> list[NDArray[np.int64]]:
-        """Of each example: refused premises and those that both encoders rank first, but what may be none."""
+        """Lists each example's negatives: refused premises and those ranked first, without excluded ones."""
         texts = [example.query for example in self.training_set.examples]
         premises = self.generation.float32()
-        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two; each encodes and ranks once
+        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two
         encoded = (self._frozen(version, texts, self.spec.query_prefix) for version in versions)
         rankings = [first_of(queries, premises, FIRST)[0] for queries in encoded]
         never = self.training_set.excluded.copy()
@@ -130,7 +126,7 @@ class RerankingInputs(JobInputs):
         return self.store.open(FOLDER, self.generation.premise_version)
 
     def _new_model(self) -> nn.Module:
-        """The pre-trained transformer below a new head, the same for a seed. Raises FailedPrecondition without one."""
+        """Puts the pre-trained transformer below a new head, the same for a seed. Raises FailedPrecondition."""
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
         directory = self._begun_with.path
@@ -148,12 +144,12 @@ class RerankingInputs(JobInputs):
         if other := [name for name in (*missing, *unexpected) if "pooler" not in name]:
             raise FailedPrecondition(
                 f"the pre-trained encoder cannot become a cross-encoder: {other[0]} has no counterpart there; "
-                "build the corpus with a base model of BERT's kind"
+                "build the corpus with a base model such as BERT"
             )
         return model
 
     def _scores(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
-        """With a gradient, in the job's precision."""
+        """Scores pairs with a gradient, in the job's precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             scores: Tensor = scorer(**self._tensors(pairs))
         return scores.float()
@@ -163,7 +159,7 @@ class RerankingInputs(JobInputs):
 
     @torch.inference_mode()
     def _scored(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Scores (pairs,) as they are served, in float32 and without dropout; pairs of like length together."""
+        """Scores pairs (pairs,) as served, in float32 and without dropout; pairs of similar length together."""
         training = scorer.training
         scorer.eval()
         order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
@@ -176,7 +172,7 @@ class RerankingInputs(JobInputs):
 
 
 class FirstRankings:
-    """The first premises of each validation query, (q, k) ordinals with cosines, and all strict ranks of its gold."""
+    """The first premises of each validation query, ordinals and cosines (q, k), and its gold premises' strict ranks."""
 
     def __init__(
         self, standard: GoldStandard, ordinals: NDArray[np.int64], cosines: NDArray[np.float32], ranks: Sequence[Ranks]
@@ -185,7 +181,7 @@ class FirstRankings:
         self._standard, self._ranks = standard, ranks
 
     def report(self, ordinals: NDArray[np.int64], candidates: int) -> Report:
-        """The report where the first premises come in another order; the others keep their ranks."""
+        """Reports on another order of the first premises; the others keep their ranks."""
         strict = []
         if not ordinals.shape[1]:
             return Report.of(self._standard, self._ranks, None, candidates=candidates)
@@ -201,10 +197,9 @@ def first_of(
     k: int,
     dropped: Sequence[int | None] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Ordinals and cosines (q, k), best first, of the premises nearest to each query, without the one dropped.
+    """Finds ordinals and cosines (q, k), best first, of the premises nearest to each query, without the dropped one.
 
-    Ties go to the premise inserted first, as in `gold_ranks`. k is lowered to the number of premises where there are
-    fewer.
+    Ties go to the premise inserted first, as in `gold_ranks`. k is at most the number of premises.
     """
     k = min(k, len(premises) - (dropped is not None))
     ordinals = np.empty((len(queries), k), dtype=np.int64)
@@ -215,7 +210,7 @@ def first_of(
             if dropped is not None and (ordinal := dropped[own]) is not None:
                 row[ordinal] = -np.inf
             least = np.partition(row, len(row) - k)[len(row) - k]
-            near = np.flatnonzero(row >= least - CLOSE)  # what BLAS cannot tell apart is among them
+            near = np.flatnonzero(row >= least - CLOSE)  # includes all that BLAS may have misordered
             exact = exact_scores(premises[near], queries[own].astype(np.float64))
             exact[np.isneginf(row[near])] = -np.inf
             best = np.lexsort((near, -exact))[:k]

@@ -1,7 +1,7 @@
-"""A job's curves as TensorBoard events: one run a job, named by its id, in a directory that the operator names.
+"""A job's curves as TensorBoard events: one run for each job, named by its id, in the operator's directory.
 
-Records are written at once: the library's own writer of events has a thread and a queue, and a full disk would end the
-thread and then block the training. What cannot be written is given up with a line in the log; no job fails for it.
+Records are written synchronously: the library's event writer has a thread and a queue, and a full disk would end the
+thread and then block training. A failed write stops the curves with a line in the log, never the job.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from services.trainer.learning.loop.training import Step, schedule
 
 LOSS, RATE, VALIDATION = "train/loss", "train/learning_rate", "validation/map"
 CONFIGURATION = "configuration"
-FILE_VERSION = "brain.Event:2"  # with an older one TensorBoard ignores where a run goes on
+FILE_VERSION = "brain.Event:2"  # with an older one TensorBoard ignores resumptions
 
 log = get(__name__)
 
 
 class Curves:
-    """The events of one job, by optimiser step. A job that goes on puts its steps in the place of those it repeats."""
+    """The events of one job, by optimiser step. The steps of a resumed job replace those that it repeats."""
 
     def __init__(self, plan: TrainingPlan, *, validated: bool) -> None:
         self._plan, self._validated = plan, validated
@@ -40,13 +40,13 @@ class Curves:
         self._epochs = 0
 
     def add(self, step: Step) -> None:
-        """Adds what a step tells that is new; durable when it returns. Never raises for the sake of the disk."""
+        """Adds what is new in a step; durable when it returns. Never raises for a disk's sake."""
         if self._directory is None:
             return
         try:
             self._add(self._writer or self._begin(self._directory, step), step)
         except OSError as error:
-            log.warning("no TensorBoard events any more", directory=str(self._directory), reason=str(error))
+            log.warning("TensorBoard events stop", directory=str(self._directory), reason=str(error))
             self._directory = None
             self.close()
 
@@ -58,10 +58,10 @@ class Curves:
         self._writer = None
 
     def _begin(self, directory: Path, step: Step) -> RecordWriter:
-        """Opens a file and says from which step on it holds: the last epoch's MAP is told again, its loss is not."""
+        """Opens a file that holds from the current step on. It repeats the last epoch's MAP, not its loss."""
         directory.mkdir(parents=True, exist_ok=True)
-        first, now = step.standing.steps_done, time.time()
-        # TensorBoard looks for such names and reads them in order; the number tells attempts of one second apart.
+        first, now = step.state.steps_done, time.time()
+        # TensorBoard reads files of such names in order; the number separates attempts within one second.
         attempt = f"{int(now):010}.{socket.gethostname()}.{len(list(directory.iterdir()))}"
         self._writer = RecordWriter(str(directory / f"events.out.tfevents.{attempt}"))
         for event in (
@@ -74,10 +74,10 @@ class Curves:
         return self._writer
 
     def _add(self, writer: RecordWriter, step: Step) -> None:
-        standing = step.standing
-        if standing.epochs_done > self._epochs and self._validated:
-            self._epochs = standing.epochs_done
-            self._write(writer, scalar(VALIDATION, standing.validation_map), standing.steps_done)
+        state = step.state
+        if state.epochs_done > self._epochs and self._validated:
+            self._epochs = state.epochs_done
+            self._write(writer, scalar(VALIDATION, state.validation_map), state.steps_done)
         if step.phase == "training":
             rate = self._plan.config.learning_rate * schedule(step.steps_done - 1, step.steps)
             self._write(writer, scalar(LOSS, step.loss), step.steps_done)
@@ -90,6 +90,6 @@ class Curves:
 
 
 def _configuration(plan: TrainingPlan) -> str:
-    """What the job does, as Markdown that TensorBoard shows."""
+    """Describes the job in Markdown for TensorBoard."""
     record = {"generation": plan.generation, **asdict(plan.config), "means": asdict(plan.means)}
     return f"```\n{json.dumps(record, indent=1, ensure_ascii=False)}\n```"

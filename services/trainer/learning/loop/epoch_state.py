@@ -1,6 +1,6 @@
-"""Where a job goes on after its process was killed: weights, optimiser moments and the best epoch, one file an epoch.
+"""The state from which a killed job resumes: weights, optimiser moments and the best epoch, in one file.
 
-Safetensors and JSON, never pickle. Everything random is seeded by epoch, so no generator state needs keeping.
+It is safetensors and JSON, never pickle. Randomness is seeded by epoch, so no generator state is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn, optim
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import atomic_write
 
-FORMAT_VERSION = 2  # 1 had no head, and no number
+FORMAT_VERSION = 2  # version 1 had neither a head nor a version number
 FILE = "epoch.safetensors"
-BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second in mode DUAL alone
+BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
 
 
 @dataclass
 class TrainingState:
-    """How far the training is, apart from tensors. `best_epoch` is 0 before the first epoch has ended, never after."""
+    """How far training has come, apart from tensors. `best_epoch` is 0 until the first epoch has ended, never later."""
 
     epochs_done: int = 0
     steps_done: int = 0
@@ -32,46 +32,46 @@ class TrainingState:
     best_epoch: int = 0
 
 
-def save_state(directory: Path, standing: TrainingState, learner: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Replaces the state as a whole; tensors and standing are in one file, so they cannot disagree."""
+def save_state(directory: Path, state: TrainingState, learner: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Replaces the state atomically; tensors and values share a file, so they cannot disagree."""
     tensors = {f"weights/{name}": tensor for name, tensor in learner.state_dict().items()}
     for name, parameter in learner.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{moment}/{name}"] = value
-    metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(standing))}
+    metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(state))}
     _save(directory / FILE, tensors, metadata)
 
 
 def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> TrainingState:
-    """Puts weights and moments back; a fresh standing when there is no state.
+    """Restores weights and moments and returns the state; a fresh one if none is stored.
 
-    Raises FailedPrecondition for a state that another version of the trainer wrote.
+    Raises FailedPrecondition for a state of another format version.
     """
     path = directory / FILE
     if not path.is_file():
         return TrainingState()
     parameters = dict(learner.named_parameters())
-    with safe_open(path, framework="pt") as state:
-        if state.metadata().get("format_version") != str(FORMAT_VERSION):
+    with safe_open(path, framework="pt") as file:
+        if file.metadata().get("format_version") != str(FORMAT_VERSION):
             raise FailedPrecondition(f"{path} was written by another version of the trainer; start a new job")
-        standing = TrainingState(**json.loads(state.metadata()["standing"]))
+        state = TrainingState(**json.loads(file.metadata()["standing"]))
         weights = {}
-        for key in state.keys():  # noqa: SIM118 - it is no mapping
+        for key in file.keys():  # noqa: SIM118 - not a mapping
             kind, name = key.split("/", 1)
             if kind == "weights":
-                weights[name] = state.get_tensor(key)
+                weights[name] = file.get_tensor(key)
             else:
                 device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
-                optimizer.state[parameters[name]][kind] = state.get_tensor(key).to(device)
+                optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device)
     learner.load_state_dict(weights)
-    return standing
+    return state
 
 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Replaces a file of weights as a whole."""
+    """Replaces a file of weights atomically."""
     _save(path, weights, None)
 
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
-    # Through bytes: the library's own writer hides a full disk behind an error of its own.
+    # Through bytes: the library's writer hides a full disk behind its own error class.
     atomic_write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata))

@@ -1,7 +1,7 @@
-"""Several processes that train one encoder: torch's DistributedDataParallel over gloo, or over NCCL between GPUs.
+"""Several processes train one encoder: torch's DistributedDataParallel over gloo, or over NCCL between GPUs.
 
 Rank 0 is the job's process; it starts the others, evaluates, saves and exports. Each computes its share of every batch,
-so that the gradient is that of the whole batch. Losses whose negatives come from the batch see those of the share.
+so the averaged gradient is that of the whole batch. Losses with negatives from the batch see only those of the share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import distributed, nn
 from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.child import MODULE
 
-MEETING = "ranks"  # the file by which the processes of a job find each other
+MEETING = "ranks"  # the file through which the processes of a job find each other
 PATIENCE = timedelta(minutes=30)  # rank 0 evaluates while the others wait
 POLL_S = 0.05
 ENDING_POLLS = 40
@@ -39,37 +39,37 @@ class Rank:
 
     @property
     def leads(self) -> bool:
-        """Whether it evaluates, saves and tells."""
+        """Whether it evaluates, saves and reports."""
         return self.number == 0
 
     def share(self, units: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-        """Its part of a batch, and what its loss counts so that the mean over processes is the sum of their losses.
+        """Returns its part of a batch, and the weight that makes the mean over processes the sum of their losses.
 
-        A batch smaller than the number of processes leaves some with a unit that counts nothing.
+        A process without units, in a batch smaller than their number, gets one unit of weight 0.
         """
         own = units[self.number :: self.processes]
         return (own, float(self.processes)) if len(own) else (units[:1], 0.0)
 
     def wrap(self, learner: nn.Module) -> nn.Module:
-        """The module whose gradients are averaged over the processes; the module itself where there is one."""
+        """Returns the module with gradients averaged over the processes; the module itself if there is one process."""
         if self.processes == 1:
             return learner
         return nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
 
     def meet(self) -> None:
-        """Waits for the others."""
+        """Waits for all processes."""
         if self.processes > 1:
             distributed.barrier()
 
 
 @contextmanager
 def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None]:
-    """The others run while the block does. Raises FailedPrecondition when one of them has ended before its time."""
+    """Runs the other processes during the block. Raises FailedPrecondition if one of them ends too early."""
     if rank.processes == 1:
         yield
         return
     others = _start(directory, rank.processes) if rank.leads else []
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine, whatever its host name resolves to
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all run on this machine, whatever its host name resolves to
     try:
         if rank.leads:
             _await(directory, others)
@@ -85,7 +85,7 @@ def together(directory: Path, rank: Rank, device: torch.device) -> Iterator[None
         yield
         distributed.destroy_process_group()
     except RuntimeError:
-        for _ in range(ENDING_POLLS if others else 0):  # a connection breaks before its process has ended
+        for _ in range(ENDING_POLLS if others else 0):  # a connection breaks before its process ends
             _raise_for_ended(others)
             time.sleep(POLL_S)
         raise
@@ -105,19 +105,19 @@ def _start(directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
 
 
 def _here(directory: Path, number: int) -> Path:
-    """The file by which a process says that it has loaded what it needs."""
+    """Names the file by which a process reports that it has loaded."""
     return directory / f"{MEETING}-{number}"
 
 
 def _await(directory: Path, others: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits until all others have loaded; torch would wait as long for one that has died."""
+    """Waits until all others have loaded, and notices one that dies, which torch does not."""
     while not all(_here(directory, number).exists() for number in range(1, len(others) + 1)):
         _raise_for_ended(others)
         time.sleep(POLL_S)
 
 
 def _raise_for_ended(others: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Raises FailedPrecondition for a process that has ended, while this one still needs it."""
+    """Raises FailedPrecondition if a process has ended that this one still needs."""
     for number, other in enumerate(others, start=1):
         if other.poll() is not None:
             raise FailedPrecondition(

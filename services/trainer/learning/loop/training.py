@@ -1,6 +1,11 @@
-"""The training loop: epochs in random order, the best one by strict MAP, resumable after each.
+"""The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
 
-The same plan and inputs give the same weights on the same machine, whether or not the process was killed in between.
+    load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
+        ▲                                                                              │ next batch
+        │                                                                              ▼
+    save_state ◄── BEST weights, if better ◄── validate ◄── KeptWeights in place ◄── end of epoch
+
+The same plan and inputs give the same weights on the same machine, even if the process was killed in between.
 """
 
 from __future__ import annotations
@@ -38,19 +43,19 @@ TELL_S = 0.5
 
 
 class Diverged(Exception):
-    """The loss is not finite; nothing of this epoch is kept. `standing`: the last good one."""
+    """Stops training because the loss is not finite. `state` is the last good one; this epoch is lost."""
 
-    def __init__(self, what: str, standing: TrainingState | None = None) -> None:
-        super().__init__(what)
-        self.standing = standing or TrainingState()
+    def __init__(self, reason: str, state: TrainingState | None = None) -> None:
+        super().__init__(reason)
+        self.state = state or TrainingState()
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the loop tells while it works. `loss` is the mean since the last time."""
+    """A report of the loop. `loss` is the mean since the report before."""
 
     phase: str
-    standing: TrainingState
+    state: TrainingState
     steps_done: int
     steps: int
     loss: float
@@ -58,25 +63,25 @@ class Step:
 
 
 class Learner(nn.Module):
-    """What the optimiser moves: the encoders, each once, and what the loss trains beside them."""
+    """Everything that the optimiser moves: the encoders, each once, and the objective's head."""
 
-    def __init__(self, encoders: Encoders, objective: Objective) -> None:
+    def __init__(self, encoders: Encoders[Any], objective: Objective) -> None:
         super().__init__()
         self.encoder, self.premise_encoder, self.head = encoders.query, encoders.second, objective.head
         self._encoders, self._objective = encoders, objective
 
     def forward(self, units: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        """What some units add to the loss of their batch, a scalar."""
+        """Computes what some units add to the loss of their batch, a scalar."""
         return self._objective.loss(self._encoders, units, whole)
 
 
 class Training:
-    """One run of the loop. `validate` gives the strict MAP as the encoders are; None: the last epoch is kept."""
+    """One run of the loop. `validate` measures the strict MAP of the encoders; None keeps the last epoch."""
 
     def __init__(
         self,
         plan: TrainingPlan,
-        encoders: Encoders,
+        encoders: Encoders[Any],
         objective: Objective,
         validate: Callable[[], float] | None,
         directory: Path,
@@ -95,48 +100,49 @@ class Training:
         self._steps = -(-an_epoch // self._config.batch_size) * self._config.epochs
 
     def run(self) -> TrainingState:
-        """Trains what is left to train; the weights to keep then lie in the files of `BEST`. Raises Diverged."""
-        standing = load_state(self._directory, self._learner, self._optimizer)
+        """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
+        state = load_state(self._directory, self._learner, self._optimizer)
         wrapped = self._rank.wrap(self._learner)
-        for epoch in range(standing.epochs_done + 1, self._config.epochs + 1):
+        for epoch in range(state.epochs_done + 1, self._config.epochs + 1):
             try:
-                standing.steps_done = self._epoch(wrapped, epoch, standing)
+                state.steps_done = self._epoch(wrapped, epoch, state)
             except Diverged as error:
-                raise Diverged(f"{error} (epoch {epoch} of {self._config.epochs})", standing) from None
+                raise Diverged(f"{error} (epoch {epoch} of {self._config.epochs})", state) from None
             if self._rank.leads:
-                self._keep(epoch, standing)
+                self._keep(epoch, state)
             self._rank.meet()
-        self._say("exporting", standing, standing.steps_done, 0.0)
-        return standing
+        self._say("exporting", state, state.steps_done, 0.0)
+        return state
 
-    def _keep(self, epoch: int, standing: TrainingState) -> None:
-        self._say("evaluating", standing, standing.steps_done, 0.0)
+    def _keep(self, epoch: int, state: TrainingState) -> None:
+        self._say("evaluating", state, state.steps_done, 0.0)
         with self._kept.in_place():
-            standing.validation_map = self._validate() if self._validate else 0.0
-            if self._validate is None or standing.best_epoch == 0 or standing.validation_map > standing.best_map:
-                standing.best_epoch, standing.best_map = epoch, standing.validation_map
+            state.validation_map = self._validate() if self._validate else 0.0
+            is_best = self._validate is None or state.best_epoch == 0 or state.validation_map > state.best_map
+            if is_best:
+                state.best_epoch, state.best_map = epoch, state.validation_map
                 if self._encoders.second is not None:
                     save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict())
                 save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict())
-        standing.epochs_done = epoch
-        save_state(self._directory, standing, self._learner, self._optimizer)
+        state.epochs_done = epoch
+        save_state(self._directory, state, self._learner, self._optimizer)
 
-    def _epoch(self, learner: nn.Module, epoch: int, standing: TrainingState) -> int:
-        """Takes the steps of an epoch; returns how many there are by now."""
+    def _epoch(self, learner: nn.Module, epoch: int, state: TrainingState) -> int:
+        """Takes the steps of an epoch and returns the number of steps so far."""
         seed = self._config.seed + 1_000_003 * epoch + 7_919 * self._rank.number
         torch.manual_seed(seed % 2**63)
         generator = np.random.default_rng([self._config.seed, epoch])
         self._learner.train()
         losses: list[float] = []
-        done, started, told_at = standing.steps_done, time.monotonic(), 0.0
+        done, started, told_at = state.steps_done, time.monotonic(), 0.0
         for units in self._objective.batches(generator, self._config.batch_size):
             losses.append(self._step(learner, units, done))
             done += 1
             now = time.monotonic()
             if now - told_at >= TELL_S:
-                pace_s = (now - started) / (done - standing.steps_done)
+                pace_s = (now - started) / (done - state.steps_done)
                 self._loss, losses, told_at = float(np.mean(losses)), [], now
-                self._say("training", standing, done, pace_s * (self._steps - done))
+                self._say("training", state, done, pace_s * (self._steps - done))
         return done
 
     def _step(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float:
@@ -147,7 +153,7 @@ class Training:
         value = 0.0
         for number, part in enumerate(parts, start=1):
             own, weight = self._rank.share(part)
-            with _apart(learner, number < len(parts)):
+            with _without_gradient_sync(learner) if number < len(parts) else contextlib.nullcontext():
                 loss = learner(own, units) * weight
                 loss.backward()
             value += float(loss.detach())
@@ -159,29 +165,33 @@ class Training:
         self._optimizer.step()
         return value
 
-    def _say(self, phase: str, standing: TrainingState, done: int, remaining_s: float) -> None:
+    def _say(self, phase: str, state: TrainingState, done: int, remaining_s: float) -> None:
         if self._rank.leads:
-            self._tell(Step(phase, standing, done, self._steps, self._loss, remaining_s))
+            self._tell(Step(phase, state, done, self._steps, self._loss, remaining_s))
 
 
 def schedule(step: int, steps: int) -> float:
-    """The share of the peak learning rate at a step, from 0: linear warm-up, then linear decay to 0."""
+    """Returns the share of the peak learning rate at a step, from 0: linear warm-up, then linear decay to 0."""
     warm_up = max(1.0, WARM_UP * steps)
     return min((step + 1) / warm_up, (steps - step) / max(1.0, steps - warm_up), 1.0)
 
 
-def _apart(learner: nn.Module, apart: bool) -> Any:
-    """Where gradients are only summed up, not yet averaged over processes."""
-    if apart and isinstance(learner, nn.parallel.DistributedDataParallel):
+def _without_gradient_sync(learner: nn.Module) -> Any:
+    """Sums gradients up without averaging them over processes: the last part of a batch does that for all."""
+    if isinstance(learner, nn.parallel.DistributedDataParallel):
         return learner.no_sync()
     return contextlib.nullcontext()
 
 
 class KeptWeights:
-    """Made before training, of encoders as they begin."""
+    """The weights kept of an epoch: trained ones with a share of the initial ones. Create it before training.
 
-    def __init__(self, encoders: Encoders, share: float) -> None:
-        """`share` of the initial weights, from 0 to 1."""
+    A mixture is often better than either on texts unlike those of training (Wortsman et al. 2022, "Robust fine-tuning
+    of zero-shot models").
+    """
+
+    def __init__(self, encoders: Encoders[Any], share: float) -> None:
+        """`share` is that of the initial weights, from 0 to 1."""
         trained = [encoders.query, *([encoders.second] if encoders.second is not None else [])]
         self._weights = [weight for encoder in trained for weight in encoder.parameters()] if share else []
         self._initial = [weight.detach().clone() for weight in self._weights]
@@ -189,7 +199,7 @@ class KeptWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the encoders have the weights that are kept, afterwards those to train on again."""
+        """Gives the encoders the kept weights within the block, and the trained ones again after it."""
         trained = [weight.detach().clone() for weight in self._weights]
         with torch.no_grad():
             for weight, initial in zip(self._weights, self._initial, strict=True):

@@ -23,7 +23,7 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 class FullCorpusSoftmax:
     """Softmax of each positive against every premise that may count as a negative.
 
-    Excluded premises (own text, other splits, undecided) are no negatives, and neither are sibling positives. Refused
+    Excluded premises (own text, other splits, undecided) are not negatives, and neither are sibling positives. Refused
     ones weigh `refused_weight` times an unjudged one.
     """
 
@@ -94,8 +94,8 @@ class MultipleNegativesRanking:
     def __call__(self, scores: Tensor, positive: Tensor, masked: Tensor) -> Tensor:
         """Scores (p, c) are cosines, `positive` (p,) the column of each pair's own premise, int64.
 
-        `masked` (p, c), boolean, is true for what is no negative of the pair: what else explains its query, and what is
-        undecided for it. The own premise always takes part. Returns the mean over pairs.
+        `masked` (p, c), boolean, marks candidates that are not negatives of the pair: what else explains its query, and
+        what is undecided for it. The own premise always takes part. Returns the mean over pairs.
         """
         return functional.cross_entropy(_kept(scores, positive, masked) / self.temperature, positive)
 

@@ -1,9 +1,12 @@
-"""What the training loop knows of a loss on data: units to take in batches, and the loss of a batch."""
+"""A loss on a job's data as the training loop sees it: units to batch, and the loss of a batch.
+
+Also what all objectives are built of: `Units`, `Queries` and `Premises`. The formulas are in `losses`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,33 +19,33 @@ from services.trainer.jobs.job import Batching
 from services.trainer.learning.loss.losses import drift
 from services.trainer.learning.query_encoder import ENCODE_BATCH, Encoders, QueryEncoder, TextBatches
 
-SORTED_BATCHES = 8  # units are sorted by length within windows of so many batches: less padding, still shuffled
+SORTED_BATCHES = 8  # a window of this many batches is sorted by length: less padding, still shuffled
 
 Numbers = NDArray[np.int64]
 
 
 class Objective(Protocol):
-    """A loss over numbered units. `skipped` counts the queries it has no use for."""
+    """A loss over numbered units. `skipped` counts the queries that it cannot use."""
 
     size: int
     skipped: int
-    head: nn.Module | None  # what is trained beside the encoder and thrown away at the end
+    head: nn.Module | None  # trained beside the encoder and discarded at the end
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
-        """The units of one epoch in a new random order, in batches."""
+        """Batches the units of one epoch in a new random order."""
 
-    def loss(self, encoders: Encoders, units: NDArray[np.int64], whole: NDArray[np.int64] | None = None) -> Tensor:
-        """The loss of a batch, a scalar; each distinct text is encoded once.
+    def loss(self, encoders: Encoders[Any], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None) -> Tensor:
+        """Computes the loss of a batch, a scalar; encodes each distinct text once.
 
-        With `whole`, the units are a part of that batch, and the losses of all its parts add up to that of the batch.
+        With `whole`, the units are a part of that batch; the losses of its parts add up to that of the batch.
         """
 
 
 class Units:
-    """The units of an epoch: items, or queries. `owners` (m,) is the example of each item, in rising order."""
+    """The units of an epoch: items, or queries with their items. `owners` (m,) has each item's example, ascending."""
 
     def __init__(self, owners: Numbers, lengths: Numbers, batching: Batching) -> None:
-        """Lengths are those of all examples, in tokens."""
+        """`lengths` has one entry for each example, in tokens."""
         if batching == "ITEMS":
             self._starts = np.arange(len(owners) + 1)
             self._lengths = lengths[owners]
@@ -55,18 +58,18 @@ class Units:
         return len(self._lengths)
 
     def items(self, units: Numbers) -> Numbers:
-        """The items of some units, one unit after the other."""
+        """Lists the items of some units, one unit after the other."""
         starts, counts = self._starts[units], self._starts[units + 1] - self._starts[units]
         before = np.cumsum(counts) - counts
         found: Numbers = np.arange(counts.sum()) + np.repeat(starts - before, counts)
         return found
 
     def count(self, units: Numbers) -> int:
-        """How many items some units have."""
+        """Counts the items of some units."""
         return int((self._starts[units + 1] - self._starts[units]).sum())
 
     def batches(self, generator: np.random.Generator, batch_size: int, most: int) -> list[Numbers]:
-        """An epoch's units in a new random order, in batches. `most`: how many; 0: all."""
+        """Batches an epoch's units in a new random order; at most `most` of them, 0 for all."""
         order = generator.permutation(len(self))[: most or None]
         window = batch_size * SORTED_BATCHES
         windows = [order[start : start + window] for start in range(0, len(order), window)]
@@ -77,9 +80,9 @@ class Units:
 
 
 class Queries:
-    """The distinct queries of a training set, tokenized once; with the pre-trained vectors that hold them back.
+    """The distinct queries of a training set, tokenized once.
 
-    `pretrained` (q, dim) is None when nothing holds them back; then `weight` is without effect.
+    `pretrained` (q, dim) are their vectors by the pre-trained encoder, for the penalty; None for no penalty.
     """
 
     def __init__(
@@ -102,40 +105,40 @@ class Queries:
         return np.array([len(ids) for ids in self._ids], dtype=np.int64)
 
     def encode(self, encoder: QueryEncoder, rows: Sequence[int]) -> Tensor:
-        """Vectors (rows, dim), float32, with a gradient."""
+        """Encodes queries to vectors (rows, dim), float32, with a gradient."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             vectors: Tensor = encoder(*self._batches.pad([self._ids[row] for row in rows], self._device))
         return vectors.float()
 
-    def held_back(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
-        """The weighed distance of queries from where the pre-trained encoder puts them, a scalar."""
+    def drift_penalty(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
+        """Computes the weighted drift of queries from their pre-trained vectors, a scalar."""
         if self._pretrained is None:
             return torch.zeros((), device=self._device)
         return self._weight * drift(vectors, self._pretrained[list(rows)])
 
 
 class Premises:
-    """Premise vectors (n + outside, dim) by ordinal, frozen: in mode SINGLE all that is known of premises."""
+    """Frozen premise vectors (n + outside, dim) by ordinal, as mode SINGLE uses them."""
 
     def __init__(self, vectors: Tensor) -> None:
         self.vectors = vectors
 
-    def encode(self, encoders: Encoders, ordinals: NDArray[np.int64]) -> Tensor:
-        """Vectors (ordinals, dim), here without a gradient."""
+    def encode(self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64]) -> Tensor:
+        """Looks up vectors (ordinals, dim), without a gradient."""
         del encoders
         return self.vectors[torch.from_numpy(ordinals)]
 
-    def held_back(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
-        """The weighed distance of premises from where the pre-trained encoder puts them: frozen ones have not moved."""
+    def drift_penalty(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
+        """Returns 0: frozen premises do not drift."""
         del vectors, ordinals
         return torch.zeros((), device=self.vectors.device)
 
 
 class TrainedPremises(Premises):
-    """Premises that the encoder in training encodes anew in each batch.
+    """Premises that the encoder in training encodes again in each batch.
 
-    `vectors` stay those of the space that training starts in: what the regularisation measures from, and what a guide
-    compares. `texts` (n + outside) are by ordinal; those of `used` are tokenized, once.
+    `vectors` stay those of the space that training starts in: the penalty measures drift from them, and a guide uses
+    them. `texts` (n + outside) are by ordinal; those of `used` are tokenized, once.
     """
 
     def __init__(
@@ -152,8 +155,8 @@ class TrainedPremises(Premises):
         self._ids = dict(zip(used.tolist(), batches.ids([texts[n] for n in used.tolist()], prefix), strict=True))
         self._batches, self._weight, self._half = batches, weight, precision == "bfloat16"
 
-    def encode(self, encoders: Encoders, ordinals: NDArray[np.int64]) -> Tensor:
-        """Vectors (ordinals, dim), float32, with a gradient; texts of like length are encoded together."""
+    def encode(self, encoders: Encoders[QueryEncoder], ordinals: NDArray[np.int64]) -> Tensor:
+        """Encodes vectors (ordinals, dim), float32, with a gradient; texts of similar length together."""
         assert encoders.premise is not None
         device = self.vectors.device
         ids = [self._ids[ordinal] for ordinal in ordinals.tolist()]
@@ -165,8 +168,8 @@ class TrainedPremises(Premises):
                 parts.append(encoders.premise(*self._batches.pad(part, device)).float())
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
-    def held_back(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
-        """The premise terms of Eq. 2; without premises none."""
+    def drift_penalty(self, vectors: Tensor, ordinals: NDArray[np.int64]) -> Tensor:
+        """Computes the premise terms of Eq. 2; 0 without premises."""
         if not (self._weight and len(ordinals)):
             return torch.zeros((), device=self.vectors.device)
         return self._weight * drift(vectors, self.vectors[torch.from_numpy(ordinals)])

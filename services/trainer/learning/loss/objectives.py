@@ -1,4 +1,8 @@
-"""The objective that a job's configuration names, on its data; and whether the data are of use to it."""
+"""Builds the objective that a job's configuration names, and checks that the data suit it.
+
+A new loss: its formula in `losses`, its objective here or in `pair_objectives`, a row in `_BUILD`, a name and defaults
+in `jobs.job`, the enum in trainer.proto and `convert`.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +25,38 @@ from services.trainer.learning.loss.pair_objectives import (
     SupConObjective,
     TripletObjective,
 )
-from services.trainer.learning.query_encoder import Encoders
+from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 
 
 class CorpusObjective:
-    """A unit is a query that has a positive."""
+    """Full-corpus softmax: every premise that a query may learn from is a negative in every step.
+
+    A unit is a query that has a positive.
+    """
 
     head: nn.Module | None = None
 
     def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
-        """The premises are frozen."""
+        """Premises must be frozen."""
         vectors = premises.vectors
         self._examples = [n for n, example in enumerate(training_set.examples) if len(example.positives)]
         self.size, self.skipped = len(self._examples), len(training_set.examples) - len(self._examples)
         self._training_set, self._queries, self._config = training_set, queries, config
         self._units = Units(np.array(self._examples, dtype=np.int64), queries.lengths, "QUERIES")
         self._premises = vectors.T.contiguous()  # (dim, n + outside)
-        never = np.ones(vectors.shape[0], dtype=bool)  # a premise outside the generation is nobody's negative
+        never = np.ones(vectors.shape[0], dtype=bool)  # premises outside the generation are never negatives
         never[: len(training_set.excluded)] = training_set.excluded
         self._never = torch.from_numpy(never).to(vectors.device)
         self._loss = FullCorpusSoftmax(config.temperature, config.refused_weight)
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
-        """Queries of like length together."""
+        """Batches queries of similar lengths."""
         return self._units.batches(generator, batch_size, self._config.items_per_epoch)
 
-    def loss(self, encoders: Encoders, units: NDArray[np.int64], whole: NDArray[np.int64] | None = None) -> Tensor:
-        """Full-corpus softmax, and the drift if it is held back."""
+    def loss(
+        self, encoders: Encoders[QueryEncoder], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Computes the softmax loss and the penalty."""
         rows = [self._examples[unit] for unit in units]
         vectors = self._queries.encode(encoders.query, rows)
         scores = vectors @ self._premises  # (batch, n + outside)
@@ -60,7 +69,7 @@ class CorpusObjective:
             refused[row, torch.from_numpy(example.refused)] = True
             excluded[row, torch.from_numpy(example.excluded)] = True
             excluded[row, torch.from_numpy(example.refused)] = False
-        loss = self._loss(scores, positives, excluded, refused) + self._queries.held_back(vectors, rows)
+        loss = self._loss(scores, positives, excluded, refused) + self._queries.drift_penalty(vectors, rows)
         return loss if whole is None else loss * (len(units) / len(whole))
 
 
@@ -78,7 +87,7 @@ _NEEDS_REFUSED: tuple[Loss, ...] = ("TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "N
 
 
 def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
-    """Raises FailedPrecondition, NO_POSITIVES or NO_NEGATIVES, for data that the loss can learn nothing from."""
+    """Raises FailedPrecondition, NO_POSITIVES or NO_NEGATIVES, for data that the loss cannot learn from."""
     sources = ", ".join([*(f"run {run_id}" for run_id in config.run_ids), *(f"data set {s}" for s in config.data_sets)])
     if not training_set.positives:
         raise FailedPrecondition(
@@ -97,7 +106,10 @@ def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
 def build_objective(
     training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig, guide: Tensor | None
 ) -> Objective:
-    """The objective of `config.loss`; `guide` (examples, dim) for GIST. Raises InvalidArgument where it cannot be."""
+    """Builds the objective of `config.loss`; `guide` (examples, dim) is for GIST.
+
+    Raises InvalidArgument if the mode excludes the loss, FailedPrecondition if the loss can use no query.
+    """
     if why := why_not(config.mode, config.loss):
         raise InvalidArgument.field("config.loss", why)
     if config.loss == "GIST":
@@ -105,7 +117,7 @@ def build_objective(
     objective = _BUILD[config.loss](training_set, queries, premises, config)
     if not objective.size:
         raise FailedPrecondition(
-            f"no query has both a premise that explains it and a refused one, which {config.loss} needs; sample with "
+            f"no query has both a positive and a refused premise, which {config.loss} needs; sample with "
             "collect BOTH, or use FULL_CORPUS_SOFTMAX",
             reason="NO_NEGATIVES",
         )
@@ -113,7 +125,7 @@ def build_objective(
 
 
 def ordinals_of(training_set: TrainingSet) -> NDArray[np.int64]:
-    """The premises that a loss may encode: positives and refused ones, each once, in rising order."""
+    """Lists the premises that a loss may encode: positives and refused ones, each once, ascending."""
     return np.unique(
         np.concatenate([np.append(example.positives, example.refused) for example in training_set.examples])
     ).astype(np.int64)
