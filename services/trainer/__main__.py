@@ -16,12 +16,12 @@ from services.store.redis import connect, warn_unless_durable
 from services.store.registry import Registry
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.evaluator import Evaluator
-from services.trainer.jobs.child import Device
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
+from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace, once_redis_answers
 from services.trainer.registry.publishing import Publisher

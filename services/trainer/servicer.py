@@ -12,8 +12,8 @@ from services.kit.wire import position_of, to_timestamp
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
-from services.trainer.jobs.child import Device
 from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
+from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import PretrainedSpace
 from services.trainer.registry.publishing import Publisher

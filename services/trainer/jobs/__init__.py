@@ -1,1 +1,1 @@
-"""Training jobs: their records in Redis, the runner, its child processes and what is asked of them."""
+"""Training jobs: their records in Redis, the operations on them, and the runner."""

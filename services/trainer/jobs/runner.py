@@ -28,11 +28,11 @@ from services.kit.tasks import cancel_all, finish, in_thread
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.jobs.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import LIVE, Job, JobConfig, JobProgress, JobState
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
+from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 from services.trainer.registry.checkpoints import Checkpoints
 
 log = get(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from aeenc.errors import AeencError
 from services.store.artifacts import ArtifactStore, atomic_write
-from services.trainer.jobs.child import DISK_FULL, EXIT_DISK_FULL
 from services.trainer.jobs.files import JobFiles
+from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL
 
 EXIT_WITHOUT_PARENT = 3
 

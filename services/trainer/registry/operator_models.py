@@ -20,7 +20,6 @@ from aeenc import errors
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore, atomic_write, sha256_of
 from services.store.registry import CheckpointRow, Registry
-from services.trainer.jobs.child import Child, describe_exit
 from services.trainer.models.base_model import (
     FILES,
     TOKENIZER_FILES,
@@ -28,6 +27,7 @@ from services.trainer.models.base_model import (
     find_base_model,
     find_cross_encoder,
 )
+from services.trainer.processes.child import Child, describe_exit
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints
 
 log = get(__name__)

@@ -17,11 +17,11 @@ from services.kit.readiness import Readiness
 from services.store.redis import connect
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.jobs import runner
-from services.trainer.jobs.child import Child
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.job import Job, JobConfig, JobProgress
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
+from services.trainer.processes.child import Child
 
 
 class Services:

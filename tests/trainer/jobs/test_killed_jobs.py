@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from services.trainer.jobs.child import MODULE
 from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.processes.child import MODULE
 from support.worlds.trainer_world import MakeJob, Space
 
 JOBS = 3

@@ -95,7 +95,7 @@ def code_of_its_own(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(take_head, r"lacks classifier\.bias"), (code_of_its_own, "no sequence classifier")]
+    ("change", "reason"), [(take_head, r"lacks classifier\.bias"), (code_of_its_own, "not a sequence classifier")]
 )
 def test_what_is_no_cross_encoder_is_refused_and_runs_no_code(
     exported: Exported, tmp_path: Path, change: Callable[[Path], None], reason: str

@@ -19,7 +19,6 @@ from services.encoder.loading import LoadOptions, load_model
 from services.encoder.onnx_session import CPU
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.jobs.child import EXIT_DISK_FULL, MODULE, describe_exit
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.learning.devices import prepare_torch
 from services.trainer.learning.inputs import JobInputs
@@ -29,6 +28,7 @@ from services.trainer.learning.loop.epoch_state import BEST
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Diverged
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
+from services.trainer.processes.child import EXIT_DISK_FULL, MODULE, describe_exit
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 

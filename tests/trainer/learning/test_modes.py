@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from services.encoder.loading import LoadOptions, load_model
 from services.encoder.onnx_session import CPU
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.jobs.job import Loss
 from services.trainer.learning.devices import prepare_torch
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.job import run_job, train
@@ -26,14 +27,7 @@ from services.trainer.models.space import space_id_of
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
 
 PAIRED = ["SIAMESE", "DUAL"]
-LOSSES = [
-    "TRIPLET_MARGIN",
-    "PAIRWISE_CONTRASTIVE",
-    "SUPERVISED_CONTRASTIVE",
-    "MULTIPLE_NEGATIVES_RANKING",
-    "GIST",
-    "NLI_CLASSIFICATION",
-]
+LOSSES = get_args(Loss)[1:-1]  # all but FULL_CORPUS_SOFTMAX and REGRESSION
 
 
 def load(files: JobFiles) -> JobInputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.jobs.files import JobFiles
+from services.trainer.jobs.job import Loss
 from services.trainer.learning.devices import precision_of
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.loop.ranks import Rank
@@ -20,15 +21,7 @@ from services.trainer.learning.loss.losses import CONTRADICTION, ENTAILMENT, NEU
 from services.trainer.learning.query_encoder import QueryEncoder
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob
 
-LOSSES = [
-    "FULL_CORPUS_SOFTMAX",
-    "TRIPLET_MARGIN",
-    "PAIRWISE_CONTRASTIVE",
-    "SUPERVISED_CONTRASTIVE",
-    "MULTIPLE_NEGATIVES_RANKING",
-    "GIST",
-    "NLI_CLASSIFICATION",
-]
+LOSSES = get_args(Loss)[:-1]  # all but REGRESSION
 
 
 def load(files: JobFiles) -> JobInputs:

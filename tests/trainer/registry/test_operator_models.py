@@ -18,7 +18,7 @@ from aeenc import Channel, RegistryClient, TrainerClient, errors
 from services.store.artifacts import ArtifactStore, sha256_of
 from services.store.registry import Registry
 from services.trainer.__main__ import build
-from services.trainer.jobs.child import Child
+from services.trainer.processes.child import Child
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import EXPORTER
 from services.trainer.settings import TrainerSettings

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 
 from aeenc.errors import FailedPrecondition
-from services.trainer.jobs.child import MODULE
+from services.trainer.processes.child import MODULE
 
 MEETING = "ranks"  # the file through which the processes of a job find each other
 PATIENCE = timedelta(minutes=30)  # rank 0 evaluates while the others wait

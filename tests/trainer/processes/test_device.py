@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aeenc import errors
-from services.trainer.jobs.child import Child, Device
 from services.trainer.learning.devices import device_of
+from services.trainer.processes.child import Child, Device
 from support.waiting import eventually, until
 from support.worlds.trainer_world import Space, serve_trainer
 

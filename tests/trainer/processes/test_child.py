@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.jobs.child import Child
 from services.trainer.jobs.files import JobFiles
+from services.trainer.processes.child import Child
 
 # glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
 COUNT_FORKS = """
 import ctypes, sys
 import uvloop
-from services.trainer.jobs.child import Child
+from services.trainer.processes.child import Child
 from services.trainer.jobs.files import JobFiles
 
 forks = []
@@ -67,7 +67,7 @@ async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
 
 
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.trainer.jobs.child.END_S", 0.2)
+    monkeypatch.setattr("services.trainer.processes.child.END_S", 0.2)
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     child = Child(sys.executable, "-c", DEAF, str(ready))
