@@ -1,9 +1,9 @@
 """The job runner: leases one waiting job at a time, has a child process compute it, and records how it ended.
 
-    Redis: active jobs ──look──► lease ──► inputs in JobFiles ──► Child (torch) ──► result.json
-         ▲                         │ renewed              ▲            │ progress.json, every poll
-         │                         │                      └ JobFiles ◄─┘
-         └── SUCCEEDED │ FAILED ◄──┴── checkpoints registered, tandem built
+    JobStore.active() ──► lease, renewed ──► inputs in JobFiles ──► Child (torch) ──► result.json
+           ▲                                                             │ progress.json, polled
+           │                                                             ▼
+    SUCCEEDED or FAILED ◄── tandem built, if any ◄── checkpoints registered
 
 A job whose service is away stays RUNNING and is tried again later (`Backoff`). A job left behind by a dead trainer goes
 on from its last epoch once its lease has lapsed.

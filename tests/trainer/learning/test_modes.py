@@ -108,7 +108,7 @@ def test_premises_are_encoded_as_their_texts_are_whatever_their_order(make_job: 
     assert np.abs(vectors - np.stack(alone)).max() < 1e-5
 
 
-def test_each_side_is_held_back_as_equation_2_says(make_job: MakeJob):
+def test_each_side_is_regularised_as_equation_2_says(make_job: MakeJob):
     inputs = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.5, margin=0.0))
     encoders, objective = inputs.encoders(), inputs.objective()
     torch.manual_seed(1)
