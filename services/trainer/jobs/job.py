@@ -201,8 +201,8 @@ def why_not(mode: Mode, loss: Loss) -> str:
     """Says why a mode cannot train with a loss, and what to do instead; empty if it can."""
     if (mode == "CROSS_ENCODER") != (loss == "REGRESSION"):
         return (
-            f"is {loss}, but mode {mode} does not train with it: mode CROSS_ENCODER takes REGRESSION and no other mode "
-            "does; leave the loss out, or change the mode"
+            f"is {loss}, but mode {mode} does not train with it: mode CROSS_ENCODER takes only REGRESSION, other "
+            "modes never do; leave the loss out, or change the mode"
         )
     if mode in {"SINGLE", "CROSS_ENCODER"} or loss not in _NEEDS_FROZEN_PREMISES:
         return ""

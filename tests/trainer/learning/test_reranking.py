@@ -221,5 +221,5 @@ def test_without_positives_there_is_nothing_to_learn(make_job: MakeJob):
 
 @pytest.mark.parametrize(("mode", "loss"), [("CROSS_ENCODER", "TRIPLET_MARGIN"), ("SINGLE", "REGRESSION")])
 def test_mode_and_loss_must_fit(make_job: MakeJob, mode: str, loss: str):
-    with pytest.raises(InvalidArgument, match="REGRESSION is for the scores of mode CROSS_ENCODER"):
+    with pytest.raises(InvalidArgument, match="mode CROSS_ENCODER takes only REGRESSION"):
         run_job(make_job(mode=mode, loss=loss))

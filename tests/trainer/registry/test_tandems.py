@@ -176,7 +176,7 @@ async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_fo
         return await wait(rows, row, timeout_s)
 
     monkeypatch.setattr(tandem_publishing, "await_all", overtaken)
-    with pytest.raises(errors.Aborted, match=rf"at revision 2 \({better}\), not 1 .*publish it again"):
+    with pytest.raises(errors.Aborted, match=rf"at revision 2 \({better}\), no longer at 1, .*publish it again"):
         await world.registry.publish(tandem.version, wait_s=20)
     await unmoved(world, pairs[0], (better, world.base))
     await world.registry.set_label("stable", world.space.version)
