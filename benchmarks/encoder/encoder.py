@@ -26,7 +26,7 @@ from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 ROUNDS = 5
 TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little

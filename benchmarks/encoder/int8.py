@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from benchmarks.harness.checkpoints import FOLDER, session
 from benchmarks.harness.entailmentbank import entailmentbank
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.evaluation import EvaluationQuery
-from services.trainer.learning.quantization import Trial, add_int8
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.learning.checkpoint.quantization import Trial, add_int8
 
 BATCH = 32
 

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from benchmarks.harness.rows import ROOT
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import CheckpointRow, Registry
-from services.trainer.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 FOLDER = "checkpoints"
 STORE = ROOT / ".aeenc" / "bench" / "encoder" / "artifacts"

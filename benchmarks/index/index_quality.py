@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from aeenc import IndexClient
+from aeenc.evaluation import Metrics, metrics_of
 from aeenc.trees import Dataset
-from services.trainer.evaluation import EvaluationQuery, Metrics, metrics_of
-from services.trainer.evaluation.protocol import merge_queries
+from services.trainer.evaluation.protocol import EvaluationQuery, merge_queries
 
 DEPTH = 1000
 BEYOND = 10**9  # the rank of what is not among the first DEPTH: it adds nothing

@@ -29,7 +29,7 @@ from aeenc.v1 import registry_pb2, trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
 from services.launcher.fleet import Fleet, Options
-from services.trainer.base_model import DEFAULT_NAME
+from services.trainer.models.base_model import DEFAULT_NAME
 
 HOME = ROOT / ".aeenc" / "bench" / "research"
 VALIDATION = "dev"

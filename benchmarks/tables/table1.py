@@ -21,7 +21,7 @@ from benchmarks.tables.research import Unfinished, at_hand, research
 from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
 from benchmarks.tables.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow
 from benchmarks.tables.table_text import Measured, markdown
-from services.trainer.base_model import DEFAULT_NAME
+from services.trainer.models.base_model import DEFAULT_NAME
 
 Todo = Sequence[tuple[TableRow, int]]
 

@@ -10,7 +10,7 @@ from aeenc import Fusion, Retrieval
 from aeenc.trees import Dataset
 from benchmarks.tables.research import GOLD, Research
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
-from services.trainer.base_model import DEFAULT_NAME
+from services.trainer.models.base_model import DEFAULT_NAME
 
 # Bogatu et al. 2022 (arXiv 2208.01376), Table 1, test split, protocol `paper`; only figures that we know for sure.
 PAPER_SOURCE = "Bogatu et al. 2022, Table 1 (test split)"

@@ -49,7 +49,7 @@ def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
 
 def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
     texts, queries = _texts(dataset), _queries(dataset, split)
-    index, standard = LexicalIndex.of(texts, stems=""), Standard.of(queries, _ordinals(texts))
+    index, standard = LexicalIndex.of(texts, stems=""), GoldStandard.of(queries, _ordinals(texts))
     strict, paper = [], []
     for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
         terms = index.terms(query.text)

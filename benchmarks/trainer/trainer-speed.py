@@ -15,8 +15,8 @@ from benchmarks.harness.rows import Rows
 from benchmarks.trainer.trainer_fleet import STORE, build_corpus
 from benchmarks.trainer.trainer_speed import gold_triplets, ours, theirs
 from services.store.artifacts import ArtifactStore
-from services.trainer.base_model import DEFAULT_NAME, find_base_model
-from services.trainer.jobs import JobConfig, defaults_of
+from services.trainer.jobs.job import JobConfig, defaults_of
+from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 SEED = 7
 BATCH = 32

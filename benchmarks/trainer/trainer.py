@@ -105,7 +105,7 @@ def export(rows: Rows, running: Research, version: str) -> None:
 
     from services.store.artifacts import ArtifactStore
     from services.trainer.learning.query_encoder import TextBatches, load_encoder
-    from services.trainer.space import SpaceSpec
+    from services.trainer.models.space import SpaceSpec
 
     artifact = ArtifactStore(running.home / "artifacts").open("checkpoints", version)
     spec = SpaceSpec.of_meta(artifact.meta)

@@ -48,7 +48,7 @@ def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset) -> tupl
     if (known := read_active(store, corpus)) is not None:
         return corpus, known
     from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
-    from services.trainer.space import SpaceSpec
+    from services.trainer.models.space import SpaceSpec
 
     spec = SpaceSpec.of_meta(base.meta)
     batches = TextBatches(base.path, spec, base.meta["pad_id"])

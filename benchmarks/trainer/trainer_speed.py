@@ -24,10 +24,10 @@ import numpy as np
 from aeenc.trees import Dataset
 from benchmarks.harness.rows import ROOT
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.evaluation import EvaluationQuery, evaluate
-from services.trainer.job_files import JobFiles, Means, TrainingPlan
-from services.trainer.jobs import JobConfig
-from services.trainer.training_set import JudgedPair
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobConfig
 
 HOME = ROOT / ".aeenc" / "bench" / "trainer" / "speed"
 PACKAGES = {  # import name: what to install where it is missing; their extra `train` without torch
@@ -127,7 +127,7 @@ def ours(
     shutil.rmtree(files.directory, ignore_errors=True)
     files.directory.mkdir(parents=True)
     config = replace(config, data_sets=("triplets",), base_version=base.id, split="train")
-    means = Means(threads=threads, int8=False, precision="auto")
+    means = ComputeOptions(threads=threads, int8=False, precision="auto")
     files.write_plan(TrainingPlan("speed", config, generation, str(store.root), means))
     pairs = [
         JudgedPair(query, "", premise, sign, "train")

@@ -1,4 +1,4 @@
-"""`python -m services.trainer`: the wiring of the trainer and the registry, nothing else."""
+"""`python -m services.trainer`: wires the trainer and the registry."""
 
 from __future__ import annotations
 
@@ -14,28 +14,25 @@ from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect, warn_unless_durable
 from services.store.registry import Registry
-from services.trainer.checkpoints import Checkpoints
-from services.trainer.cross_encoder import CrossEncoder
-from services.trainer.data_sets import DataSets
-from services.trainer.device import Device
-from services.trainer.evaluating import Evaluating
-from services.trainer.exports import Exports, once_redis_answers
-from services.trainer.job_files import Means
-from services.trainer.job_runner import JobRunner
-from services.trainer.job_store import JobStore
-from services.trainer.pretrained_space import PretrainedSpace
-from services.trainer.publishing import Publishing
-from services.trainer.sampled_pairs import SampledPairs
+from services.trainer.data.pair_sources import DataSets, SampledPairs
+from services.trainer.evaluation.evaluator import Evaluator
+from services.trainer.jobs.files import ComputeOptions
+from services.trainer.jobs.runner import JobRunner
+from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.tandem_building import TandemBuilder
+from services.trainer.jobs.training_jobs import TrainingJobs
+from services.trainer.processes.child import Device
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.operator_models import CrossEncoder, ModelExports, PretrainedSpace, once_redis_answers
+from services.trainer.registry.publishing import Publisher
+from services.trainer.registry.tandem_publishing import TandemPublisher
+from services.trainer.registry.tandems import Tandems
 from services.trainer.servicer import RegistryAdminServicer, TrainerServicer
 from services.trainer.settings import TrainerSettings
-from services.trainer.tandem_building import TandemBuilding
-from services.trainer.tandem_publishing import TandemPublishing
-from services.trainer.tandems import Tandems
-from services.trainer.training_jobs import TrainingJobs
 
 
 def build(settings: TrainerSettings) -> GrpcServer:
-    """The trainer, ready to start."""
+    """Builds the trainer, ready to start."""
     server = GrpcServer(settings)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
@@ -44,7 +41,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     options = {name: getattr(settings, name) for name in names}
     if settings.fp16:
         options["fp16"] = True
-    exports = Exports(checkpoints.store, settings.state_dir)
+    exports = ModelExports(checkpoints.store, settings.state_dir)
     space = PretrainedSpace(checkpoints, registry, exports, settings.base_model, options)
     cross_encoder = CrossEncoder(checkpoints, registry, exports, settings.cross_encoder)
     store = JobStore(redis, settings.namespace)
@@ -53,7 +50,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     index_admin = Channel(settings.index_target, **settings.peer(admin=True))
     index = IndexClient(Channel(settings.index_target, **settings.peer()), index_admin)
     tandems = Tandems(redis, settings.namespace)
-    building = TandemBuilding(registry, index, tandems, store)
+    building = TandemBuilder(registry, index, tandems, store)
     runner = JobRunner(
         store,
         checkpoints,
@@ -63,14 +60,14 @@ def build(settings: TrainerSettings) -> GrpcServer:
         tandems=building,
         instance=settings.instance,
         jobs_dir=settings.state_dir / "jobs",
-        means=Means(**{field.name: getattr(settings, field.name) for field in fields(Means)}),
+        means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
     device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
     jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, limits)
-    evaluating = Evaluating(
+    evaluator = Evaluator(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),
         index,
@@ -78,17 +75,17 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     server.add(
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-        TrainerServicer(server, jobs, evaluating, checkpoints, space, tandems, device),
+        TrainerServicer(server, jobs, evaluator, checkpoints, space, tandems, device),
         "aeenc.v1.TrainerService",
     )
     server.add(
         registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server,
         RegistryAdminServicer(
-            Publishing(
+            Publisher(
                 registry,
                 checkpoints,
                 space,
-                TandemPublishing(registry, index, tandems, checkpoints.store, space),
+                TandemPublisher(registry, index, tandems, checkpoints.store, space),
             )
         ),
         "aeenc.v1.RegistryAdminService",
@@ -107,7 +104,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         await runner.stop()
         await device.close()
         await pairs.close()
-        await evaluating.close()
+        await evaluator.close()
         await index_admin.close()
         await redis.aclose()
 

@@ -1,9 +1,10 @@
-"""Messages of aeenc.v1 to the trainer's values and back. No decision is taken here."""
+"""Converts messages of aeenc.v1 to the trainer's values and back, without decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,9 +13,13 @@ from aeenc import errors
 from aeenc.v1 import registry_pb2, trainer_pb2
 from services.kit.convert import to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
-from services.trainer.jobs import Batching, Job, JobConfig, Loss, Mode, Progress, defaults_of
-from services.trainer.publishing import Publication
-from services.trainer.tandems import Tandem
+from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
+from services.trainer.evaluation.parts import Part
+from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
+from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
+from services.trainer.jobs.job import Batching, Job, JobConfig, JobProgress, Loss, Mode, defaults_of
+from services.trainer.registry.publishing import Publication
+from services.trainer.registry.tandems import Tandem
 
 _LOSSES: dict[int, Loss] = {
     trainer_pb2.LOSS_UNSPECIFIED: "FULL_CORPUS_SOFTMAX",
@@ -38,10 +43,20 @@ _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
 }
+_RETRIEVE_MODES: dict[int, RetrieveMode] = {
+    index_pb2.RETRIEVE_MODE_DENSE: "dense",
+    index_pb2.RETRIEVE_MODE_LEXICAL: "lexical",
+    index_pb2.RETRIEVE_MODE_HYBRID: "hybrid",
+    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "iterative_lexical",
+}
+_FUSION_METHODS: dict[int, FusionMethod] = {
+    index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
+    index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
+}
 
 
 def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[str, list[str]]]]:
-    """A job's configuration with the defaults that the contract states, and its validation queries."""
+    """Reads a job's configuration, with the contract's defaults filled in, and its validation queries."""
     loss, mode = _LOSSES.get(message.loss), _MODES.get(message.mode)
     if mode is None:
         raise errors.InvalidArgument.field("config.mode", f"is {message.mode}; give one of the enum Mode")
@@ -86,7 +101,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
-    """A job, without its validation queries."""
+    """Writes a job, without its validation queries."""
     return trainer_pb2.Job(
         id=job.id,
         config=trainer_pb2.JobConfig(
@@ -107,7 +122,7 @@ def to_job(job: Job) -> trainer_pb2.Job:
 
 
 def to_checkpoint(row: CheckpointRow, labels: Sequence[str], tandem: Tandem | None) -> trainer_pb2.Checkpoint:
-    """A checkpoint, the labels that name it, and what belongs to it."""
+    """Writes a checkpoint, the labels that name it, and its tandem."""
     return trainer_pb2.Checkpoint(
         version=row.version,
         space_id=row.space_id,
@@ -132,7 +147,7 @@ def to_checkpoint(row: CheckpointRow, labels: Sequence[str], tandem: Tandem | No
 
 
 def to_label(row: LabelRow) -> registry_pb2.Label:
-    """A label."""
+    """Writes a label."""
     return registry_pb2.Label(
         space_id=row.space_id,
         name=row.name,
@@ -145,7 +160,7 @@ def to_label(row: LabelRow) -> registry_pb2.Label:
 
 
 def to_rollouts(rows: Sequence[RolloutRow]) -> list[registry_pb2.Rollout]:
-    """Where encoders stand."""
+    """Writes how far each encoder is."""
     return [
         registry_pb2.Rollout(
             instance=row.instance,
@@ -159,7 +174,7 @@ def to_rollouts(rows: Sequence[RolloutRow]) -> list[registry_pb2.Rollout]:
 
 
 def to_publication(publication: Publication) -> dict[str, Any]:
-    """The fields that Publish and Rollback answer with."""
+    """Collects the fields that the responses of Publish and Rollback share."""
     return {
         "label": to_label(publication.label),
         "rollouts": to_rollouts(publication.rollouts),
@@ -168,29 +183,142 @@ def to_publication(publication: Publication) -> dict[str, Any]:
     }
 
 
+async def from_evaluate_requests(
+    requests: AsyncIterator[trainer_pb2.EvaluateRequest], max_queries: int, max_bytes: int
+) -> EvaluationSpec:
+    """Reads the configuration of the first message, and the queries, training queries and trees of all."""
+    config: trainer_pb2.EvaluateConfig | None = None
+    queries: list[EvaluationQuery] = []
+    training: list[EvaluationQuery] = []
+    trees: list[GoldTree] = []
+    size_bytes = 0
+    async for request in requests:
+        size_bytes += request.ByteSize()
+        if config is None:
+            config = request.config
+        elif request.HasField("config"):
+            raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first only")
+        queries.extend(_queries(request.queries))
+        training.extend(_queries(request.training))
+        trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
+        if max(len(queries), len(training), len(trees)) > max_queries or size_bytes > max_bytes:
+            limit = f"{max_queries:,} or {max_bytes:,} bytes"
+            raise errors.TooLarge(f"queries: more than {limit} in one evaluation; evaluate in parts")
+    if config is None or not queries:
+        raise errors.InvalidArgument.field("queries", "is empty; give at least one gold query")
+    return EvaluationSpec(
+        corpus=config.corpus,
+        queries=queries,
+        training=training,
+        trees=trees,
+        label=config.model.label or None,
+        version=config.model.version or None,
+        generation=config.generation,
+        retrieval=_retrieval(config.retrieval) if config.HasField("retrieval") else None,
+        ranks=config.ranks,
+        strict_only=config.strict_only,
+    )
+
+
+def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
+    """Writes an evaluation's report."""
+    report = evaluation.report
+    return types_pb2.EvaluationReport(
+        strict=_metrics(report.strict),
+        paper=_metrics(report.paper),
+        candidates=report.candidates,
+        queries=report.queries,
+        pairs=report.pairs,
+        model_version=evaluation.model_version,
+        generation=evaluation.generation,
+        rerank_version=evaluation.rerank_version,
+        parts=[_part(part) for part in evaluation.parts],
+        hypothesis_alone=_tree_metrics(evaluation.hypothesis_alone),
+        gold_tree=_tree_metrics(evaluation.gold_tree),
+        ranks=list(_ranks(report.strict_ranks, report.paper_ranks)) if evaluation.with_ranks else (),
+    )
+
+
 def revision(message: Any) -> int | None:
-    """The expected revision of a request; None when it is not checked."""
+    """Reads the expected revision of a request; None if it is not to be checked."""
     return message.expected_revision if message.HasField("expected_revision") else None
 
 
 def share(message: Any) -> float | None:
-    """The share of the calls that a request asks for; None when it is to stay."""
+    """Reads the share of the calls that a request asks for; None if it is to stay."""
     return message.share if message.HasField("share") else None
 
 
 def seconds(duration: Duration) -> float:
-    """A duration in seconds."""
+    """Reads a duration in seconds."""
     return float(duration.seconds + duration.nanos / 1e9)
 
 
 def _short(value: float) -> float:
-    """The number that was meant: 0.03 travels as 0.029999999329447746 in single precision."""
+    """Rounds to what the caller wrote: 0.03 travels as 0.029999999329447746 in single precision."""
     return float(f"{value:.7g}")
 
 
-def _progress(progress: Progress) -> trainer_pb2.JobProgress:
+def _progress(progress: JobProgress) -> trainer_pb2.JobProgress:
     remaining = Duration()
     remaining.FromNanoseconds(int(progress.remaining_s * 1e9))
     fields = asdict(progress)
     fields.pop("remaining_s")
     return trainer_pb2.JobProgress(**fields, remaining=remaining)
+
+
+def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuery]:
+    return (EvaluationQuery(query.text, tuple(query.premises)) for query in messages)
+
+
+def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
+    fusion = None
+    if message.HasField("fusion"):
+        weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
+        fusion = Fusion(
+            known(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight
+        )
+    return Retrieval(
+        mode=known(_RETRIEVE_MODES, message.mode, "config.retrieval.mode", "dense"),
+        fusion=fusion,
+        prior=message.prior,
+        rerank=message.rerank,
+        rerank_weight=message.rerank_weight,
+        conditioned=message.conditioned,
+        negative_feedback=message.negative_feedback,
+    )
+
+
+def _metrics(metrics: Metrics | None) -> types_pb2.RetrievalMetrics | None:
+    return None if metrics is None else types_pb2.RetrievalMetrics(**asdict(metrics))
+
+
+def _part(part: Part) -> types_pb2.EvaluationPart:
+    return types_pb2.EvaluationPart(
+        kind=f"EVALUATION_PART_KIND_{part.kind}",
+        strict=_metrics(part.strict),
+        paper=_metrics(part.paper),
+        queries=part.queries,
+        pairs=part.pairs,
+    )
+
+
+def _tree_metrics(level: TreeLevel | None) -> types_pb2.TreeMetrics | None:
+    if level is None:
+        return None
+    return types_pb2.TreeMetrics(
+        recall_at_25=level.recall,
+        recall_at_25_micro=level.recall_micro,
+        all_correct_at_25=level.all_correct,
+        trees=level.trees,
+        leaves=level.leaves,
+    )
+
+
+def _ranks(strict: Sequence[Ranks], paper: Sequence[Ranks]) -> Iterable[types_pb2.GoldRanks]:
+    for first, second in zip_longest(strict, paper, fillvalue=()):
+        yield types_pb2.GoldRanks(strict=_found(first), paper=_found(second))
+
+
+def _found(ranks: Iterable[int]) -> list[int]:
+    return [0 if rank >= UNRANKED else int(rank) for rank in ranks]

@@ -1,4 +1,4 @@
-"""TrainerService and RegistryAdminService: convert and delegate."""
+"""TrainerService and RegistryAdminService: each RPC converts, calls one domain method, and converts back."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_g
 from services.kit.convert import position_of, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
-from services.trainer.checkpoints import Checkpoints
-from services.trainer.device import Device
-from services.trainer.evaluating import MAX_BYTES, MAX_QUERIES, Evaluating
-from services.trainer.evaluation.convert import from_evaluate_requests, to_report
-from services.trainer.pretrained_space import PretrainedSpace
-from services.trainer.publishing import Publishing
-from services.trainer.tandems import Tandems
-from services.trainer.training_jobs import PAGE, TrainingJobs
+from services.trainer.convert import from_evaluate_requests, to_report
+from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
+from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
+from services.trainer.processes.child import Device
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.operator_models import PretrainedSpace
+from services.trainer.registry.publishing import Publisher
+from services.trainer.registry.tandems import Tandems
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
-    """The RPC face of jobs, evaluations and checkpoints."""
+    """RPCs of jobs, evaluations and checkpoints."""
 
     def __init__(
         self,
         server: GrpcServer,
         jobs: TrainingJobs,
-        evaluating: Evaluating,
+        evaluator: Evaluator,
         checkpoints: Checkpoints,
         space: PretrainedSpace,
         tandems: Tandems,
         device: Device,
     ) -> None:
-        self._server, self._jobs, self._evaluating = server, jobs, evaluating
+        self._server, self._jobs, self._evaluator = server, jobs, evaluator
         self._checkpoints, self._space, self._tandems, self._device = checkpoints, space, tandems, device
 
     async def StartJob(self, request: trainer_pb2.StartJobRequest, context: Any) -> trainer_pb2.StartJobResponse:
@@ -62,8 +62,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
-        inquiry = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
-        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluating.evaluate(inquiry)))
+        spec = await from_evaluate_requests(request_iterator, MAX_QUERIES, MAX_BYTES)
+        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(spec)))
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
@@ -97,9 +97,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
 
 class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
-    """The RPC face of labels."""
+    """RPCs of labels."""
 
-    def __init__(self, publishing: Publishing) -> None:
+    def __init__(self, publishing: Publisher) -> None:
         self._publishing = publishing
 
     async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:

@@ -10,11 +10,11 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
-from services.trainer.base_model import DEFAULT_NAME
+from services.trainer.models.base_model import DEFAULT_NAME
 
 
 class TrainerSettings(ServiceSettings):
-    """What the trainer can be told beyond what every service can."""
+    """The trainer's settings beside those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_TRAINER_")
     service: ClassVar[str] = "trainer"

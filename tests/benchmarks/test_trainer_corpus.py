@@ -8,7 +8,7 @@ from aeenc.trees import Dataset
 from benchmarks.trainer.trainer_fleet import build_corpus
 from services.corpus.generation import open_generation
 from services.trainer.learning import query_encoder
-from services.trainer.space import SpaceSpec
+from services.trainer.models.space import SpaceSpec
 
 
 def test_candidates_of_data_that_have_changed_are_another_corpus(trees, request, artifact_store, monkeypatch):

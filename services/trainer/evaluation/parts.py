@@ -1,6 +1,7 @@
-"""The same metrics over parts of the queries or pairs: those that training has seen, and the others.
+"""Metrics over a part of the gold pairs: those seen in training or not, and those left in conditioned retrieval.
 
-A part of a query's gold premises is ranked as if the others were no candidates: they are neither right nor wrong there.
+Conditioned retrieval tells the index, for each query, the gold premise that it found first, and ranks the others. In a
+part, gold premises outside it are not candidates: they count neither as right nor as wrong.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.errors import InvalidArgument
 from aeenc.evaluation import UNRANKED, Metrics, metrics_of
-from services.trainer.evaluation.protocol import EvaluationQuery, Ranks, Report, Standard
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report
 
 Kind = Literal[
     "QUERY_SEEN", "QUERY_UNSEEN", "PREMISE_SEEN", "PREMISE_UNSEEN", "PAIR_SEEN", "PAIR_UNSEEN", "NOT_CONDITIONED"
@@ -23,7 +25,7 @@ Marks = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Part:
-    """Quality on a part; a protocol is None where the part has nothing that it ranks. Counts are those of `paper`."""
+    """Quality on a part. A protocol is None if it ranks nothing of the part. Counts are those of `paper`."""
 
     kind: Kind
     strict: Metrics | None
@@ -32,8 +34,8 @@ class Part:
     pairs: int
 
 
-def parts_seen(standard: Standard, report: Report, training: Sequence[EvaluationQuery]) -> list[Part]:
-    """The report by queries, premises and pairs that stand in `training`; parts without a pair are left out."""
+def parts_seen(standard: GoldStandard, report: Report, training: Sequence[EvaluationQuery]) -> list[Part]:
+    """Splits a report by queries, premises and pairs seen in `training`; parts without a pair are left out."""
     queries = {query.text for query in training}
     premises = {premise for query in training for premise in query.gold}
     pairs = {(query.text, premise) for query in training for premise in query.gold}
@@ -45,7 +47,7 @@ def parts_seen(standard: Standard, report: Report, training: Sequence[Evaluation
     return [part for name, seen in marks.items() for part in _both(name, standard, report, seen)]
 
 
-def _both(name: str, standard: Standard, report: Report, seen: Sequence[Marks]) -> Iterator[Part]:
+def _both(name: str, standard: GoldStandard, report: Report, seen: Sequence[Marks]) -> Iterator[Part]:
     for state, wanted in (("SEEN", seen), ("UNSEEN", [~marks for marks in seen])):
         pairs = sum(int(marks.sum()) for marks in wanted)
         if not pairs:
@@ -70,7 +72,46 @@ def _metrics(ranks: Sequence[Ranks], wanted: Sequence[Marks]) -> Metrics | None:
 
 
 def condensed(ranks: Ranks, wanted: Marks) -> Ranks:
-    """The ranks (g,) of the gold premises `wanted`, had the other gold premises been left out of the ranking."""
+    """Ranks (g,) of the gold premises `wanted`, had the other gold premises been left out of the ranking."""
     kept, out = ranks[wanted], ranks[~wanted]
     better = (out[None, :] < kept[:, None]).sum(axis=1)
     return np.where(kept < UNRANKED, kept - better, UNRANKED)
+
+
+def with_several_gold(standard: GoldStandard) -> GoldStandard:
+    """Selects the queries with two or more gold premises beside their own text. Raises InvalidArgument for none."""
+    kept = standard.kept
+    chosen = [n for n, gold in enumerate(kept) if len(gold) > 1]
+    if not chosen:
+        raise InvalidArgument("no query has two gold premises, one of which could be told; evaluate other queries")
+    return GoldStandard(
+        [standard.queries[n] for n in chosen], [kept[n] for n in chosen], [standard.own[n] for n in chosen]
+    )
+
+
+@dataclass(frozen=True)
+class ConditionedQueries:
+    """Queries with one told gold premise each, by ordinal.
+
+    `left` has the other gold premises, `without` the ranks of these when nothing is told.
+    """
+
+    ordinals: Sequence[int]
+    left: GoldStandard
+    without: Sequence[Ranks]
+
+    @classmethod
+    def of(cls, several: GoldStandard, before: Sequence[Ranks]) -> ConditionedQueries:
+        """Tells the gold premise that ranked best when nothing was told."""
+        told = [int(np.argmin(ranks)) for ranks in before]
+        ordinals = [int(gold[one]) for gold, one in zip(several.gold, told, strict=True)]
+        others = [np.delete(gold, one) for gold, one in zip(several.gold, told, strict=True)]
+        wanted = [np.arange(len(ranks)) != one for ranks, one in zip(before, told, strict=True)]
+        without = [condensed(ranks, marks) for ranks, marks in zip(before, wanted, strict=True)]
+        return cls(ordinals, GoldStandard(several.queries, others, several.own), without)
+
+    def report(self, after: Sequence[Ranks], *, candidates: int) -> tuple[Report, Part]:
+        """Reports the quality on `left` after telling and, as a part, without telling."""
+        same = Report.of(self.left, self.without, None, candidates=candidates)
+        part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
+        return Report.of(self.left, after, None, candidates=candidates), part

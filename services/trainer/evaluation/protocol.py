@@ -1,4 +1,4 @@
-"""The two protocols: `strict` drops a candidate whose text is the query's, `paper` keeps it (docs/evaluation.md)."""
+"""The two protocols: `strict` drops a candidate with the query's own text, `paper` keeps it (docs/evaluation.md)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class EvaluationQuery:
 
 
 @dataclass(frozen=True)
-class Standard:
-    """Distinct queries over the premises of a generation: the ordinals of each one's gold premises and of its own text.
+class GoldStandard:
+    """Distinct queries over the premises of a generation, with the ordinals of gold premises and of their own text.
 
-    `kept` is `gold` without the query's own text: what `strict` looks for; empty where nothing else is gold.
+    `kept` is `gold` without the query's own text, as `strict` ranks it; it may be empty.
     """
 
     queries: Sequence[EvaluationQuery]
@@ -37,8 +37,8 @@ class Standard:
     own: Sequence[int | None]
 
     @classmethod
-    def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> Standard:
-        """Looks distinct queries up. Raises InvalidArgument for none, or for a gold premise that is not there."""
+    def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> GoldStandard:
+        """Looks distinct queries up. Raises InvalidArgument for no queries, or a gold premise outside the corpus."""
         if not queries:
             raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
         gold = gold_ordinals(queries, ordinal_by_text)
@@ -56,10 +56,10 @@ class Standard:
 
 @dataclass(frozen=True)
 class Report:
-    """Quality of one system on one set of queries; `paper` is None where it was not asked for.
+    """Quality of one system on one set of queries; `paper` is None if not requested.
 
-    `average_precisions` (q,) is strict, for paired tests. The ranks are those of each query's gold premises, in their
-    order; strict ones without the query's own text, so that a query may have none.
+    `average_precisions` (q,) is strict, for paired tests. Ranks are those of each query's gold premises, in order;
+    strict ones leave out the query's own text, so that a query may have none.
     """
 
     strict: Metrics
@@ -73,9 +73,9 @@ class Report:
 
     @classmethod
     def of(
-        cls, standard: Standard, strict: Sequence[Ranks], paper: Sequence[Ranks] | None, *, candidates: int
+        cls, standard: GoldStandard, strict: Sequence[Ranks], paper: Sequence[Ranks] | None, *, candidates: int
     ) -> Report:
-        """The report of ranks: `strict[i]` belongs to `standard.kept[i]`, `paper[i]` to `standard.gold[i]`."""
+        """Computes the report: ranks `strict[i]` belong to `standard.kept[i]`, `paper[i]` to `standard.gold[i]`."""
         ranked = [ranks for ranks in strict if len(ranks)]
         return cls(
             strict=metrics_of(ranked),
@@ -89,7 +89,7 @@ class Report:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Metrics by protocol, and the counts."""
+        """Returns the metrics by protocol, and the counts."""
         return {
             "strict": self.strict.to_dict(),
             **({"paper": self.paper.to_dict()} if self.paper else {}),
@@ -100,7 +100,7 @@ class Report:
 
 
 def merge_queries(queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
-    """Distinct queries in order of first appearance, each with the union of its gold premises."""
+    """Merges equal queries, in order of first appearance, each with the union of its gold premises."""
     gold: dict[str, dict[str, None]] = {}
     for query in queries:
         gold.setdefault(query.text, {}).update(dict.fromkeys(query.gold))
@@ -108,7 +108,7 @@ def merge_queries(queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
 
 
 def gold_ordinals(queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> list[Ordinals]:
-    """The ordinals of each query's gold premises. Raises InvalidArgument naming one that is not in the corpus."""
+    """Looks each query's gold premises up. Raises InvalidArgument naming one outside the corpus."""
     ordinals = []
     for query in queries:
         for premise in query.gold:
@@ -132,9 +132,9 @@ def evaluate(
     """Ranks all premises for each distinct query and reports both protocols.
 
     `query_vectors` (q, dim) belong to `queries`, which are distinct (`merge_queries`); `premise_vectors` (n, dim).
-    A query whose only gold premise is its own text has no strict rank and is left out of `strict`.
+    A query whose only gold premise is its own text is left out of `strict`.
     """
-    standard = Standard.of(queries, ordinal_by_text)
+    standard = GoldStandard.of(queries, ordinal_by_text)
     if not np.isfinite(query_vectors).all():
         raise DataLoss("a query vector is not finite; evaluate another checkpoint")
     paper = gold_ranks(query_vectors, premise_vectors, standard.gold, [None] * len(queries))

@@ -1,7 +1,7 @@
-"""Whole trees: how many of a tree's leaves stand among the first 25 premises found for it.
+"""Tree-level metrics: how many of a tree's leaves are among the first 25 premises retrieved for it.
 
-A tree is asked for by its hypothesis alone, or along the gold tree: by every inner node, the lists merged by the best
-score that a premise has in any of them.
+The query is the hypothesis alone or, along the gold tree, every inner node; its lists are merged by each premise's best
+score.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 FIRST = 25
 
-Found = Sequence[tuple[int, float]]  # (ordinal, score), best first
+RankedPremises = Sequence[tuple[int, float]]  # (ordinal, score), best first
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class GoldTree:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """The texts of all inner nodes, the hypothesis first."""
+        """All inner nodes, the hypothesis first."""
         return (self.hypothesis, *self.intermediates)
 
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """Mean share of a tree's leaves found, share of all leaves found, and share of trees with all of them."""
+    """Mean recall of a tree's leaves, recall over all leaves, and the share of trees with full recall."""
 
     recall: float
     recall_micro: float
@@ -42,9 +42,9 @@ class TreeLevel:
 
 
 def tree_level(
-    trees: Sequence[GoldTree], found: Mapping[str, Found], ordinal_by_text: Mapping[str, int], *, along: bool
+    trees: Sequence[GoldTree], found: Mapping[str, RankedPremises], ordinal_by_text: Mapping[str, int], *, along: bool
 ) -> TreeLevel:
-    """The quality over trees. `found` has at least the first FIRST premises of each query; leaves count by text."""
+    """Measures the quality over trees. `found` has the first FIRST premises of each query; leaves count by text."""
     shares, hits, leaves = [], 0, 0
     for tree in trees:
         lists = [found[text] for text in (tree.queries if along else (tree.hypothesis,))]
@@ -56,8 +56,8 @@ def tree_level(
     return TreeLevel(float(np.mean(shares)), hits / leaves, float(np.mean(complete)), len(trees), leaves)
 
 
-def merged(lists: Sequence[Found]) -> list[int]:
-    """The FIRST ordinals by their best score in any list; ties by ordinal."""
+def merged(lists: Sequence[RankedPremises]) -> list[int]:
+    """Merges lists to the FIRST ordinals by best score in any list; ties go to the lower ordinal."""
     best: dict[int, float] = {}
     for one in lists:
         for ordinal, score in one:

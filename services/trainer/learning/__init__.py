@@ -1,1 +1,1 @@
-"""What needs torch: the query encoder, the objectives, the loop and the export. Runs in a child of the trainer only."""
+"""Training in torch: inputs, losses, loop and export. Only the trainer's child processes import it."""

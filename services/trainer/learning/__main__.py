@@ -1,9 +1,8 @@
-"""The trainer's child process: `python -m services.trainer.learning job DIR`, `… pretrained REQUEST`,
-`… cross-encoder REQUEST` or `… device ANSWER WANTED`; and `… rank DIR NUMBER`, which a job starts where it uses several
-processes.
+"""The trainer's child process, `python -m services.trainer.learning COMMAND …`; it ends when its parent does.
 
-torch is loaded here and nowhere else, so that the trainer keeps answering while a job computes, and a job that is
-killed for memory takes nothing else along. It ends when its parent does.
+Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
+exports; `device ANSWER WANTED`. torch is loaded only here, so the trainer keeps answering while a job computes, and a
+job killed for memory takes nothing else along.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from pathlib import Path
 
 from aeenc.errors import AeencError
 from services.store.artifacts import ArtifactStore, atomic_write
-from services.trainer.child import DISK_FULL, EXIT_DISK_FULL
-from services.trainer.job_files import JobFiles
+from services.trainer.jobs.files import JobFiles
+from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL
 
 EXIT_WITHOUT_PARENT = 3
 
 
 def main() -> None:
-    """Runs one command of the parent's."""
+    """Runs the parent's command."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     command, path = sys.argv[1], Path(sys.argv[2])
     if command == "job":
@@ -40,9 +39,9 @@ def main() -> None:
 
 
 def _job(files: JobFiles) -> None:
-    """Answers in the job's result, as far as it can be written."""
+    """Computes a job; a failure is written as its result, if the disk still takes one."""
     from services.trainer.learning.job import run_job
-    from services.trainer.learning.training import Diverged
+    from services.trainer.learning.loop.training import Diverged
 
     try:
         run_job(files)
@@ -58,13 +57,13 @@ def _job(files: JobFiles) -> None:
     except (MemoryError, RuntimeError) as error:
         traceback.print_exc()
         files.write_result({"error": _no_memory(error) or _internal(error)})
-    except Exception as error:  # noqa: BLE001 - the job must say why it failed; the traceback goes to the trainer's log
+    except Exception as error:  # noqa: BLE001 - the job must name its failure; the traceback goes to the trainer's log
         traceback.print_exc()
         files.write_result({"error": _internal(error)})
 
 
 def _no_memory(error: Exception) -> str:
-    """What to say about a lack of memory, which is a RuntimeError of torch; empty for another error."""
+    """Explains a lack of memory, for which torch raises RuntimeError; empty for another error."""
     words = str(error)
     if isinstance(error, MemoryError) or "out of memory" in words or "allocate memory" in words:
         return "out of memory; lower the batch size or raise `accumulation`, then start a new job"
@@ -76,9 +75,9 @@ def _internal(error: Exception) -> str:
 
 
 def _export(command: str, path: Path) -> None:
-    """Answers in `.result` with the version, or with the error that the operator can do something about."""
-    from services.trainer.learning.cross_encoder import export_cross_encoder
-    from services.trainer.learning.pretrained import export_pretrained
+    """Exports a model and writes its version into `.result`, or an error with its remedy."""
+    from services.trainer.learning.checkpoint.export import export_pretrained
+    from services.trainer.learning.cross_encoders.cross_encoder import export_cross_encoder
 
     export = {"pretrained": export_pretrained, "cross-encoder": export_cross_encoder}[command]
     request = json.loads(path.read_bytes())
@@ -92,7 +91,7 @@ def _export(command: str, path: Path) -> None:
 
 
 def _device(path: Path, wanted: str) -> None:
-    """Answers in the file with the device of a job's first process, or with why there is none."""
+    """Writes the device of a job's first process into a file, or the reason why there is none."""
     from services.trainer.learning.devices import device_of
 
     try:

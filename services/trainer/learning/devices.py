@@ -1,16 +1,19 @@
-"""The device that a process of a job computes on."""
+"""How torch computes in a process of a job: on which device, in which precision, with how many threads."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 
 from aeenc.errors import FailedPrecondition
+from services.trainer.jobs.files import Precision
 
 
 def device_of(wanted: str, number: int = 0) -> torch.device:
-    """The device of a job's process by its number: its own GPU where there are any, for `auto`, `cpu` or `cuda`.
+    """Chooses the device of a job's process by its number, for `auto`, `cpu` or `cuda`: its own GPU if there is one.
 
-    Raises FailedPrecondition for `cuda` where torch finds no GPU.
+    Raises FailedPrecondition for `cuda` if torch finds no GPU.
     """
     if wanted == "cpu":
         return torch.device("cpu")
@@ -22,3 +25,23 @@ def device_of(wanted: str, number: int = 0) -> torch.device:
             "GPU, or set AEENC_TRAINER_DEVICE=auto"
         )
     return torch.device("cpu")
+
+
+def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """Chooses the precision of products; for `auto`, bfloat16 if the device has instructions for it."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        known = torch.cpu.get_capabilities()
+        has_bfloat16 = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
+def prepare_torch(threads: int, device: str = "cpu") -> None:
+    """Sets up torch in this process: the number of threads, and deterministic kernels on a CPU."""
+    torch.set_num_threads(max(1, threads))
+    if device == "cpu" or not torch.cuda.is_available():  # a GPU lacks deterministic kernels
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,4 +1,10 @@
-"""One training job from its directory: load, train, evaluate, export. Everything it says goes into files."""
+"""One training job from its directory, in the child process: load, train, evaluate, export.
+
+JobFiles ──► JobInputs ──► Objective ──► Training (loop/) ──► BEST weights
+                                            │ progress.json        │ evaluated before and after
+                                            ▼                      ▼
+                                        Curves                 checkpoint ──► result.json
+"""
 
 from __future__ import annotations
 
@@ -8,165 +14,155 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from services.store.artifacts import Artifact
-from services.trainer.evaluation import Report
-from services.trainer.job_files import JobFiles
-from services.trainer.learning.cross_encoder import write_cross_encoder
-from services.trainer.learning.curves import Curves
-from services.trainer.learning.epoch_state import Standing
-from services.trainer.learning.export import write_checkpoint
-from services.trainer.learning.materials import Materials
-from services.trainer.learning.objective import Objective
+from services.trainer.evaluation.protocol import Report
+from services.trainer.jobs.files import JobFiles
+from services.trainer.learning.checkpoint.export import write_checkpoint
+from services.trainer.learning.cross_encoders.cross_encoder import write_cross_encoder
+from services.trainer.learning.cross_encoders.reranking import RerankingInputs
+from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.loop.curves import Curves
+from services.trainer.learning.loop.epoch_state import TrainingState
+from services.trainer.learning.loop.ranks import Rank, together
+from services.trainer.learning.loop.training import Diverged, Step, Training
+from services.trainer.learning.loss.objective import Objective
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
-from services.trainer.learning.ranks import Rank, together
-from services.trainer.learning.reranking import RerankingMaterials
-from services.trainer.learning.training import Diverged, Step, Training
 
-# What a checkpoint's lineage leaves out of a job's configuration: it stands elsewhere in the manifest, or says nothing.
+# Parts of the configuration left out of a checkpoint's lineage: they are in the manifest already, or irrelevant.
 _ELSEWHERE = ("base_version", "idempotency_key")
 
 
 def run_job(files: JobFiles) -> None:
-    """Does a job and writes its result. Raises what makes it fail.
+    """Computes a job and writes its result. Raises what makes it fail.
 
-    Where the loss is no number any more, the best epoch before becomes a checkpoint and the result has both, the
-    version and the error.
+    If the loss diverges after a good epoch, the best epoch becomes a checkpoint and the result has version and error.
     """
     plan = files.plan()
     rank = Rank(0, plan.means.processes)
     prepare_torch(plan.means.threads // rank.processes, plan.means.device)
     files.write_progress({"phase": "loading"})
-    materials = load_materials(files, rank)
-    objective = materials.objective()
+    inputs = load_inputs(files, rank)
+    objective = inputs.objective()
     failure = ""
     try:
-        standing = train(files, materials, materials.encoders(), objective, rank)
+        state = train(files, inputs, inputs.encoders(), objective, rank)
     except Diverged as error:
-        if not error.standing.best_epoch:
+        if not error.state.best_epoch:
             raise
-        failure, standing = str(error), error.standing
-    if isinstance(materials, RerankingMaterials):
-        made = _export_cross_encoder(files, materials, objective, standing, failure)
+        failure, state = str(error), error.state
+    if isinstance(inputs, RerankingInputs):
+        made = _export_cross_encoder(files, inputs, objective, state, failure)
     else:
-        made = _export(files, materials, objective, standing, failure)
-    kept = f"; version {made['version']} is epoch {standing.best_epoch}, the last good one"
+        made = _export(files, inputs, objective, state, failure)
+    kept = f"; version {made['version']} is epoch {state.best_epoch}, the last good one"
     files.write_result({**made, **({"error": failure + kept} if failure else {})})
 
 
-def load_materials(files: JobFiles, rank: Rank) -> Materials:
-    """What the mode of a job works with. Raises as Materials.load does."""
-    kind = RerankingMaterials if files.plan().config.mode == "CROSS_ENCODER" else Materials
+def load_inputs(files: JobFiles, rank: Rank) -> JobInputs:
+    """Loads the inputs for the mode of a job. Raises as JobInputs.load does."""
+    kind = RerankingInputs if files.plan().config.mode == "CROSS_ENCODER" else JobInputs
     return kind.load(files, rank)
 
 
 def run_rank(files: JobFiles, number: int) -> None:
-    """Takes part in a job that another process leads."""
+    """Trains as one of the processes of a job that rank 0 leads."""
     means = files.plan().means
     rank = Rank(number, means.processes)
     prepare_torch(means.threads // rank.processes, means.device)
-    materials = load_materials(files, rank)
-    train(files, materials, materials.encoders(), materials.objective(), rank)
+    inputs = load_inputs(files, rank)
+    train(files, inputs, inputs.encoders(), inputs.objective(), rank)
 
 
-def prepare_torch(threads: int, device: str = "cpu") -> None:
-    """Sets how torch computes in this process: with so many threads, and twice the same on a CPU."""
-    torch.set_num_threads(max(1, threads))
-    if device == "cpu" or not torch.cuda.is_available():  # there it would refuse what has no deterministic kernel
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def train(files: JobFiles, materials: Materials, encoders: Encoders, objective: Objective, rank: Rank) -> Standing:
-    """Trains with what is loaded; the weights to keep then lie in the job's directory."""
-    curves = Curves(materials.plan, validated=bool(materials.validation))
+def train(
+    files: JobFiles, inputs: JobInputs, encoders: Encoders[Any], objective: Objective, rank: Rank
+) -> TrainingState:
+    """Trains; the best weights then lie in the job's directory."""
+    curves = Curves(inputs.plan, validated=bool(inputs.validation))
     training = Training(
-        materials.plan,
+        inputs.plan,
         encoders,
         objective,
-        (lambda: _map_of(materials, encoders)) if materials.validation else None,
+        (lambda: _map_of(inputs, encoders)) if inputs.validation else None,
         files.directory,
-        lambda step: _tell(files, materials, objective, curves, step),
+        lambda step: _report(files, inputs, objective, curves, step),
         rank,
     )
-    with together(files.directory, rank, materials.device), closing(curves):
+    with together(files.directory, rank, inputs.device), closing(curves):
         return training.run()
 
 
 def _export(
-    files: JobFiles, materials: Materials, objective: Objective, standing: Standing, failure: str
+    files: JobFiles, inputs: JobInputs, objective: Objective, state: TrainingState, failure: str
 ) -> dict[str, str]:
-    """Writes what was trained: the `version` of the query encoder and, in a new space, the `premise_version`."""
-    before = materials.evaluate(Encoders(materials.encoder()))  # as it is served: on the vectors that there are
-    best = materials.encoders(files.directory)
-    corpus = materials.corpus(best) if materials.validation else materials.generation.float32()
-    after = materials.evaluate(best, corpus)
-    meta = _meta(materials, objective, standing, failure)
-    of_query = {"metrics": _metrics(materials, before, after), "trial": materials.trial(corpus)}
+    """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`."""
+    before = inputs.evaluate(Encoders(inputs.encoder()))  # as served: on the existing vectors
+    best = inputs.encoders(files.directory)
+    corpus = inputs.corpus(best) if inputs.validation else inputs.generation.float32()
+    after = inputs.evaluate(best, corpus)
+    meta = _meta(inputs, objective, state, failure)
+    of_query = {"metrics": _metrics(inputs, before, after), "trial": inputs.trial(corpus)}
     if best.premise is None:
-        meta["space_id"] = materials.base.meta["space_id"]
-        return {"version": _write(materials, best.query, meta, **of_query).id}
-    if best.second is None:  # one artifact for both: it spans the space itself
-        version = _write(materials, best.query, meta, **of_query).id
+        meta["space_id"] = inputs.base.meta["space_id"]
+        return {"version": _write(inputs, best.query, meta, **of_query).id}
+    if best.second is None:  # SIAMESE: one checkpoint encodes both and spans the space
+        version = _write(inputs, best.query, meta, **of_query).id
         return {"version": version, "premise_version": version}
     of_premises = {**meta, "lineage": {**meta["lineage"], "encodes": "premises"}}
-    premise = _write(materials, best.second, of_premises)
+    premise = _write(inputs, best.second, of_premises)
     meta["space_id"] = premise.meta["space_id"]
     meta["lineage"]["premise_version"] = premise.id
-    return {"version": _write(materials, best.query, meta, **of_query).id, "premise_version": premise.id}
+    return {"version": _write(inputs, best.query, meta, **of_query).id, "premise_version": premise.id}
 
 
 def _export_cross_encoder(
-    files: JobFiles, materials: RerankingMaterials, objective: Objective, standing: Standing, failure: str
+    files: JobFiles, inputs: RerankingInputs, objective: Objective, state: TrainingState, failure: str
 ) -> dict[str, str]:
-    scorer = materials.scorer(files.directory)
-    after = materials.evaluate(materials.trained(scorer))
-    meta = _meta(materials, objective, standing, failure)
-    metrics = _metrics(materials, materials.before, after)
+    scorer = inputs.scorer(files.directory)
+    after = inputs.evaluate(Encoders(scorer))
+    meta = _meta(inputs, objective, state, failure)
+    metrics = _metrics(inputs, inputs.before, after)
     if metrics is not None:
-        metrics["reranks"] = materials.base.id
+        metrics["reranks"] = inputs.base.id
     config: Any = scorer.model.config
     config_json = json.dumps(config.to_dict(), indent=1)
-    written = write_cross_encoder(materials.store, scorer, materials.pair_batches, config_json, meta, metrics)
+    written = write_cross_encoder(inputs.store, scorer, inputs.pair_batches, config_json, meta, metrics)
     return {"version": written.id}
 
 
-def _write(materials: Materials, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
-    fp16 = materials.plan.means.fp16
-    return write_checkpoint(
-        materials.store, encoder, materials.batches, materials.base.path, meta, fp16=fp16, **of_query
-    )
+def _write(inputs: JobInputs, encoder: QueryEncoder, meta: dict[str, Any], **of_query: Any) -> Artifact:
+    fp16 = inputs.plan.means.fp16
+    return write_checkpoint(inputs.store, encoder, inputs.batches, inputs.base.path, meta, fp16=fp16, **of_query)
 
 
-def _map_of(materials: Materials, encoders: Encoders) -> float:
-    report = materials.evaluate(encoders)
+def _map_of(inputs: JobInputs, encoders: Encoders[Any]) -> float:
+    report = inputs.evaluate(encoders)
     return report.strict.map if report else 0.0
 
 
-def _meta(materials: Materials, objective: Objective, standing: Standing, failure: str) -> dict[str, Any]:
-    plan, base = materials.plan, materials.base
+def _meta(inputs: JobInputs, objective: Objective, state: TrainingState, failure: str) -> dict[str, Any]:
+    plan, base = inputs.plan, inputs.base
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
         "pretrained": False,
         "pad_id": base.meta["pad_id"],
         "base_version": base.id,
         "job_id": plan.job_id,
-        "validation_map": standing.best_map,
+        "validation_map": state.best_map,
         "lineage": {
             **recipe,
             "generation": plan.generation,
-            "precision": materials.precision,
+            "precision": inputs.precision,
             "processes": plan.means.processes,
-            "best_epoch": standing.best_epoch,
-            **_counts(materials, objective),
+            "best_epoch": state.best_epoch,
+            **_counts(inputs, objective),
             **({"failure": failure} if failure else {}),
         },
     }
 
 
-def _counts(materials: Materials, objective: Objective) -> dict[str, int]:
-    training_set = materials.training_set
+def _counts(inputs: JobInputs, objective: Objective) -> dict[str, int]:
+    training_set = inputs.training_set
     return {
         "queries": len(training_set.examples) - objective.skipped,
         "positives": training_set.positives,
@@ -177,34 +173,34 @@ def _counts(materials: Materials, objective: Objective) -> dict[str, int]:
     }
 
 
-def _metrics(materials: Materials, before: Report | None, after: Report | None) -> dict[str, Any] | None:
-    """Quality on the validation queries, query by query, so that two checkpoints can be compared by a paired test."""
+def _metrics(inputs: JobInputs, before: Report | None, after: Report | None) -> dict[str, Any] | None:
+    """Writes the quality by validation query, so that a paired test can compare two checkpoints."""
     if before is None or after is None:
         return None
-    asked = [[query.text, sorted(query.gold)] for query in materials.validation]
+    asked = [[query.text, sorted(query.gold)] for query in inputs.validation]
     return {
         "format_version": 1,
-        "generation": materials.generation.id,
+        "generation": inputs.generation.id,
         "queries_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
-        "base_version": materials.base.id,
+        "base_version": inputs.base.id,
         "before": {**before.to_dict(), "average_precisions": before.average_precisions.tolist()},
         "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
     }
 
 
-def _tell(files: JobFiles, materials: Materials, objective: Objective, curves: Curves, step: Step) -> None:
-    standing = step.standing
+def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Curves, step: Step) -> None:
+    state = step.state
     curves.add(step)
     files.write_progress(
         {
             "phase": step.phase,
-            "epochs_done": standing.epochs_done,
+            "epochs_done": state.epochs_done,
             "steps_done": step.steps_done,
             "steps": step.steps,
             "loss": step.loss,
-            "validation_map": standing.validation_map,
-            "best_validation_map": standing.best_map,
+            "validation_map": state.validation_map,
+            "best_validation_map": state.best_map,
             "remaining_s": step.remaining_s,
-            **_counts(materials, objective),
+            **_counts(inputs, objective),
         }
     )

@@ -1,20 +1,20 @@
-"""The encoder of a space, as torch sees it; and texts as padded batches."""
+"""The encoders of a job in torch, and texts as padded batches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss
-from services.trainer.sentence_layout import dense_file
-from services.trainer.space import SpaceSpec
+from services.trainer.models.sentence_layout import dense_file
+from services.trainer.models.space import SpaceSpec
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
 ENCODE_BATCH = 64
@@ -28,21 +28,38 @@ class QueryEncoder(PooledTransformer):
         self.spec = spec
 
 
-@dataclass(frozen=True)
-class Encoders:
-    """What a job trains. `premise` is None where premises are frozen, and the query encoder itself in mode SIAMESE."""
-
-    query: QueryEncoder
-    premise: QueryEncoder | None = None
+class TrainableModel(Protocol):
+    """A module that a job trains; a checkpoint keeps the weights of its `transformer`."""
 
     @property
-    def second(self) -> QueryEncoder | None:
-        """The premise encoder where it has weights of its own."""
+    def transformer(self) -> nn.Module:
+        """The part whose weights are kept."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """All parameters that training moves."""
+
+
+ModelT = TypeVar("ModelT", bound=TrainableModel)
+
+
+@dataclass(frozen=True)
+class Encoders(Generic[ModelT]):
+    """The models that a job trains: query encoders or, in mode CROSS_ENCODER, one scorer of pairs as `query`.
+
+    `premise` is None while premises are frozen, and the query encoder itself in mode SIAMESE.
+    """
+
+    query: ModelT
+    premise: ModelT | None = None
+
+    @property
+    def second(self) -> ModelT | None:
+        """The premise encoder if it has weights of its own."""
         return None if self.premise is self.query else self.premise
 
 
 class TextBatches:
-    """A checkpoint's tokenizer: texts to token ids, cut at the model's maximum, and ids to padded tensors."""
+    """A checkpoint's tokenizer: turns texts into token ids, cut at the model's maximum, and ids into padded tensors."""
 
     def __init__(self, directory: Path, spec: SpaceSpec, pad_id: int) -> None:
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -51,11 +68,11 @@ class TextBatches:
         self._pad_id = pad_id
 
     def ids(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        """Token ids of each text with its role's prefix."""
+        """Returns the token ids of each text with its role's prefix."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch([prefix + text for text in texts])]
 
     def pad(self, ids: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """`input_ids` and `attention_mask`, (batch, longest) each."""
+        """Returns `input_ids` and `attention_mask`, (batch, longest) each."""
         length = max(len(tokens) for tokens in ids)
         input_ids = torch.full((len(ids), length), self._pad_id, dtype=torch.int64)
         mask = torch.zeros_like(input_ids)
@@ -66,11 +83,11 @@ class TextBatches:
 
 
 def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor] | None = None) -> QueryEncoder:
-    """The encoder of a checkpoint's or base model's directory; `weights` replace those of the directory.
+    """Loads the encoder of a checkpoint's or base model's directory; `weights` replace those of the directory.
 
-    Raises FailedPrecondition or DataLoss for files that are no encoder of the spec.
+    Raises FailedPrecondition or DataLoss for files that do not fit the spec.
     """
-    # Eager attention is plain matrix products: the exporter keeps them, and on a CPU it is no slower at these lengths.
+    # Eager attention is plain matrix products, which the exporter keeps; on a CPU it is as fast at these lengths.
     dense = dense_file(directory)
     transformer: Any = load_transformer(directory, weights, attention="eager", dense=dense)
     layer = getattr(transformer, DENSE, None)
@@ -80,13 +97,13 @@ def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor]
 
 
 def pad_id_of(directory: Path) -> int:
-    """The token id that pads, from config.json."""
+    """Reads the padding token's id from config.json."""
     return int(json.loads((directory / "config.json").read_bytes()).get("pad_token_id") or 0)
 
 
 @torch.inference_mode()
 def encode(encoder: QueryEncoder, batches: TextBatches, texts: Sequence[str], prefix: str) -> Any:
-    """Unit vectors (n, dim) float32 of texts, in length-sorted batches, without dropout."""
+    """Encodes texts to unit vectors (n, dim) float32, in length-sorted batches, without dropout."""
     training = encoder.training
     encoder.eval()
     device = next(encoder.parameters()).device

@@ -24,7 +24,7 @@ from support.models.tinymodel import PROBES, TinyCheckpoint, register, write_tin
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A tiny BERT as the trainer exports it."""
-    from services.trainer.learning.pretrained import export_pretrained
+    from services.trainer.learning.checkpoint.export import export_pretrained
 
     root = tmp_path_factory.mktemp("exported")
     directory = write_sentence_model(root / "base")

@@ -11,7 +11,7 @@ import pytest
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.space import SpaceSpec
+from services.trainer.models.space import SpaceSpec
 
 TEXTS = [
     "sun",
@@ -58,7 +58,7 @@ def least_cosine(found: Any, expected: Any) -> float:
 
 def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     """The checkpoint of a model, and what the encoder makes of it."""
-    from services.trainer.learning.pretrained import export_pretrained
+    from services.trainer.learning.checkpoint.export import export_pretrained
 
     request = {"max_tokens": 48, "query_prefix": "", "premise_prefix": "", "base_model": "tiny", **options}
     store = ArtifactStore(tmp_path / "artifacts")

@@ -15,13 +15,13 @@ import pytest
 
 from services.kit.readiness import Readiness
 from services.store.redis import connect
-from services.trainer import job_runner
-from services.trainer.child import Child
-from services.trainer.data_sets import DataSets
-from services.trainer.job_files import Means
-from services.trainer.job_runner import JobRunner
-from services.trainer.job_store import JobStore
-from services.trainer.jobs import Job, JobConfig, Progress
+from services.trainer.data.pair_sources import DataSets
+from services.trainer.jobs import runner
+from services.trainer.jobs.files import ComputeOptions
+from services.trainer.jobs.job import Job, JobConfig, JobProgress
+from services.trainer.jobs.runner import JobRunner
+from services.trainer.jobs.store import JobStore
+from services.trainer.processes.child import Child
 
 
 class Services:
@@ -69,7 +69,7 @@ class Bench:
             tandems=Services(),  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
-            means=Means(),
+            means=ComputeOptions(),
             lease_s=3,
             poll_s=0.05,
         )
@@ -92,7 +92,7 @@ async def bench(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator
     redis = connect(redis_url)
     store = JobStore(redis, namespace)
     config = JobConfig("c", ("r",))
-    job = Job(uuid.uuid4().hex[:8], config, "g", "PENDING", "", Progress(), "", datetime.now(UTC), None, "f")
+    job = Job(uuid.uuid4().hex[:8], config, "g", "PENDING", "", JobProgress(), "", datetime.now(UTC), None, "f")
     await store.create(job, [])
     made = Bench(store, tmp_path / "jobs", job)
     yield made
@@ -123,5 +123,5 @@ def starting(monkeypatch: pytest.MonkeyPatch, script: str, *further: str) -> lis
         children.append(cls(sys.executable, "-c", script, directory, *further))
         return children[-1]
 
-    monkeypatch.setattr(job_runner.Child, "start", classmethod(start))
+    monkeypatch.setattr(runner.Child, "start", classmethod(start))
     return children

@@ -23,11 +23,11 @@ from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
-from services.trainer.checkpoints import Checkpoints
-from services.trainer.job_store import JobStore
-from services.trainer.jobs import Job, JobConfig, Progress
-from services.trainer.tandem_building import TandemBuilding
-from services.trainer.tandems import Tandem, Tandems
+from services.trainer.jobs.job import Job, JobConfig, JobProgress
+from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.tandem_building import TandemBuilder
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.tandems import Tandem, Tandems
 from support.models.tinymodel import TINY_SPACE, write_tiny_checkpoint
 from support.waiting import until
 from support.worlds.trainer_world import FACTS, Space, serve_trainer
@@ -90,7 +90,7 @@ class World:
     rows: Registry
     tandems: Tandems
     checkpoints: Checkpoints
-    building: TandemBuilding
+    building: TandemBuilder
     base: str
     corpus: str
 
@@ -98,7 +98,7 @@ class World:
         """A job over the corpus that has trained already."""
         config = JobConfig(corpus=self.corpus, run_ids=("r",), mode="DUAL", loss="TRIPLET_MARGIN")
         now = datetime.now(UTC)
-        options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": Progress(), "version": ""}
+        options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": JobProgress(), "version": ""}
         return Job(uuid.uuid4().hex[:8], config, created_at=now, ended_at=None, **{**options, **fields})
 
     async def tandem(self, made: Made, job: Job | None = None) -> Tandem:
@@ -148,7 +148,7 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
         stack.push_async_callback(encoder.channel.close)
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
-        building = TandemBuilding(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
+        building = TandemBuilder(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
         yield World(
             tandem_space,
             trainer,

@@ -27,12 +27,12 @@ from services.corpus.generation import (
 from services.kit.server import GrpcServer
 from services.store.artifacts import ArtifactStore
 from services.trainer.__main__ import build
-from services.trainer.evaluation import EvaluationQuery
-from services.trainer.job_files import JobFiles, Means, TrainingPlan
-from services.trainer.jobs import JobConfig
-from services.trainer.learning import training
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobConfig
+from services.trainer.learning.loop import training
 from services.trainer.settings import TrainerSettings
-from services.trainer.training_set import JudgedPair
 from support.models.tiny_base import write_tiny_base
 from support.models.tinymodel import WORDS
 
@@ -44,15 +44,15 @@ class Killed(Exception):
 @contextmanager
 def killed_after(epochs: int) -> Iterator[None]:
     """Within the block the job that is run dies as soon as so many epochs are saved."""
-    saved = training.save_standing
+    saved = training.save_state
 
-    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
-        saved(directory, standing, learner, optimizer)
-        if standing.epochs_done == epochs:
+    def die(directory: Any, state: Any, learner: Any, optimizer: Any) -> None:
+        saved(directory, state, learner, optimizer)
+        if state.epochs_done == epochs:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "save_standing", die)
+        patch.setattr(training, "save_state", die)
         try:
             yield
         except Killed:
@@ -79,7 +79,7 @@ class Space:
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors of texts by the pre-trained encoder."""
         from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
-        from services.trainer.space import SpaceSpec
+        from services.trainer.models.space import SpaceSpec
 
         artifact = self.store.open("checkpoints", self.version)
         spec = SpaceSpec.of_meta(artifact.meta)
@@ -119,7 +119,7 @@ def make_space(root: Path, dropout: float = 0.1) -> Space:
 
 def export_space(root: Path, base: Path, pooling: str = "") -> Space:
     """Exports a base model's directory into a store of its own."""
-    from services.trainer.learning.pretrained import export_pretrained
+    from services.trainer.learning.checkpoint.export import export_pretrained
 
     store = ArtifactStore(root / "artifacts")
     options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
@@ -145,7 +145,7 @@ PAIRS += [
 VALIDATION = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:8])]
 
 MakeJob = Callable[..., JobFiles]
-CPU = Means()
+CPU = ComputeOptions()
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         pairs: Sequence[JudgedPair] = PAIRS,
         validation: Sequence[EvaluationQuery] = VALIDATION,
         held_out: Sequence[str] = (),
-        means: Means = CPU,
+        means: ComputeOptions = CPU,
         **fields: Any,
     ) -> JobFiles:
         active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]

@@ -1,0 +1,1 @@
+"""Judged pairs: where they come from, and the training set made of them."""

@@ -1,0 +1,169 @@
+"""Sources of judged pairs: runs, read from the sampler, and data sets that the operator has named.
+
+A data set is a directory in EntailmentBank's layout or a file of JSON lines. A directory gives the gold trees of the
+job's split: a query's children as positives, the distractors of its trees as refused. The keys of a line tell a judged
+pair, a triplet and a pair of natural language inference apart; the hypothesis of the latter is our query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.sampler import SamplerClient
+from aeenc.trees import Dataset
+from services.trainer.data.training_set import JudgedPair, Sign
+
+_LABELS: dict[str, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "contradiction": "CONTRADICTED"}
+_SIGNS: dict[str, Sign] = {"positive": "POSITIVE", "negative": "NEGATIVE", "skipped": "SKIPPED"}
+_SAMPLER_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}  # of a Pair message
+_NO_LABEL = "-"  # SNLI's annotators did not agree
+
+
+class DataSets:
+    """The data sets of one deployment, by name. Reading one takes seconds: do it off the event loop."""
+
+    def __init__(self, paths: Mapping[str, Path], text_bytes: int) -> None:
+        self._paths, self._text_bytes = paths, text_bytes
+
+    def check(self, names: Sequence[str], split: str) -> None:
+        """Raises NotFound for an unknown name, InvalidArgument for trees without the split. Reads no tree."""
+        for name in names:
+            path = self._paths.get(name)
+            if path is None:
+                known = ", ".join(sorted(self._paths)) or "none"
+                raise NotFound(f"there is no data set {name!r}; AEENC_TRAINER_DATA_SETS names: {known}")
+            if not path.exists():
+                raise FailedPrecondition(f"data set {name!r} is missing ({path}); correct AEENC_TRAINER_DATA_SETS")
+            if not path.is_dir():
+                continue
+            if not split:
+                raise InvalidArgument.field("config.split", f"is empty; data set {name!r} holds trees by split")
+            if split not in (splits := Dataset.splits_in(path)):
+                raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
+
+    def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
+        """Reads all pairs of data sets, in their order, and the texts that stand only in trees of other splits.
+
+        Raises InvalidArgument naming file and line for a line without a pair.
+        """
+        pairs: list[JudgedPair] = []
+        held_out: set[str] = set()
+        for path in (self._paths[name] for name in names):
+            if path.is_dir():
+                dataset = Dataset.load(path)
+                pairs.extend(_gold(dataset, split))
+                held_out |= _foreign(dataset, split)
+            else:
+                pairs.extend(self._lines(path))
+        return pairs, held_out
+
+    def _lines(self, path: Path) -> Iterator[JudgedPair]:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    pairs = _pairs_of(json.loads(line.decode()))
+                    texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
+                    sizes = [len(text.encode()) for text in texts]
+                except UnicodeDecodeError as error:
+                    raise InvalidArgument(
+                        f"{path}:{number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}); save the "
+                        "file as UTF-8"
+                    ) from None
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    raise InvalidArgument(
+                        f"{path}:{number} has no pair; give query, positive, negative, or query, premise, sign, or "
+                        "premise, hypothesis, label"
+                    ) from None
+                if max(sizes, default=0) > self._text_bytes:
+                    raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
+                yield from pairs
+
+
+def _pairs_of(record: Mapping[str, Any]) -> list[JudgedPair]:
+    """Reads the pairs of a line. Raises KeyError or TypeError if it has none."""
+    if "hypothesis" in record:
+        label = record["label"]
+        return [] if label == _NO_LABEL else [_pair(record["hypothesis"], record["premise"], _LABELS[label])]
+    if "positive" in record:
+        query = record["query"]
+        return [_pair(query, record["positive"], "POSITIVE"), _pair(query, record["negative"], "NEGATIVE")]
+    sign = _SIGNS[record["sign"].lower()]
+    return [_pair(record["query"], record.get("premise", ""), sign, record.get("premise_id", ""))]
+
+
+def _pair(query: Any, premise: Any, sign: Sign, premise_id: Any = "") -> JudgedPair:
+    if not all(isinstance(text, str) for text in (query, premise, premise_id)) or not query or not premise + premise_id:
+        raise TypeError
+    return JudgedPair(query, premise_id, premise, sign)
+
+
+def _gold(dataset: Dataset, split: str) -> Iterator[JudgedPair]:
+    """Yields every query's children in any tree of the split, and its trees' distractors that are not children."""
+    gold = {(query.text, premise): None for query in dataset.queries(split) for premise in query.gold}
+    for query, premise in gold:
+        yield JudgedPair(query, "", premise, "POSITIVE", split)
+    refused = {(query, distractor): None for query, _, distractor in dataset.distractor_triplets(split)}
+    for query, distractor in refused:
+        if (query, distractor) not in gold:
+            yield JudgedPair(query, "", distractor, "NEGATIVE", split)
+
+
+def _foreign(dataset: Dataset, split: str) -> set[str]:
+    own = {text for tree in dataset.trees(split) for text in tree.texts.values()} | set(dataset.facts.values())
+    others = [tree for name in dataset.splits if name != split for tree in dataset.trees(name)]
+    return {text for tree in others for text in tree.texts.values()} - own
+
+
+class SampledPairs:
+    """Pair logs of runs, read through the sampler's RPCs."""
+
+    def __init__(self, sampler: SamplerClient) -> None:
+        self._sampler = sampler
+
+    async def check(self, corpus: str, run_ids: tuple[str, ...], split: str, *, need_positives: bool = True) -> None:
+        """Raises NotFound for an unknown run, FailedPrecondition for runs of another corpus or without positives."""
+        positives = 0
+        for run_id in run_ids:
+            run = await self._sampler.run(run_id)
+            if run.config.corpus != corpus:
+                raise FailedPrecondition(f"run {run_id} is over corpus {run.config.corpus!r}, the job over {corpus!r}")
+            if split and run.config.split not in {"", split}:
+                raise FailedPrecondition(
+                    f"run {run_id} is over hypotheses of split {run.config.split!r}, the job learns from {split!r} "
+                    "only; leave the run out, or the split empty"
+                )
+            positives += run.progress.positives
+        if need_positives and not positives:
+            names = ", ".join(run_ids)
+            raise FailedPrecondition(
+                f"runs {names} hold no positive pair yet; let the oracle accept something first", reason="NO_POSITIVES"
+            )
+
+    async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
+        """Yields all pairs of runs, in the order of the runs and of their logs, without those amended since.
+
+        Each has the split of its run's hypotheses.
+        """
+        for run_id in run_ids:
+            split = (await self._sampler.run(run_id)).config.split
+            found: dict[tuple[str, str, str], list[Sign]] = {}
+            async for pair in self._sampler.pairs(run_id):
+                sign = _SAMPLER_SIGNS.get(pair.sign)
+                if sign is not None:
+                    signs = found.setdefault((pair.query, pair.premise_id, pair.premise), [])
+                    if pair.provenance.amended:
+                        signs.clear()
+                    signs.append(sign)
+            for key, signs in found.items():
+                for sign in signs:
+                    yield JudgedPair(*key, sign, split)
+
+    async def close(self) -> None:
+        """Closes the channel to the sampler."""
+        await self._sampler.channel.close()

@@ -1,0 +1,151 @@
+"""Turns judged pairs into a training set over one generation. Pure numpy, without torch and Redis.
+
+Pairs that may not be learned from are dropped here and counted: those of other splits, contradictory ones, a premise as
+its own explanation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.errors import FailedPrecondition
+from services.corpus.generation import PremiseRecord
+
+# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises.
+Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
+Ordinals = NDArray[np.int64]
+Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
+
+REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
+
+
+@dataclass(frozen=True)
+class JudgedPair:
+    """A pair as training needs it. `split` is that of its trees; empty if unknown."""
+
+    query: str
+    premise_id: str
+    premise: str
+    sign: Sign
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One query with the ordinals of its positive and refused premises.
+
+    `excluded` premises are neither positive nor negative; `contradicted` are refused ones that contradict the query.
+    """
+
+    query: str
+    positives: Ordinals
+    refused: Ordinals
+    excluded: Ordinals
+    contradicted: Ordinals
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Examples with a positive or a refused premise, in order of first appearance.
+
+    `outside` holds the texts of premises that the generation lacks, whose ordinals follow its own; they can be positive
+    or refused. `excluded` (n,) marks premises that no query may learn from, because they stand only in other splits.
+    """
+
+    examples: list[Example]
+    outside: list[str]
+    excluded: NDArray[np.bool_]
+    dropped: int
+
+    @property
+    def positives(self) -> int:
+        """The number of positive pairs."""
+        return sum(len(example.positives) for example in self.examples)
+
+    @property
+    def negatives(self) -> int:
+        """The number of refused pairs."""
+        return sum(len(example.refused) for example in self.examples)
+
+    def pairs(self, ordinals_of: Callable[[Example], Ordinals]) -> Pairs:
+        """Lists (example, ordinal) for each ordinal that the function selects, ordered by example."""
+        named = [ordinals_of(example) for example in self.examples]
+        rows = np.repeat(np.arange(len(named)), [len(ordinals) for ordinals in named])
+        return np.stack([rows, np.concatenate(named) if named else rows], axis=1).astype(np.int64)
+
+    def triplets(self) -> NDArray[np.int64]:
+        """Lists P(q) x N(q) of every query: rows of (example, positive ordinal, refused ordinal), (t, 3)."""
+        rows = [
+            np.stack(np.meshgrid([n], example.positives, example.refused, indexing="ij"), axis=-1).reshape(-1, 3)
+            for n, example in enumerate(self.examples)
+        ]
+        return np.concatenate(rows) if rows else np.empty((0, 3), dtype=np.int64)
+
+
+def build_training_set(
+    pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
+) -> TrainingSet:
+    """Builds the training set of pairs over a generation's premises.
+
+    With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
+    neither is a text of `held_out`, except in a pair from trees of the split itself. A pair judged both positive and
+    refused, in different runs or by different annotators, is excluded. Raises FailedPrecondition for a pair without a
+    text whose id the generation lacks.
+    """
+    by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
+    by_text = {premise.text: n for n, premise in enumerate(premises)}
+    allowed = {"facts", split}
+    excluded = np.array([bool(split and p.splits) and not allowed & set(p.splits) for p in premises], dtype=bool)
+    outside: dict[str, int] = {}
+    judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
+    dropped = 0
+    for pair in pairs:
+        text, own, ordinal = pair.premise, by_text.get(pair.query), by_text.get(pair.premise)
+        if ordinal is None and not text:
+            ordinal = _known(by_id, pair)
+            text = premises[ordinal].text
+        in_other_splits = any(known is not None and excluded[known] for known in (own, ordinal))
+        is_held_out = bool(split) and pair.split != split and not held_out.isdisjoint((pair.query, text))
+        if in_other_splits or is_held_out or text == pair.query:
+            dropped += 1
+            continue
+        if ordinal is None:
+            ordinal = outside.setdefault(text, len(premises) + len(outside))
+        judged[pair.query][ordinal].add(pair.sign)
+    examples = []
+    for query, signs in judged.items():
+        example = _example(query, signs, by_text.get(query, outside.get(query)))
+        dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
+        if len(example.positives) or len(example.refused):
+            examples.append(example)
+    return TrainingSet(examples, list(outside), excluded, dropped)
+
+
+def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
+    ordinal = by_id.get(pair.premise_id)
+    if ordinal is None:
+        raise FailedPrecondition(
+            f"premise {pair.premise_id!r} of query {pair.query[:80]!r} is not in the corpus's generation, and the pair "
+            "has no text; import it with its text, or activate a generation that has the premise",
+            reason="UNKNOWN_PREMISE",
+        )
+    return ordinal
+
+
+def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Example:
+    def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
+        return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
+
+    positives = where(lambda found: "POSITIVE" in found and not REFUSED & found)
+    refused = where(lambda found: "POSITIVE" not in found and bool(REFUSED & found))
+    contradicted = where(lambda found: "POSITIVE" not in found and REFUSED & found == {"CONTRADICTED"})
+    undecided = set(signs) - set(positives.tolist()) - set(refused.tolist())
+    if own is not None:
+        undecided.add(own)
+    return Example(query, positives, refused, np.array(sorted(undecided), dtype=np.int64), contradicted)

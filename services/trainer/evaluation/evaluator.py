@@ -1,0 +1,233 @@
+"""Evaluates as callers are served: a query encoder by its vectors, or a way to retrieve by the index's rankings.
+
+EvaluationSpec ──► GoldStandard over a generation ──┬─ vectors ──► encoder ──► protocol.evaluate ─┐
+                                                    └─ retrieval ► index ───► IndexRanks ─────────┤
+Evaluation ◄── parts seen in training, tree level ◄── Report ◄────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import errors
+from aeenc.calls.retrieval import Retrieval
+from aeenc.encoder import EncoderClient
+from aeenc.index import IndexClient
+from services.corpus.generation import Generation, open_generation, read_active
+from services.kit.concurrency import run_in_thread
+from services.kit.limits import Limits, check_texts
+from services.store.artifacts import ArtifactStore
+from services.trainer.evaluation.index_ranks import IndexRanks
+from services.trainer.evaluation.parts import ConditionedQueries, Part, parts_seen, with_several_gold
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Report, evaluate, merge_queries
+from services.trainer.evaluation.tree_level import FIRST, GoldTree, TreeLevel, tree_level
+from services.trainer.registry.checkpoints import is_cross_encoder
+
+CHUNK = 256
+DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
+MAX_QUERIES = 100_000
+MAX_RANKED = 20_000  # queries whose ranks fit into an answer
+MAX_BYTES = 64 * 1024 * 1024
+MAX_WAITING = 8  # evaluations, each of which holds up to MAX_BYTES
+RETRY_AFTER_S = 10.0
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """The system to evaluate, and the queries. Without `retrieval`: the encoder's vectors against all premises."""
+
+    corpus: str
+    queries: Sequence[EvaluationQuery]
+    training: Sequence[EvaluationQuery] = ()
+    trees: Sequence[GoldTree] = ()
+    label: str | None = None
+    version: str | None = None
+    generation: str = ""
+    retrieval: Retrieval | None = None
+    ranks: bool = False
+    strict_only: bool = False
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether one premise of each query is told."""
+        return self.retrieval is not None and self.retrieval.conditioned
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report and what was evaluated. `with_ranks` if the caller wants ranks, too."""
+
+    report: Report
+    model_version: str
+    generation: str
+    rerank_version: str = ""
+    parts: Sequence[Part] = ()
+    hypothesis_alone: TreeLevel | None = None
+    gold_tree: TreeLevel | None = None
+    with_ranks: bool = field(default=False)
+
+
+class Evaluator:
+    """Runs evaluations one at a time, as each ranks the whole corpus for every query; at most MAX_WAITING wait.
+
+    The next one starts once the last thread of the previous one has ended, even if its caller has gone.
+    """
+
+    def __init__(self, store: ArtifactStore, encoder: EncoderClient, index: IndexClient, limits: Limits) -> None:
+        self._store, self._encoder, self._index, self.limits = store, encoder, index, limits
+        self._one = asyncio.Lock()
+        self._admitted = 0  # the running one, and those that wait
+        self._open = lru_cache(maxsize=2)(lambda corpus, generation: open_generation(store, corpus, generation))
+
+    async def evaluate(self, spec: EvaluationSpec) -> Evaluation:
+        """Evaluates on distinct queries. A text too long for the model is cut, as training cuts it.
+
+        Raises InvalidArgument for bad queries or trees, NotFound for an unknown corpus, Overloaded if too many wait,
+        and what encoder and index raise.
+        """
+        if self._admitted > MAX_WAITING:
+            raise errors.Overloaded(
+                f"{MAX_WAITING} evaluations wait already, which is the limit; come back later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._admitted += 1
+        try:
+            return await self._evaluate(spec)
+        finally:
+            self._admitted -= 1
+
+    async def _evaluate(self, spec: EvaluationSpec) -> Evaluation:
+        spec = replace(spec, queries=await asyncio.to_thread(self._checked, spec))
+        if spec.version:
+            await asyncio.to_thread(self._check_version, spec.version)
+        # Naming the label keeps evaluations out of a canary's share.
+        spec = replace(spec, label=None if spec.version else spec.label or "stable")
+        async with self._one:
+            opened = await self._generation(inquiry.corpus, inquiry.generation)
+            standard = await run_in_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
+            await run_in_thread(_check_trees, inquiry.trees, opened)
+            ranked = IndexRanks(self._index, opened, inquiry.retrieval, inquiry.label, inquiry.version)
+            if inquiry.retrieval is None:
+                done = await self._by_vectors(inquiry, opened)
+                ranked.pin(done.model_version)
+            elif spec.retrieval.conditioned:
+                done = await self._conditioned(ranked, opened, standard)
+            else:
+                done = await self._by_index(inquiry, ranked, opened, standard)
+            if inquiry.training and not inquiry.conditioned:
+                parts = await run_in_thread(parts_seen, standard, done.report, inquiry.training)
+                done = replace(done, parts=parts)
+            if spec.trees:
+                done = await self._trees(spec.trees, done, ranked, opened)
+        return replace(done, with_ranks=spec.ranks)
+
+    async def _by_vectors(self, spec: EvaluationSpec, opened: Generation) -> Evaluation:
+        texts = [query.text for query in spec.queries]
+        label, version = spec.label, spec.version
+        rows = []
+        for start in range(0, len(texts), CHUNK):
+            encoded = await self._encoder.encode(
+                texts[start : start + CHUNK],
+                label=label,
+                version=version,
+                space_id=opened.space_id,
+                truncate=True,
+                precision="float32",
+            )
+            label, version = None, encoded.model_version  # the version of the first chunk encodes all
+            rows.append(encoded.vectors)
+        report = await run_in_thread(_of_vectors, inquiry.queries, rows, opened)
+        if inquiry.strict_only:
+            report = replace(report, paper=None, paper_ranks=())
+        return Evaluation(report, version or "", opened.id)
+
+    async def _by_index(
+        self, spec: EvaluationSpec, ranked: IndexRanks, opened: Generation, standard: GoldStandard
+    ) -> Evaluation:
+        texts, k = [query.text for query in standard.queries], await self._depth()
+        strict = await ranked.of_gold(texts, await run_in_thread(lambda: standard.kept), k)
+        paper = None if inquiry.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
+        report = await run_in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
+
+    async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: Standard) -> Evaluation:
+        """Tells the index the gold premise that it finds first, and looks for the others."""
+        several = await run_in_thread(with_several, standard)
+        texts, k = [query.text for query in several.queries], await self._depth()
+        before = await ranked.of_gold(texts, several.gold, k)
+        told = await run_in_thread(Told.of, several, before)
+        accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
+        after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
+        report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))
+        return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version, parts=[part])
+
+    async def _trees(
+        self, trees: Sequence[GoldTree], done: Evaluation, ranked: IndexRanks, opened: Generation
+    ) -> Evaluation:
+        found = await ranked.scored(list(dict.fromkeys(text for tree in trees for text in tree.queries)), FIRST)
+        alone, along = [
+            await run_in_thread(tree_level, trees, found, opened.ordinal_by_text, along=way) for way in (False, True)
+        ]
+        return replace(done, hypothesis_alone=alone, gold_tree=along)
+
+    async def _depth(self) -> int:
+        """Returns how many premises of a ranking the index gives."""
+        return min(DEPTH, int((await self._index.info()).service.limits.k) or DEPTH)
+
+    def _check_version(self, version: str) -> None:
+        if is_cross_encoder(self._store, version):
+            raise errors.FailedPrecondition(
+                f"checkpoint {version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
+            )
+
+    def _checked(self, spec: EvaluationSpec) -> list[EvaluationQuery]:
+        trees = [text for tree in spec.trees for text in tree.queries]
+        for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
+            for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
+                check_texts(texts[start : start + self.limits.items], self.limits, name)
+        merged = merge_queries(spec.queries)
+        if spec.ranks and len(merged) > MAX_RANKED:
+            raise errors.TooLarge(
+                f"ranks of {len(merged):,} queries do not fit into one answer; ask for {MAX_RANKED:,}"
+            )
+        if spec.conditioned and spec.trees:
+            raise errors.InvalidArgument.field(
+                "trees", "have no conditioned evaluation; leave trees or conditioned out"
+            )
+        return merged
+
+    async def _generation(self, corpus: str, generation: str) -> Generation:
+        if not corpus:
+            raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
+        if not generation:
+            active = await run_in_thread(read_active, self._store, corpus)
+            if active is None:
+                raise errors.NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
+            generation = active
+        return await run_in_thread(self._open, corpus, generation)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await asyncio.gather(self._encoder.channel.close(), self._index.channel.close())
+
+
+def _of_vectors(queries: Sequence[EvaluationQuery], rows: Sequence[NDArray[np.float32]], opened: Generation) -> Report:
+    return evaluate(queries, np.concatenate(rows), opened.float32(), opened.ordinal_by_text)
+
+
+def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:
+    for tree in trees:
+        if not tree.leaves:
+            raise errors.InvalidArgument(f"tree {tree.hypothesis[:80]!r} has no leaf; leave it out")
+        for leaf in tree.leaves:
+            if leaf not in opened.ordinal_by_text:
+                raise errors.InvalidArgument(
+                    f"leaf {leaf[:80]!r} of tree {tree.hypothesis[:80]!r} is not in the corpus; build the corpus from "
+                    "the data set that the trees come from"
+                )

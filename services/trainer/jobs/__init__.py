@@ -1,0 +1,1 @@
+"""Training jobs: their records in Redis, the operations on them, and the runner."""

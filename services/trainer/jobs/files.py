@@ -1,0 +1,134 @@
+"""The directory of one training job, through which the trainer and its child process talk.
+
+The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl` and `validation.jsonl`; the child writes `progress.json`
+and `result.json`, and `epoch.safetensors`, from which it resumes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from services.store.artifacts import atomic_write
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.job import JobConfig
+
+FORMAT_VERSION = 1
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Options of how a job computes, and where its curves go. `threads` are those of all its processes together."""
+
+    device: str = "cpu"
+    threads: int = 1
+    int8: bool = True
+    fp16: bool = False
+    precision: Precision | Literal["auto"] = "float32"
+    processes: int = 1
+    tensorboard_dir: str = ""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Everything that determines a job's result, apart from its inputs."""
+
+    job_id: str
+    config: JobConfig
+    generation: str
+    artifacts_dir: str
+    means: ComputeOptions = ComputeOptions()
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """Reads a plan from JSON."""
+        record.pop("format_version")
+        config = JobConfig.from_record(record["config"])
+        return cls(**{**record, "config": config, "means": ComputeOptions(**record["means"])})
+
+
+class JobFiles:
+    """Reads and writes one job's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write_plan(self, plan: TrainingPlan) -> None:
+        """Writes the plan."""
+        record = {"format_version": FORMAT_VERSION, **asdict(plan)}
+        atomic_write(self.directory / "job.json", json.dumps(record, indent=1).encode())
+
+    def write_inputs(
+        self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
+    ) -> None:
+        """Writes the inputs; `validation.jsonl` comes last and marks them complete."""
+        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign, p.split] for p in pairs))
+        self._write_lines("held_out.jsonl", sorted(held_out))
+        self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the inputs are complete."""
+        return (self.directory / "validation.jsonl").is_file()
+
+    def plan(self) -> TrainingPlan:
+        """Reads the plan."""
+        return TrainingPlan.from_json(json.loads((self.directory / "job.json").read_bytes()))
+
+    def pairs(self) -> Iterator[JudgedPair]:
+        """Reads the pairs to learn from."""
+        for fields in self._lines("pairs.jsonl"):
+            yield JudgedPair(*fields)
+
+    def held_out(self) -> set[str]:
+        """Reads the texts to learn from only in trees of the job's split; the validation queries are among them."""
+        known = self._lines("held_out.jsonl") if (self.directory / "held_out.jsonl").is_file() else ()
+        return {*known, *(query.text for query in self.validation())}
+
+    def validation(self) -> list[EvaluationQuery]:
+        """Reads the queries that choose the epoch."""
+        return [EvaluationQuery(text, tuple(gold)) for text, gold in self._lines("validation.jsonl")]
+
+    def write_progress(self, progress: dict[str, Any]) -> None:
+        """Writes the child's progress, not durably: the next report follows within a second."""
+        path = self.directory / "progress.json"
+        path.with_suffix(".tmp").write_text(json.dumps(progress))
+        path.with_suffix(".tmp").replace(path)
+
+    def progress(self) -> dict[str, Any] | None:
+        """Reads the child's progress; None before its first report."""
+        return self._json("progress.json")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Writes how the child's work ended: {"version": …} or {"error": …}, or both."""
+        atomic_write(self.directory / "result.json", json.dumps(result).encode())
+
+    def result(self) -> dict[str, Any] | None:
+        """Reads how the child's work ended; None if it was killed."""
+        return self._json("result.json")
+
+    def forget_result(self) -> None:
+        """Removes the result before another attempt."""
+        (self.directory / "result.json").unlink(missing_ok=True)
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        try:
+            record: dict[str, Any] = json.loads((self.directory / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        return record
+
+    def _write_lines(self, name: str, records: Iterable[Any]) -> None:
+        data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        atomic_write(self.directory / name, data.encode())
+
+    def _lines(self, name: str) -> Iterator[Any]:
+        with (self.directory / name).open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)

@@ -1,0 +1,364 @@
+"""The job runner: leases one waiting job at a time, has a child process compute it, and records how it ended.
+
+    JobStore.active() ──► lease, renewed ──► inputs in JobFiles ──► Child (torch) ──► result.json
+           ▲                                                             │ progress.json, polled
+           │                                                             ▼
+    SUCCEEDED or FAILED ◄── tandem built, if any ◄── checkpoints registered
+
+A job whose service is away stays RUNNING and is tried again later (`Backoff`). A job left behind by a dead trainer goes
+on from its last epoch once its lease has lapsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from aeenc import errors
+from services.kit.concurrency import cancel_all, finish
+from services.kit.logs import get
+from services.kit.readiness import Readiness
+from services.trainer.checkpoints import Checkpoints
+from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
+from services.trainer.data_sets import DataSets
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.job_files import JobFiles, Means, TrainingPlan
+from services.trainer.job_store import JobStore
+from services.trainer.jobs import LIVE, Job, JobConfig, Progress, State
+from services.trainer.left_directories import remove_left
+from services.trainer.sampled_pairs import SampledPairs
+from services.trainer.tandem_building import TandemBuilding
+from services.trainer.training_set import JudgedPair
+from services.trainer.waits import PASSING, Waits
+
+log = get(__name__)
+T = TypeVar("T")
+
+LEASES_A_TERM = 3  # renewals in the time that a lease lasts
+TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # the same call may succeed later
+FIRST_S = 1.0
+LONGEST_S = 30.0
+UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
+
+
+class JobFailed(Exception):
+    """Ends a job as FAILED; the message names the remedy. `version` is the checkpoint it still made; empty if none."""
+
+    def __init__(self, reason: str, version: str = "") -> None:
+        super().__init__(reason)
+        self.version = version
+
+
+class JobStopped(Exception):
+    """Leaves a job as it is: it was cancelled or taken over, or the trainer ends."""
+
+
+class JobRunner:
+    """Works on one job at a time, between `start` and `stop`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        pairs: SampledPairs,
+        data_sets: DataSets,
+        readiness: Readiness,
+        *,
+        tandems: TandemBuilder,
+        instance: str,
+        jobs_dir: Path,
+        means: ComputeOptions,
+        lease_s: float,
+        poll_s: float,
+    ) -> None:
+        self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
+        self._pairs, self._data_sets, self._tandems = pairs, data_sets, tandems
+        # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
+        self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
+        self._jobs_dir, self._means = jobs_dir, means
+        self._lease_s, self._poll_s = lease_s, poll_s
+        self.active_job = ""
+        self._backoff = Backoff(readiness)
+        self._work: asyncio.Task[None] | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    def start(self) -> None:
+        """Starts looking for jobs."""
+        self._loop = asyncio.create_task(self._look())
+
+    def wake(self) -> None:
+        """Looks for jobs now instead of at the next poll, including those that wait for a service."""
+        self._backoff.make_all_due()
+        self._wake.set()
+
+    async def drop(self, job_id: str) -> None:
+        """Stops work on a cancelled job, or its wait for a service."""
+        self._backoff.clear(job_id)
+        if job_id == self.active_job and self._work is not None:
+            await cancel_all([self._work])
+
+    async def stop(self) -> None:
+        """Releases the job, so that another trainer can take it over at once."""
+        await cancel_all([task for task in (self._loop, self._work) if task is not None])
+
+    @property
+    def _draining(self) -> bool:
+        """Whether the trainer is shutting down: another one continues its job, and it starts none."""
+        return self._readiness.state == "DRAINING"
+
+    async def _look(self) -> None:
+        worked = True  # an earlier process may have: clean up first
+        while True:
+            try:
+                waiting = await self._store.active()
+                if worked:
+                    await remove_finished(self._jobs_dir, self._store)
+                    worked = False
+                self._backoff.keep_only(waiting)  # makes the service ready before any work: a job may take hours
+                for job_id in waiting:
+                    if self._draining:
+                        return
+                    if self._backoff.is_due(job_id) and await self._store.take_lease(
+                        job_id, self._owner, self._lease_s
+                    ):
+                        self.active_job = job_id
+                        self._work = asyncio.create_task(self._hold(job_id))
+                        await asyncio.wait([self._work])
+                        self.active_job, worked = "", True
+                    elif self._backoff.is_due(job_id):
+                        self._backoff.clear(job_id)  # another trainer works on it
+            except errors.Unavailable as error:
+                self._readiness.degraded(error.message)
+            except Exception as error:  # one failed look must not end the loop
+                log.exception("looking for jobs failed")
+                self._readiness.degraded(f"cannot look for jobs ({type(error).__name__}); the log has it")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _hold(self, job_id: str) -> None:
+        """Works on a job while the lease holds and the job is live, then releases the lease."""
+        work = asyncio.create_task(self._do(job_id))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
+                # Without Redis nobody else can take the job over either: keep working.
+                with contextlib.suppress(errors.Unavailable):
+                    if not work.done() and not await self._store.take_lease(job_id, self._owner, self._lease_s):
+                        log.warning("job was taken over by another trainer", job=job_id)
+                        return
+                    if not work.done() and (state := await self._store.state(job_id)) not in LIVE:
+                        log.info("job was ended elsewhere", job=job_id, state=state)
+                        return
+            error = work.exception()
+            if isinstance(error, TRANSIENT):
+                pause_s = self._backoff.postpone(job_id, error.message)
+                log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
+                return
+            self._backoff.clear(job_id)
+            if error is not None:
+                log.error("job runner failed", job=job_id, exc_info=error)
+        finally:
+            await finish(asyncio.create_task(self._release(job_id, work)))
+
+    async def _release(self, job_id: str, work: asyncio.Task[None]) -> None:
+        await cancel_all([work])
+        with contextlib.suppress(errors.Unavailable):
+            await self._store.release_lease(job_id, self._owner)
+
+    async def _do(self, job_id: str) -> None:
+        job = await self._store.get(job_id)
+        if await self._store.transition(job_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+            return
+        log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
+        try:
+            version = await self._compute(job)
+        except JobStopped:
+            log.info("job was stopped", job=job_id)
+        except JobFailed as error:
+            await self._end(job_id, "FAILED", error=str(error), version=error.version)
+        except OSError as error:
+            reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
+            await self._end(job_id, "FAILED", error=reason)
+        except TRANSIENT:
+            raise  # `_hold` postpones the job, which stays RUNNING
+        except errors.AeencError as error:
+            await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
+        except Exception as error:  # the job must name the failure and stay resumable
+            log.exception("job failed unexpectedly", job=job_id)
+            reason = f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
+            await self._end(job_id, "FAILED", error=reason)
+        else:
+            await self._end(job_id, "SUCCEEDED", version=version)
+
+    async def _compute(self, job: Job) -> str:
+        files = JobFiles(self._jobs_dir / job.id)
+        result = files.result()
+        failed = result is not None and "error" in result
+        if result is None or failed or not all(map(self._checkpoints.has, _checkpoints_in(result))):
+            files.forget_result()
+            await self._prepare(job, files)
+            result = await self._run_child(job, files)
+        version, premise_version = str(result.get("version", "")), str(result.get("premise_version", ""))
+        for made in _checkpoints_in(result):
+            row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]
+        if premise_version:
+            await self._report(job.id, {**(files.progress() or {}), "phase": "building"})
+            await self._tandems.build(job, row.space_id, version, premise_version)
+        if "error" in result:
+            raise JobFailed(str(result["error"]), version)
+        return version
+
+    async def _prepare(self, job: Job, files: JobFiles) -> None:
+        """Writes the child's inputs once: a resumed job learns from the same pairs."""
+        plan = TrainingPlan(
+            job_id=job.id,
+            config=job.config,
+            generation=job.generation,
+            artifacts_dir=str(self._checkpoints.store.root.resolve()),
+            means=self._means,
+        )
+        await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
+        if not files.has_inputs:
+            pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
+            validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
+            await asyncio.to_thread(self._write_inputs, job.config, files, pairs, validation)
+
+    def _write_inputs(
+        self, config: JobConfig, files: JobFiles, pairs: list[JudgedPair], validation: list[EvaluationQuery]
+    ) -> None:
+        further, held_out = self._data_sets.read(config.data_sets, config.split)
+        files.write_inputs([*pairs, *further], validation, held_out)
+
+    async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
+        self._backoff.clear(job.id)
+        child = await Child.start("job", str(files.directory.resolve()))
+        ended = asyncio.create_task(child.wait())
+        reported: dict[str, object] | None = None
+        try:
+            while not ended.done():
+                await asyncio.wait([ended], timeout=self._poll_s)
+                progress = files.progress()
+                if progress is not None and progress != reported:
+                    reported = progress
+                    await self._report(job.id, progress)
+            result = files.result()
+            if result is not None:
+                return result
+            if self._draining:
+                raise JobStopped
+            if asked_to_end(ended.result()):  # perhaps the start of a shutdown that has not reached this process yet
+                raise errors.Unavailable(f"its process was asked to end (signal {-ended.result()})")
+            raise JobFailed(describe_exit(ended.result()))
+        finally:
+            # Shielded from further cancellation: nobody else may use the directory before the child is gone.
+            await finish(asyncio.create_task(child.end()))
+            await cancel_all([ended])
+
+    async def _report(self, job_id: str, progress: dict[str, object]) -> None:
+        with contextlib.suppress(errors.Unavailable):  # the next report replaces this one
+            answer = await self._store.progress(job_id, self._owner, JobProgress(**progress))  # type: ignore[arg-type]
+            if answer != "OK":
+                raise JobStopped
+
+    async def _end(self, job_id: str, state: JobState, *, error: str = "", version: str = "") -> str:
+        log.info("job ended", job=job_id, state=state, error=error, version=version)
+        return await self._patiently(
+            lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
+        )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a call until Redis answers: a computed result must not be lost."""
+        while True:
+            try:
+                return await call()
+            except errors.Unavailable as error:
+                log.warning("job waits for redis", reason=error.message)
+                await asyncio.sleep(self._poll_s)
+
+
+def _checkpoints_in(result: dict[str, object]) -> list[str]:
+    """Lists the checkpoints that a child's result names, each once."""
+    return list(dict.fromkeys(str(result[name]) for name in ("premise_version", "version") if name in result))
+
+
+@dataclass(frozen=True)
+class _Pause:
+    reason: str
+    length_s: float
+    until: float  # by time.monotonic
+
+
+class Backoff:
+    """Pauses of jobs whose service is away. While one waits the trainer is DEGRADED and names the reason."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._pauses: dict[str, _Pause] = {}
+
+    def postpone(self, job_id: str, reason: str) -> float:
+        """Pauses a job and returns for how many seconds: twice as long as before, up to LONGEST_S."""
+        before = self._pauses.get(job_id)
+        length_s = min(before.length_s * 2, LONGEST_S) if before else FIRST_S
+        self._pauses[job_id] = _Pause(reason, length_s, time.monotonic() + length_s)
+        self.report()
+        return length_s
+
+    def is_due(self, job_id: str) -> bool:
+        """Tells whether a job may be tried."""
+        pause = self._pauses.get(job_id)
+        return pause is None or time.monotonic() >= pause.until
+
+    def clear(self, job_id: str) -> None:
+        """Forgets a job that no longer waits."""
+        if self._pauses.pop(job_id, None) is not None:
+            self.report()
+
+    def keep_only(self, active: Collection[str]) -> None:
+        """Forgets all other jobs."""
+        self._pauses = {job_id: pause for job_id, pause in self._pauses.items() if job_id in active}
+        self.report()
+
+    def make_all_due(self) -> None:
+        """Lets all jobs be tried now."""
+        self._pauses = {job_id: _Pause(pause.reason, pause.length_s, 0.0) for job_id, pause in self._pauses.items()}
+
+    def report(self) -> None:
+        """Sets the readiness: DEGRADED while a job waits, else SERVING."""
+        for job_id, pause in self._pauses.items():
+            self._readiness.degraded(f"job {job_id} waits: {pause.reason}")
+            return
+        self._readiness.serving()
+
+
+async def remove_finished(jobs_dir: Path, store: JobStore) -> None:
+    """Removes directories of jobs that succeeded, and of unknown jobs unchanged for a day.
+
+    A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
+    """
+    for directory in await in_thread(_directories, jobs_dir):
+        state = await store.state(directory.name)
+        if state == "SUCCEEDED" or (state is None and await in_thread(_is_old, directory)):
+            log.info("job directory removed", job=directory.name, state=state)
+            await in_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+def _directories(jobs_dir: Path) -> list[Path]:
+    return sorted(path for path in jobs_dir.iterdir() if path.is_dir()) if jobs_dir.is_dir() else []
+
+
+def _is_old(directory: Path) -> bool:
+    try:
+        changed = max(path.stat().st_mtime for path in (directory, *directory.iterdir()))
+    except OSError:  # it vanished, is in use, or is not ours to read
+        return False
+    return time.time() - changed > UNKNOWN_KEPT_S

@@ -1,0 +1,92 @@
+"""Builds a generation with a premise encoder that a job has trained: the last step of such a job.
+
+The index builds, and has the encoders encode the premises. They load a space as long as a label stands in it: the job's
+own label, removed once the generation is built. Nothing that serves changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aeenc import errors
+from aeenc.index import IndexClient
+from services.kit.concurrency import finish
+from services.kit.logs import get
+from services.store.registry import LabelRow, Registry
+from services.trainer.jobs.job import Job
+from services.trainer.jobs.store import JobStore
+from services.trainer.registry.tandem_publishing import await_all
+from services.trainer.registry.tandems import Tandem, Tandems
+
+log = get(__name__)
+
+PATIENCE_S = 300.0  # for encoders that are away or load slowly
+LABEL = "job-"
+
+
+class TandemBuilder:
+    """Makes tandems of the checkpoints of jobs in modes SIAMESE and DUAL."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        index: IndexClient,
+        tandems: Tandems,
+        jobs: JobStore,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._registry, self._index, self._tandems, self._jobs = registry, index, tandems, jobs
+        self._patience_s = patience_s
+
+    async def build(self, job: Job, space_id: str, version: str, premise_version: str) -> Tandem:
+        """Builds the generation, or continues an earlier attempt. The checkpoints must be registered.
+
+        Raises FailedPrecondition if encoders do not load them, and what the index raises.
+        """
+        if (known := await self._tandems.get(version)) is not None:
+            return known
+        await self._registry.set_space(space_id, premise_version)
+        label = await self._registry.set_label(space_id, f"{LABEL}{job.id}", version)
+        try:
+            await await_all(self._registry, label, self._patience_s)
+            corpus = job.config.corpus
+            premises = [one async for one in self._index.list_premises(corpus, generation=job.generation)]
+            generation = await self._index.build(
+                corpus,
+                premises,
+                activate=False,
+                request_id=f"tandem {job.id}",
+                expected_premises=len(premises),
+                space_id=space_id,
+            )
+            if generation.premise_version != premise_version:
+                raise errors.FailedPrecondition(
+                    f"generation {generation.id} was encoded by {generation.premise_version}, not {premise_version}"
+                )
+            tandem = Tandem(version, premise_version, space_id, corpus, generation.id)
+            await self._tandems.put(tandem)
+            log.info("tandem built", job=job.id, version=version, generation=generation.id, space=space_id)
+            return tandem
+        finally:
+            await finish(asyncio.create_task(self._close(label)))
+
+    async def sweep(self) -> None:
+        """Removes labels of jobs that ended while no trainer worked on them."""
+        for row in await self._registry.labels():
+            if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL)):
+                await self._close(row)
+
+    async def _has_ended(self, job_id: str) -> bool:
+        try:
+            return (await self._jobs.get(job_id)).ended
+        except errors.NotFound:  # not a job's label
+            return False
+
+    async def _close(self, label: LabelRow) -> None:
+        try:
+            await self._registry.delete_label(label.space_id, label.name)
+        except errors.NotFound:
+            pass
+        except errors.Unavailable as error:  # the next start sweeps it
+            log.warning("the label of a job stays", label=label.name, reason=error.message)

@@ -1,0 +1,209 @@
+"""The operations on training jobs: start, read, watch, cancel and resume. `runner` computes them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from aeenc import errors
+from services.corpus.generation import open_generation, read_active
+from services.kit.convert import position_of
+from services.kit.limits import Limits, check_texts
+from services.store.registry import CheckpointRow
+from services.trainer.data.pair_sources import DataSets, SampledPairs
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
+from services.trainer.jobs.job import LIVE, Job, JobConfig, JobEvent, JobProgress, why_not
+from services.trainer.jobs.runner import JobRunner
+from services.trainer.jobs.store import JobStore
+from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
+
+PAGE = 100
+WATCH_WAIT_MS = 1000
+
+Gold = tuple[str, Sequence[str]]
+
+
+class TrainingJobs:
+    """All jobs of one namespace. Raises the classes of `aeenc.errors`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        pairs: SampledPairs,
+        data_sets: DataSets,
+        runner: JobRunner,
+        limits: Limits,
+    ) -> None:
+        self._store, self._checkpoints = store, checkpoints
+        self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
+        self.limits = limits
+
+    async def start(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[Job, bool]:
+        """Starts a job on the generation and base version of now. True if the job existed before."""
+        self._check(config, validation)
+        fingerprint = config.fingerprint(validation)
+        if config.idempotency_key:
+            existing = await self._store.by_idempotency_key(config.idempotency_key)
+            if existing is not None:
+                return _same(existing, fingerprint), True
+        generation, base_version = await self._resolve(config, validation)
+        await self._check_data(config)
+        job = Job(
+            id=uuid.uuid4().hex[:16],
+            config=replace(config, base_version=base_version),
+            generation=generation,
+            state="PENDING",
+            error="",
+            progress=JobProgress(),
+            version="",
+            created_at=datetime.now(UTC),
+            ended_at=None,
+            fingerprint=fingerprint,
+        )
+        stored = await self._store.get(await self._store.create(job, validation))
+        self._runner.wake()
+        return _same(stored, fingerprint), stored.id != job.id
+
+    async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
+        """Resolves the corpus's active generation, and the version of its space to start from.
+
+        Raises InvalidArgument for a gold premise that the generation lacks.
+        """
+        store = self._checkpoints.store
+        generation = await asyncio.to_thread(read_active, store, config.corpus)
+        if generation is None:
+            raise errors.NotFound(f"there is no corpus {config.corpus!r}; build it and activate a generation")
+        opened = await asyncio.to_thread(open_generation, store, config.corpus, generation)
+        base_version = config.base_version or opened.premise_version
+        for version in filter(None, (base_version, config.guide_version)):
+            self._check_space(await self._checkpoints.get(version), config.corpus, opened.space_id)
+        if validation:
+            queries = merge_queries([EvaluationQuery(text, tuple(gold)) for text, gold in validation])
+            await asyncio.to_thread(GoldStandard.of, queries, opened.ordinal_by_text)
+        return generation, base_version
+
+    def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
+        if row.space_id == CROSS_ENCODER:
+            raise errors.FailedPrecondition(
+                f"checkpoint {row.version} is a cross-encoder, from which no job can start; name a checkpoint of "
+                f"corpus {corpus!r}'s space {space_id}"
+            )
+        if row.space_id != space_id:
+            raise errors.SpaceMismatch(
+                f"checkpoint {row.version} is of space {row.space_id}, corpus {corpus!r} of space {space_id}; name a "
+                "checkpoint of that space"
+            )
+
+    async def _check_data(self, config: JobConfig) -> None:
+        await asyncio.to_thread(self._data_sets.check, config.data_sets, config.split)
+        await self._pairs.check(config.corpus, config.run_ids, config.split, need_positives=not config.data_sets)
+
+    def _check(self, config: JobConfig, validation: Sequence[Gold]) -> None:
+        if not config.corpus:
+            raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
+        if not (config.run_ids or config.data_sets):
+            raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
+        if why := why_not(config.mode, config.loss):
+            raise errors.InvalidArgument.field("config.loss", why)
+        if config.mode == "CROSS_ENCODER":
+            _check_cross_encoder(config)
+        _within("epochs", config.epochs, 1, 100)
+        _within("batch_size", config.batch_size, 1, 1024)
+        _within("learning_rate", config.learning_rate, 1e-8, 1.0)
+        _within("temperature", config.temperature, 1e-3, 10.0)
+        _within("margin", config.margin, 0.0, 2.0)
+        _within("regularization", config.regularization, 0.0, 1000.0)
+        _within("refused_weight", config.refused_weight, 1e-3, 1000.0)
+        _within("hard_negatives", config.hard_negatives, 0, 64)
+        _within("guide_margin", config.guide_margin, -1.0, 1.0)
+        _within("accumulation", config.accumulation, 1, config.batch_size)
+        _within("initial_share", config.initial_share, 0.0, 1.0)
+        if validation:
+            if len(validation) > self.limits.items:
+                raise errors.TooLarge(
+                    f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
+                    "a sample of them, or raise AEENC_TRAINER_MAX_ITEMS"
+                )
+            check_texts([text for text, _ in validation], self.limits, "config.validation")
+            empty = [n for n, (_, gold) in enumerate(validation) if not gold]
+            if empty:
+                raise errors.InvalidArgument.field(
+                    f"config.validation[{empty[0]}].premises", "is empty; a gold query needs at least one premise"
+                )
+
+    async def get(self, job_id: str) -> Job:
+        """Returns a job. Raises NotFound."""
+        return await self._store.get(job_id)
+
+    async def page(self, page_size: int, page_token: str) -> tuple[list[Job], str]:
+        """Lists a page of jobs, newest first, and the token of the next page."""
+        jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position_of(page_token))
+        return jobs, str(after or "")
+
+    async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
+        """Yields the events of a job from a sequence number on, until the job has ended."""
+        job = await self._store.get(job_id)
+        seq = max(from_seq, 1) - 1
+        while True:
+            events = await self._store.events(job, seq, wait_ms=WATCH_WAIT_MS)
+            for event in events:
+                yield event
+                seq = event.seq
+            if not events or events[-1].job.ended:
+                job = await self._store.get(job_id)
+                if job.ended and job.event_seq <= seq:
+                    return
+
+    async def cancel(self, job_id: str, request_id: str) -> Job:
+        """Cancels a job. Raises FailedPrecondition for an ended one, except for a retry of the same request."""
+        answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request_id)
+        job = await self._store.get(job_id)
+        if answer != "OK":
+            raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
+        await self._runner.drop(job_id)
+        return job
+
+    async def resume(self, job_id: str) -> Job:
+        """Resumes a job. A live one stays as it is: if its trainer is gone, another takes it over."""
+        answer = await self._store.transition(job_id, ("FAILED", "CANCELLED"), "PENDING")
+        if answer == "SUCCEEDED":
+            raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
+        self._runner.wake()
+        return await self._store.get(job_id)
+
+    @property
+    def active_job(self) -> str:
+        """The job that this process works on; empty for none."""
+        return self._runner.active_job
+
+
+def _check_cross_encoder(config: JobConfig) -> None:
+    """Refuses options that the training of a cross-encoder would ignore."""
+    if config.batching != "QUERIES":
+        raise errors.InvalidArgument.field(
+            "config.batching", "is ITEMS; mode CROSS_ENCODER batches queries, leave it out"
+        )
+    if config.regularization:
+        raise errors.InvalidArgument.field(
+            "config.regularization",
+            f"is {config.regularization:g}; mode CROSS_ENCODER has no regularization, leave it out",
+        )
+    _within("hard_negatives", config.hard_negatives, 1, 64)
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # NaN fails this too
+        raise errors.InvalidArgument.field(f"config.{name}", f"is {value:g}; give {low:g} to {high:g}")
+
+
+def _same(job: Job, fingerprint: str) -> Job:
+    if job.fingerprint != fingerprint:
+        raise errors.AlreadyExists(
+            f"idempotency key {job.config.idempotency_key!r} started job {job.id} with another configuration; "
+            "choose another key"
+        )
+    return job

@@ -1,0 +1,1 @@
+"""Trained or published encoders written as checkpoints."""

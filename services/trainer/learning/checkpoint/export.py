@@ -1,0 +1,137 @@
+"""Writes encoders as checkpoints that the encoder service can load: ONNX with pooling inside, probes, lineage.
+
+With queries to measure on, an int8 model is added; with the setting, an fp16 one. Cross-encoders are written elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.learning.checkpoint.quantization import Trial, add_fp16, add_int8, vectors_alone
+from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, encode, load_encoder, pad_id_of
+from services.trainer.models.space import SpaceSpec, space_id_of
+from services.trainer.registry.checkpoints import FOLDER
+
+OPSET = 18
+MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, per component of a unit vector
+
+# Sixteen texts of one to several dozen words, so that loading a checkpoint probes every length bucket.
+_CLAUSES = (
+    "magnetism",
+    "an iron nail is attracted by a magnet",
+    "if an object is made of a magnetic metal then it is pulled towards a magnet",
+    "the sun is a star; it gives light and heat to the planets that travel around it",
+)
+PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
+
+
+def write_checkpoint(
+    store: ArtifactStore,
+    encoder: QueryEncoder,
+    batches: TextBatches,
+    directory: Path,
+    meta: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+    trial: Trial | None = None,
+    *,
+    fp16: bool = False,
+) -> Artifact:
+    """Commits a checkpoint; config.json and tokenizer.json come from `directory`.
+
+    Without a `space_id` in `meta`, the encoder spans a space of its own, as a premise encoder does. With a `trial`, the
+    meta key `int8` holds the gate's figures, and an int8 model that passed is among the files; with `fp16`, the same
+    under that key. Raises ValueError if onnxruntime computes something other than torch.
+    """
+    encoder = encoder.to("cpu").eval()
+    with store.writer("checkpoint", FOLDER) as writer:
+        example = batches.pad(batches.ids(PROBES[:3], ""), torch.device("cpu"))
+        model = onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
+        (writer.path / "model.onnx").write_bytes(model)
+        weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
+        (writer.path / "model.safetensors").write_bytes(save(weights))
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(directory / name, writer.path / name)
+        vectors = _probe(writer.path / "model.onnx", encoder, batches)
+        (writer.path / "probes.json").write_text(json.dumps({"texts": list(PROBES)}))
+        np.save(writer.path / "probes.npy", vectors, allow_pickle=False)
+        if metrics is not None:
+            (writer.path / "metrics.json").write_text(json.dumps(metrics))
+        int8 = {} if trial is None else {"int8": add_int8(writer.path, trial, batches.ids(PROBES, ""))}
+        half = {"fp16": add_fp16(writer.path, batches.ids(PROBES, ""), vectors)} if fp16 else {}
+        space = {} if "space_id" in meta else {"space_id": space_id_of(writer.path, encoder.spec)}
+        return writer.commit({**encoder.spec.to_meta(), **meta, **space, **int8, **half}, id_prefix="q")
+
+
+def onnx_bytes(
+    module: nn.Module, inputs: Sequence[str], output: str, args: tuple[Tensor, ...] = (), kwargs: Any = None
+) -> bytes:
+    """Exports a module over (batch, length) inputs, without the exporter's stack traces, which hold local paths."""
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
+        program = torch.onnx.export(
+            module,
+            args,
+            kwargs=kwargs,
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=dict.fromkeys(inputs, shape),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del model.metadata_props[:]
+    return bytes(model.SerializeToString())
+
+
+def _probe(path: Path, encoder: QueryEncoder, batches: TextBatches) -> Any:
+    """Encodes each probe alone with onnxruntime, (16, dim): the reference for the encoder service."""
+    vectors = vectors_alone(path, batches.ids(PROBES, ""))
+    difference = float(np.abs(vectors - encode(encoder, batches, PROBES, "")).max())
+    if not difference <= MAX_DIFFERENCE:
+        raise ValueError(f"the exported model differs from the trained one by {difference:.2g}; it is not published")
+    return vectors
+
+
+def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:
+    """Writes a base model's directory as a checkpoint and returns its version.
+
+    It is the premise encoder of its space and the first query encoder.
+    """
+    directory = Path(request["directory"])
+    spec = SpaceSpec.of(
+        directory,
+        max_tokens=request["max_tokens"],
+        query_prefix=request["query_prefix"],
+        premise_prefix=request["premise_prefix"],
+        pooling=request.get("pooling", ""),
+    )
+    encoder = load_encoder(directory, spec)
+    pad_id = pad_id_of(directory)
+    meta = {
+        "space_id": space_id_of(directory, spec),
+        "pretrained": True,
+        "pad_id": pad_id,
+        "base_version": "",
+        "job_id": "",
+        "validation_map": 0.0,
+        "lineage": {"base_model": request["base_model"]},
+    }
+    batches = TextBatches(directory, spec, pad_id)
+    return write_checkpoint(store, encoder, batches, directory, meta, fp16=request.get("fp16", False)).id

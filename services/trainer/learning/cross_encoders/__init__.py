@@ -1,0 +1,1 @@
+"""Cross-encoders: exported, trained and evaluated by re-ranking."""

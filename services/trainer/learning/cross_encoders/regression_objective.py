@@ -1,0 +1,83 @@
+"""Regression of a cross-encoder: scores of positive pairs towards 1, of others towards 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from services.trainer.data.training_set import TrainingSet
+from services.trainer.jobs.job import JobConfig
+from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, PairScorer
+from services.trainer.learning.loss.objective import Units
+from services.trainer.learning.query_encoder import Encoders
+
+POSITIVES = 2  # at most, drawn for a query in an epoch: a few have dozens
+
+
+class TrainedScorer(PairScorer):
+    """A cross-encoder in training. Its `transformer`, whose weights the loop keeps, includes the head."""
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The whole model."""
+        return self.model
+
+
+class RegressionObjective:
+    """The mean squared error. A unit is a query with positives and negatives; an epoch draws some of both."""
+
+    head: nn.Module | None = None
+
+    def __init__(
+        self,
+        training_set: TrainingSet,
+        negatives: Sequence[NDArray[np.int64]],
+        text_of: Callable[[int], str],
+        batches: PairBatches,
+        config: JobConfig,
+        score: Callable[[TrainedScorer, Sequence[Pair]], Tensor],
+    ) -> None:
+        """`negatives[n]` are the ordinals that example n may draw; `score` computes logits (pairs,) with a gradient."""
+        self._examples, self._negatives = training_set.examples, negatives
+        owners = [n for n, one in enumerate(self._examples) if len(one.positives) and len(negatives[n])]
+        self.size, self.skipped = len(owners), len(self._examples) - len(owners)
+        self._owners = np.array(owners, dtype=np.int64)
+        lengths = np.array([len(example.query) for example in self._examples], dtype=np.int64)
+        self._units = Units(self._owners, lengths, "QUERIES")
+        self._text_of, self._batches, self._config, self._score = text_of, batches, config, score
+        self._drawn: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+
+    def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
+        """Batches queries of similar lengths; draws the premises of the epoch, too."""
+        batches = self._units.batches(generator, batch_size, self._config.items_per_epoch)
+
+        def some(ordinals: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+            return generator.permutation(ordinals)[:most]
+
+        self._drawn = [
+            (some(self._examples[n].positives, POSITIVES), some(self._negatives[n], self._config.hard_negatives))
+            for n in self._owners
+        ]
+        return batches
+
+    def loss(
+        self, encoders: Encoders[TrainedScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Computes the mean squared error over the pairs of a batch."""
+        pairs: list[Pair] = []
+        wanted: list[float] = []
+        for unit in units:
+            query = self._examples[self._owners[unit]].query
+            for ordinals, value in zip(self._drawn[unit], (1.0, 0.0), strict=True):
+                pairs += [(query, self._text_of(int(ordinal))) for ordinal in ordinals]
+                wanted += [value] * len(ordinals)
+        scores = self._score(encoders.query, pairs)
+        errors = (scores - torch.tensor(wanted, device=scores.device)) ** 2
+        return errors.mean() if whole is None else errors.sum() / sum(self._pairs_of(unit) for unit in whole)
+
+    def _pairs_of(self, unit: int) -> int:
+        return sum(len(ordinals) for ordinals in self._drawn[unit])

@@ -1,0 +1,218 @@
+"""Inputs of a job that trains a cross-encoder: the rankings that it re-ranks, and their quality.
+
+Training starts from the space's pre-trained encoder, whose transformer it keeps and whose pooling a new head replaces
+(Nogueira and Cho 2019, "Passage re-ranking with BERT"; regression as in the TextGraphs shared tasks on explanations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from services.corpus.inner_products import exact_scores
+from services.store.artifacts import Artifact
+from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
+from services.trainer.evaluation.ranking import CLOSE, gold_ranks
+from services.trainer.jobs.job import why_not
+from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
+from services.trainer.learning.cross_encoders.regression_objective import RegressionObjective, TrainedScorer
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.loop.epoch_state import BEST
+from services.trainer.learning.query_encoder import Encoders
+from services.trainer.registry.checkpoints import FOLDER
+from services.transformer import load_transformer
+
+FIRST = 50  # premises of an encoder's ranking that can become negatives
+RERANKED = 20  # premises that the validation re-ranks
+WEIGHT = 0.2  # of the score, added to the cosine in the validation
+PAIRS = 128  # per call of the model
+QUERIES = 128  # per block of scores
+
+
+class RerankingInputs(JobInputs):
+    """A job's inputs in mode CROSS_ENCODER. `base` is the encoder whose rankings are re-ranked."""
+
+    @cached_property
+    def pair_batches(self) -> PairBatches:
+        """The tokenizer of pairs."""
+        return pair_batches(self._begun_with.path, self._new_model())
+
+    def encoders(self, kept: Path | None = None) -> Encoders[TrainedScorer]:
+        """Loads the cross-encoder that training starts from, or the one that it has kept in a directory."""
+        return Encoders(self.scorer(kept))
+
+    def scorer(self, kept: Path | None = None) -> TrainedScorer:
+        """Loads the same cross-encoder alone."""
+        model = self._new_model()
+        if kept is not None:
+            model.load_state_dict(load_file(kept / BEST))
+        return TrainedScorer(model).to(self.device)
+
+    def objective(self) -> RegressionObjective:
+        """Builds the regression on judged pairs; negatives are refused premises and those that encoders rank first.
+
+        Raises InvalidArgument for another loss, FailedPrecondition without any negative.
+        """
+        if why := why_not(self.plan.config.mode, self.plan.config.loss):
+            raise InvalidArgument.field("config.loss", why)
+        texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
+        objective = RegressionObjective(
+            self.training_set, self._negatives(), texts.__getitem__, self.pair_batches, self.plan.config, self._scores
+        )
+        if not objective.size:
+            raise FailedPrecondition(
+                "no query with a positive premise has a negative one; build a larger corpus, or sample with collect "
+                "BOTH",
+                reason="NO_NEGATIVES",
+            )
+        return objective
+
+    def evaluate(self, encoders: Encoders[TrainedScorer], corpus: NDArray[np.float32] | None = None) -> Report | None:
+        """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score."""
+        if not self.validation:
+            return None
+        del corpus  # always the generation's
+        first, pairs = self._first, []
+        for query, ordinals in zip(self.validation, first.ordinals, strict=True):
+            pairs += [(query.text, self.generation.premises[int(n)].text) for n in ordinals]
+        scores = self._scored(encoders.query, pairs).reshape(first.ordinals.shape)
+        order = np.argsort(-(first.cosines + WEIGHT * scores), axis=1, kind="stable")
+        reranked = np.take_along_axis(first.ordinals, order, axis=1)
+        return first.report(reranked, len(self.generation.premises))
+
+    @property
+    def before(self) -> Report | None:
+        """The strict quality of the first ranking."""
+        return self._first.report(self._first.ordinals, len(self.generation.premises)) if self.validation else None
+
+    @cached_property
+    def _first(self) -> FirstRankings:
+        standard = GoldStandard.of(self.validation, self.generation.ordinal_by_text)
+        texts = [query.text for query in self.validation]
+        queries = self._frozen(self.base.id, texts, self.spec.query_prefix)
+        premises = self.generation.float32()
+        ordinals, cosines = first_of(queries, premises, RERANKED, standard.own)
+        return FirstRankings(standard, ordinals, cosines, gold_ranks(queries, premises, standard.kept, standard.own))
+
+    def _negatives(self) -> list[NDArray[np.int64]]:
+        """Lists each example's negatives: refused premises and those ranked first, without excluded ones."""
+        texts = [example.query for example in self.training_set.examples]
+        premises = self.generation.float32()
+        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two
+        encoded = (self._frozen(version, texts, self.spec.query_prefix) for version in versions)
+        rankings = [first_of(queries, premises, FIRST)[0] for queries in encoded]
+        never = self.training_set.excluded.copy()
+        for text in self.held_out:
+            if (ordinal := self.generation.ordinal_by_text.get(text)) is not None:
+                never[ordinal] = True
+        found = []
+        for n, example in enumerate(self.training_set.examples):
+            first = np.unique(np.concatenate([ranking[n] for ranking in rankings]))
+            first = np.setdiff1d(first[~never[first]], example.excluded)
+            found.append(np.setdiff1d(np.union1d(first, example.refused), example.positives))
+        return found
+
+    @property
+    def _begun_with(self) -> Artifact:
+        return self.store.open(FOLDER, self.generation.premise_version)
+
+    def _new_model(self) -> nn.Module:
+        """Puts the pre-trained transformer below a new head, the same for a seed. Raises FailedPrecondition."""
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        directory = self._begun_with.path
+        transformer = load_transformer(directory, attention="eager")
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, num_labels=1)
+        classifier: Any = AutoModelForSequenceClassification
+        torch.manual_seed(self.plan.config.seed % 2**63)
+        try:
+            model: nn.Module = classifier.from_config(config, attn_implementation="eager", dtype=torch.float32)
+            inner = getattr(model, str(model.base_model_prefix))
+        except (ValueError, AttributeError) as error:
+            raise FailedPrecondition(f"a {config.model_type} cannot become a cross-encoder: {error}") from error
+        weights = {name: one for name, one in transformer.state_dict().items() if "pooler" not in name or one.any()}
+        missing, unexpected = inner.load_state_dict(weights, strict=False)
+        if other := [name for name in (*missing, *unexpected) if "pooler" not in name]:
+            raise FailedPrecondition(
+                f"the pre-trained encoder cannot become a cross-encoder: {other[0]} has no counterpart there; "
+                "build the corpus with a base model such as BERT"
+            )
+        return model
+
+    def _scores(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> Tensor:
+        """Scores pairs with a gradient, in the job's precision."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            scores: Tensor = scorer(**self._tensors(pairs))
+        return scores.float()
+
+    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        return {name: one.to(self.device) for name, one in self.pair_batches.tensors(pairs).items()}
+
+    @torch.inference_mode()
+    def _scored(self, scorer: TrainedScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Scores pairs (pairs,) as served, in float32 and without dropout; pairs of similar length together."""
+        training = scorer.training
+        scorer.eval()
+        order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
+        scores = np.empty(len(pairs), dtype=np.float32)
+        for start in range(0, len(order), PAIRS):
+            part = order[start : start + PAIRS]
+            scores[part] = scorer(**self._tensors([pairs[n] for n in part])).cpu().numpy()
+        scorer.train(training)
+        return scores
+
+
+class FirstRankings:
+    """The first premises of each validation query, ordinals and cosines (q, k), and its gold premises' strict ranks."""
+
+    def __init__(
+        self, standard: GoldStandard, ordinals: NDArray[np.int64], cosines: NDArray[np.float32], ranks: Sequence[Ranks]
+    ) -> None:
+        self.ordinals, self.cosines = ordinals, cosines
+        self._standard, self._ranks = standard, ranks
+
+    def report(self, ordinals: NDArray[np.int64], candidates: int) -> Report:
+        """Reports on another order of the first premises; the others keep their ranks."""
+        strict = []
+        if not ordinals.shape[1]:
+            return Report.of(self._standard, self._ranks, None, candidates=candidates)
+        for gold, ranks, own in zip(self._standard.kept, self._ranks, ordinals, strict=True):
+            at = own[None, :] == gold[:, None]  # (gold, k)
+            strict.append(np.where(at.any(axis=1), at.argmax(axis=1) + 1, ranks))
+        return Report.of(self._standard, strict, None, candidates=candidates)
+
+
+def first_of(
+    queries: NDArray[np.float32],
+    premises: NDArray[np.float32],
+    k: int,
+    dropped: Sequence[int | None] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Finds ordinals and cosines (q, k), best first, of the premises nearest to each query, without the dropped one.
+
+    Ties go to the premise inserted first, as in `gold_ranks`. k is at most the number of premises.
+    """
+    k = min(k, len(premises) - (dropped is not None))
+    ordinals = np.empty((len(queries), k), dtype=np.int64)
+    cosines = np.empty((len(queries), k), dtype=np.float32)
+    for start in range(0, len(queries) if k else 0, QUERIES):
+        scores = queries[start : start + QUERIES] @ premises.T
+        for row, own in zip(scores, range(start, start + len(scores)), strict=True):
+            if dropped is not None and (ordinal := dropped[own]) is not None:
+                row[ordinal] = -np.inf
+            least = np.partition(row, len(row) - k)[len(row) - k]
+            near = np.flatnonzero(row >= least - CLOSE)  # includes all that BLAS may have misordered
+            exact = exact_scores(premises[near], queries[own].astype(np.float64))
+            exact[np.isneginf(row[near])] = -np.inf
+            best = np.lexsort((near, -exact))[:k]
+            ordinals[own], cosines[own] = near[best], exact[best]
+    return ordinals, cosines

@@ -1,0 +1,145 @@
+"""A job's inputs, loaded: the encoder it starts from, the premise matrix, the training set, gold queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from services.corpus.generation import Generation, open_generation
+from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.data.training_set import TrainingSet, build_training_set
+from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
+from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
+from services.trainer.learning.checkpoint.quantization import Trial
+from services.trainer.learning.devices import device_of, precision_of
+from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
+from services.trainer.learning.loop.ranks import Rank
+from services.trainer.learning.loss.objective import Objective, Premises, Queries, TrainedPremises
+from services.trainer.learning.loss.objectives import build_objective, check_training_set, ordinals_of
+from services.trainer.learning.query_encoder import Encoders, QueryEncoder, TextBatches, encode, load_encoder
+from services.trainer.models.space import SpaceSpec
+from services.trainer.registry.checkpoints import FOLDER
+
+
+@dataclass(frozen=True)
+class JobInputs:
+    """A job's inputs on its device, and what is computed of them: encoders, objective, evaluations."""
+
+    plan: TrainingPlan
+    store: ArtifactStore
+    base: Artifact
+    generation: Generation
+    training_set: TrainingSet
+    validation: list[EvaluationQuery]
+    spec: SpaceSpec
+    batches: TextBatches
+    device: torch.device
+    held_out: frozenset[str] = frozenset()
+
+    @classmethod
+    def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
+        """Loads what a job's directory names.
+
+        Raises FailedPrecondition for data that its loss cannot use, and for a missing GPU.
+        """
+        plan = files.plan()
+        store = ArtifactStore(Path(plan.artifacts_dir))
+        base = store.open(FOLDER, plan.config.base_version)
+        generation = open_generation(store, plan.config.corpus, plan.generation)
+        training_set = build_training_set(files.pairs(), generation.premises, plan.config.split, files.held_out())
+        check_training_set(training_set, plan.config)
+        spec = SpaceSpec.of_meta(base.meta)
+        batches = TextBatches(base.path, spec, base.meta["pad_id"])
+        device = device_of(plan.means.device, rank.number)
+        validation = merge_queries(files.validation())
+        held_out = frozenset(files.held_out())
+        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out)
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of matrix products."""
+        return precision_of(self.plan.means.precision, self.device)
+
+    def encoder(self, weights: Path | None = None) -> QueryEncoder:
+        """Loads the encoder that training starts from, or with a file of weights."""
+        tensors = None if weights is None else load_file(weights)
+        return load_encoder(self.base.path, self.spec, tensors).to(self.device)
+
+    def encoders(self, kept: Path | None = None) -> Encoders[Any]:
+        """Loads the encoders that training starts from, or those that it has kept in a directory."""
+        query = self.encoder(kept and kept / BEST)
+        if self.plan.config.mode == "SIAMESE":
+            return Encoders(query, query)
+        return Encoders(query, self.encoder(kept and kept / BEST_PREMISES) if self.plan.config.mode == "DUAL" else None)
+
+    def objective(self) -> Objective:
+        """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
+        config, training_set = self.plan.config, self.training_set
+        vectors = [self.generation.float32()]
+        if training_set.outside:
+            vectors.append(self._frozen("", training_set.outside, self.spec.premise_prefix))
+        premises = self._premises(torch.from_numpy(np.concatenate(vectors)).to(self.device))
+        queries = Queries(
+            training_set,
+            self.batches,
+            self.spec.query_prefix,
+            self.device,
+            self._queries_by("") if config.regularization else None,
+            config.regularization,
+            self.precision,
+        )
+        guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
+        return build_objective(training_set, queries, premises, config, guide)
+
+    def corpus(self, encoders: Encoders[Any]) -> NDArray[np.float32]:
+        """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""
+        if encoders.premise is None:
+            return self.generation.float32()
+        texts = [premise.text for premise in self.generation.premises]
+        vectors: NDArray[np.float32] = encode(encoders.premise, self.batches, texts, self.spec.premise_prefix)
+        return vectors
+
+    def evaluate(self, encoders: Encoders[Any], corpus: NDArray[np.float32] | None = None) -> Report | None:
+        """Measures the quality on the gold queries, against `corpus` or the encoders' own; None without queries."""
+        if not self.validation:
+            return None
+        texts = [query.text for query in self.validation]
+        vectors = encode(encoders.query, self.batches, texts, self.spec.query_prefix)
+        premises = self.corpus(encoders) if corpus is None else corpus
+        return evaluate(self.validation, vectors, premises, self.generation.ordinal_by_text)
+
+    def trial(self, corpus: NDArray[np.float32]) -> Trial | None:
+        """Returns the data of the int8 gate; None if int8 is off or there are no gold queries."""
+        if not (self.plan.means.int8 and self.validation):
+            return None
+        ids = self.batches.ids([query.text for query in self.validation], self.spec.query_prefix)
+        return Trial(self.validation, ids, corpus, self.generation.ordinal_by_text)
+
+    def _premises(self, vectors: Tensor) -> Premises:
+        """Builds the mode's premises from vectors (n + outside, dim) of the initial space."""
+        config = self.plan.config
+        if config.mode == "SINGLE":
+            return Premises(vectors)
+        texts = [*(premise.text for premise in self.generation.premises), *self.training_set.outside]
+        used = ordinals_of(self.training_set)
+        prefix, precision = self.spec.premise_prefix, self.precision
+        return TrainedPremises(vectors, texts, used, self.batches, prefix, config.regularization, precision)
+
+    def _queries_by(self, version: str) -> Tensor:
+        texts = [example.query for example in self.training_set.examples]
+        return torch.from_numpy(self._frozen(version, texts, self.spec.query_prefix)).to(self.device)
+
+    def _frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
+        """Encodes texts (n, dim) by a version; empty for the space's pre-trained encoder."""
+        artifact = self.store.open(FOLDER, version or self.generation.premise_version)
+        frozen = load_encoder(artifact.path, self.spec).to(self.device)
+        vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
+        return vectors

@@ -1,0 +1,1 @@
+"""The training loop: epochs, resumption, curves, several processes."""

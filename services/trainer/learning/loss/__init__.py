@@ -1,0 +1,1 @@
+"""Losses, and the objectives that put them on a job's data."""

@@ -1,0 +1,148 @@
+"""The losses: formulas over cosines and masks, no data and no encoder.
+
+Cosines come from unit vectors. Where premises are frozen only the query side of a cosine carries a gradient; no
+formula depends on that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NOTHING = float("-inf")  # a logit that takes no part
+
+# Classes of natural language inference, premise to hypothesis.
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+
+
+@dataclass(frozen=True)
+class FullCorpusSoftmax:
+    """Softmax of each positive against every premise that may count as a negative.
+
+    Excluded premises (own text, other splits, undecided) are not negatives, and neither are sibling positives. Refused
+    ones weigh `refused_weight` times an unjudged one.
+    """
+
+    temperature: float
+    refused_weight: float = 1.0
+
+    def __call__(self, scores: Tensor, positives: Tensor, excluded: Tensor, refused: Tensor) -> Tensor:
+        """Scores (batch, n) are cosines, the rest boolean (batch, n); a scalar, each query weighing the same."""
+        logits = scores / self.temperature
+        negatives = logits + refused.to(logits.dtype) * math.log(self.refused_weight)
+        negatives = negatives.masked_fill(positives | excluded, NOTHING)
+        against = torch.logsumexp(negatives, dim=1, keepdim=True)  # (batch, 1)
+        # -log(e^p / (e^p + sum of negatives)) = softplus(logsumexp(negatives) - p)
+        each = functional.softplus(against - logits) * positives
+        return (each.sum(dim=1) / positives.sum(dim=1)).mean()
+
+
+@dataclass(frozen=True)
+class TripletMargin:
+    """max(cos(h, p-) - cos(h, p+) + m, 0) (Balntas et al. 2016).
+
+    Eq. 1b and 2 of Bogatu et al. 2022 print the two cosines the other way round, which would push the premises that
+    explain away.
+    """
+
+    margin: float
+
+    def __call__(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Cosines (t,) each; the mean over triplets."""
+        return torch.clamp(negative - positive + self.margin, min=0).mean()
+
+
+@dataclass(frozen=True)
+class PairwiseContrastive:
+    """y d^2 + (1 - y) max(0, m - d)^2 with d = 1 - cos (Hadsell et al. 2006): the `SCL` of Bogatu et al. 2022."""
+
+    margin: float
+
+    def __call__(self, cosines: Tensor, explains: Tensor) -> Tensor:
+        """Cosines (p,) and whether each pair is positive, boolean (p,); the mean over pairs."""
+        distance = 1 - cosines
+        apart = torch.clamp(self.margin - distance, min=0)
+        return torch.where(explains, distance.square(), apart.square()).mean()
+
+
+@dataclass(frozen=True)
+class SupervisedContrastive:
+    """All positives of a query against all candidates of its batch (Khosla et al. 2020, L_out).
+
+    Other than in `FullCorpusSoftmax` a query's positives stand in each other's denominator.
+    """
+
+    temperature: float
+
+    def __call__(self, scores: Tensor, positives: Tensor, excluded: Tensor) -> Tensor:
+        """Scores (batch, c) are cosines, masks boolean (batch, c); the mean over queries of that over positives."""
+        logits = (scores / self.temperature).masked_fill(excluded, NOTHING)
+        each = torch.logsumexp(logits, dim=1, keepdim=True) - scores / self.temperature  # -log of the share, (batch, c)
+        return ((each * positives).sum(dim=1) / positives.sum(dim=1)).mean()
+
+
+@dataclass(frozen=True)
+class MultipleNegativesRanking:
+    """Cross-entropy of each pair's positive among the candidates of its batch (Henderson et al. 2017)."""
+
+    temperature: float
+
+    def __call__(self, scores: Tensor, positive: Tensor, masked: Tensor) -> Tensor:
+        """Scores (p, c) are cosines, `positive` (p,) the column of each pair's own premise, int64.
+
+        `masked` (p, c), boolean, marks candidates that are not negatives of the pair: what else explains its query, and
+        what is undecided for it. The own premise always takes part. Returns the mean over pairs.
+        """
+        return functional.cross_entropy(_kept(scores, positive, masked) / self.temperature, positive)
+
+
+@dataclass(frozen=True)
+class Gist:
+    """The same without the candidates that a guide finds too near to the query (Solatorio 2024, GISTEmbed).
+
+    Too near is a cosine above that of the positive less `margin`. Candidates are premises alone: other queries are no
+    negatives, and neither are pairs of premises.
+    """
+
+    temperature: float
+    margin: float = 0.0
+
+    def __call__(self, scores: Tensor, guide: Tensor, positive: Tensor, masked: Tensor) -> Tensor:
+        """As MultipleNegativesRanking; `guide` (p, c) holds the guide's cosines."""
+        threshold = guide.gather(1, positive[:, None]) - self.margin  # (p, 1)
+        return MultipleNegativesRanking(self.temperature)(scores, positive, masked | (guide > threshold))
+
+
+class NliClassification(nn.Module):
+    """Softmax over a linear layer of (u, v, |u - v|) (Reimers and Gurevych 2019).
+
+    u is the query, which is the hypothesis of the inference, and v the premise. The layer is not part of a checkpoint.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(3 * dim, 3)
+
+    def forward(self, queries: Tensor, premises: Tensor, classes: Tensor) -> Tensor:
+        """Vectors (p, dim) each and classes (p,), int64; the mean cross-entropy."""
+        features = torch.cat([queries, premises, (queries - premises).abs()], dim=1)  # (p, 3 dim)
+        return functional.cross_entropy(self.classifier(features), classes)
+
+
+def drift(vectors: Tensor, pretrained: Tensor) -> Tensor:
+    """||Es(h) - Eh(h)||^2, the mean over texts; (n, dim) each.
+
+    The regularisation of Eq. 2, and of the paper's SCL, of one side. The premise terms are constant while premises are
+    frozen (and zero where Ep = Es): they have no gradient and are computed in modes SIAMESE and DUAL alone.
+    """
+    return (vectors - pretrained).square().sum(dim=1).mean()
+
+
+def _kept(scores: Tensor, positive: Tensor, masked: Tensor) -> Tensor:
+    """Scores without the masked ones; each pair keeps its own premise."""
+    own = functional.one_hot(positive, scores.shape[1]).bool()
+    return scores.masked_fill(masked & ~own, NOTHING)

@@ -1,0 +1,131 @@
+"""Builds the objective that a job's configuration names, and checks that the data suit it.
+
+A new loss: its formula in `losses`, its objective here or in `pair_objectives`, a row in `_BUILD`, a name and defaults
+in `jobs.job`, the enum in trainer.proto and `convert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from services.trainer.data.training_set import TrainingSet
+from services.trainer.jobs.job import JobConfig, Loss, why_not
+from services.trainer.learning.loss.losses import FullCorpusSoftmax
+from services.trainer.learning.loss.objective import Objective, Premises, Queries, Units
+from services.trainer.learning.loss.pair_objectives import (
+    ContrastiveObjective,
+    NliObjective,
+    RankingObjective,
+    SupConObjective,
+    TripletObjective,
+)
+from services.trainer.learning.query_encoder import Encoders, QueryEncoder
+
+
+class CorpusObjective:
+    """Full-corpus softmax: every premise that a query may learn from is a negative in every step.
+
+    A unit is a query that has a positive.
+    """
+
+    head: nn.Module | None = None
+
+    def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
+        """Premises must be frozen."""
+        vectors = premises.vectors
+        self._examples = [n for n, example in enumerate(training_set.examples) if len(example.positives)]
+        self.size, self.skipped = len(self._examples), len(training_set.examples) - len(self._examples)
+        self._training_set, self._queries, self._config = training_set, queries, config
+        self._units = Units(np.array(self._examples, dtype=np.int64), queries.lengths, "QUERIES")
+        self._premises = vectors.T.contiguous()  # (dim, n + outside)
+        never = np.ones(vectors.shape[0], dtype=bool)  # premises outside the generation are never negatives
+        never[: len(training_set.excluded)] = training_set.excluded
+        self._never = torch.from_numpy(never).to(vectors.device)
+        self._loss = FullCorpusSoftmax(config.temperature, config.refused_weight)
+
+    def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
+        """Batches queries of similar lengths."""
+        return self._units.batches(generator, batch_size, self._config.items_per_epoch)
+
+    def loss(
+        self, encoders: Encoders[QueryEncoder], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Computes the softmax loss and the penalty."""
+        rows = [self._examples[unit] for unit in units]
+        vectors = self._queries.encode(encoders.query, rows)
+        scores = vectors @ self._premises  # (batch, n + outside)
+        positives = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+        refused = torch.zeros_like(positives)
+        excluded = self._never.repeat(len(rows), 1)
+        for row, number in enumerate(rows):
+            example = self._training_set.examples[number]
+            positives[row, torch.from_numpy(example.positives)] = True
+            refused[row, torch.from_numpy(example.refused)] = True
+            excluded[row, torch.from_numpy(example.excluded)] = True
+            excluded[row, torch.from_numpy(example.refused)] = False
+        loss = self._loss(scores, positives, excluded, refused) + self._queries.drift_penalty(vectors, rows)
+        return loss if whole is None else loss * (len(units) / len(whole))
+
+
+Build = Callable[[TrainingSet, Queries, Premises, JobConfig], Objective]
+
+_BUILD: dict[Loss, Build] = {
+    "FULL_CORPUS_SOFTMAX": CorpusObjective,
+    "TRIPLET_MARGIN": TripletObjective,
+    "PAIRWISE_CONTRASTIVE": ContrastiveObjective,
+    "SUPERVISED_CONTRASTIVE": SupConObjective,
+    "MULTIPLE_NEGATIVES_RANKING": RankingObjective,
+    "NLI_CLASSIFICATION": NliObjective,
+}
+_NEEDS_REFUSED: tuple[Loss, ...] = ("TRIPLET_MARGIN", "PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION")
+
+
+def check_training_set(training_set: TrainingSet, config: JobConfig) -> None:
+    """Raises FailedPrecondition, NO_POSITIVES or NO_NEGATIVES, for data that the loss cannot learn from."""
+    sources = ", ".join([*(f"run {run_id}" for run_id in config.run_ids), *(f"data set {s}" for s in config.data_sets)])
+    if not training_set.positives:
+        raise FailedPrecondition(
+            f"no positive pair of {sources} may be learned from with split {config.split!r} "
+            f"({training_set.dropped} were dropped); sample hypotheses of that split",
+            reason="NO_POSITIVES",
+        )
+    if config.loss in _NEEDS_REFUSED and not training_set.negatives:
+        raise FailedPrecondition(
+            f"{sources}: no refused pair, which {config.loss} needs; sample with collect BOTH, add a data set with "
+            "refused premises, or use FULL_CORPUS_SOFTMAX",
+            reason="NO_NEGATIVES",
+        )
+
+
+def build_objective(
+    training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig, guide: Tensor | None
+) -> Objective:
+    """Builds the objective of `config.loss`; `guide` (examples, dim) is for GIST.
+
+    Raises InvalidArgument if the mode excludes the loss, FailedPrecondition if the loss can use no query.
+    """
+    if why := why_not(config.mode, config.loss):
+        raise InvalidArgument.field("config.loss", why)
+    if config.loss == "GIST":
+        return RankingObjective(training_set, queries, premises, config, guide)
+    objective = _BUILD[config.loss](training_set, queries, premises, config)
+    if not objective.size:
+        raise FailedPrecondition(
+            f"no query has both a positive and a refused premise, which {config.loss} needs; sample with "
+            "collect BOTH, or use FULL_CORPUS_SOFTMAX",
+            reason="NO_NEGATIVES",
+        )
+    return objective
+
+
+def ordinals_of(training_set: TrainingSet) -> NDArray[np.int64]:
+    """Lists the premises that a loss may encode: positives and refused ones, each once, ascending."""
+    return np.unique(
+        np.concatenate([np.append(example.positives, example.refused) for example in training_set.examples])
+    ).astype(np.int64)

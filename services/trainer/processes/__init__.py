@@ -1,0 +1,1 @@
+"""Child processes, in which torch computes apart from the event loop."""

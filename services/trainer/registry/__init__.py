@@ -1,0 +1,1 @@
+"""Checkpoints, labels and tandems: what is served, and how that changes."""

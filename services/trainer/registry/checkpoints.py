@@ -1,0 +1,86 @@
+"""Checkpoints: files in the artifact store and a row in the registry. A checkpoint exists once its row does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Literal
+
+from aeenc.errors import AeencError, NotFound
+from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.registry import CheckpointRow, Registry
+
+FOLDER = "checkpoints"
+CROSS_ENCODER = "cross-encoder"  # `model_type` in a cross-encoder's meta, which sentence encoders lack, and its space
+
+
+class Checkpoints:
+    """The checkpoints of one deployment."""
+
+    def __init__(self, store: ArtifactStore, registry: Registry) -> None:
+        self.store, self._registry = store, registry
+
+    async def register(self, version: str, *, verify: Literal["full", "size"] = "full") -> CheckpointRow:
+        """Registers a committed artifact, by default after checking every hash. Repeating it changes nothing."""
+        artifact = await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
+        meta = artifact.meta
+        row = CheckpointRow(
+            version=version,
+            space_id=meta["space_id"],
+            pretrained=meta["pretrained"],
+            base_version=meta["base_version"],
+            job_id=meta["job_id"],
+            validation_map=meta["validation_map"],
+            manifest_sha256=artifact.manifest_sha256,
+            created_at=artifact.created_at,
+            size_bytes=artifact.size_bytes,
+            dim=meta["dim"],
+        )
+        await self._registry.add_checkpoint(row)
+        return row
+
+    def has(self, version: str) -> bool:
+        """Whether the store holds the files of a version."""
+        return (self.store.path(FOLDER, version) / MANIFEST).is_file()
+
+    async def get(self, version: str) -> CheckpointRow:
+        """Returns a checkpoint's row. Raises NotFound."""
+        row = await self._registry.checkpoint(version)
+        if row is None:
+            raise NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
+        return row
+
+    async def labels_of(self, version: str) -> list[str]:
+        """Returns the names of the labels that point at a version."""
+        return [label.name for label in await self._registry.labels() if label.version == version]
+
+    async def page(self, limit: int, start: int) -> tuple[list[tuple[CheckpointRow, list[str]]], int]:
+        """Lists checkpoints with their labels from a position on, newest first, and the next position (0: the end)."""
+        rows = await self._registry.checkpoints()
+        labels = await self._registry.labels()
+        page = [
+            (row, [label.name for label in labels if label.version == row.version])
+            for row in rows[start : start + limit]
+        ]
+        return page, start + limit if len(rows) > start + limit else 0
+
+    async def metrics(self, version: str) -> dict[str, Any] | None:
+        """Reads a checkpoint's validation metrics; None if it was trained without validation queries."""
+
+        def read() -> dict[str, Any] | None:
+            artifact = self.store.open(FOLDER, version, verify="size")
+            if "metrics.json" not in artifact.files:
+                return None
+            metrics: dict[str, Any] = json.loads(artifact.file("metrics.json").read_bytes())
+            return metrics
+
+        return await asyncio.to_thread(read)
+
+
+def is_cross_encoder(store: ArtifactStore, version: str) -> bool:
+    """Tells whether a version's files are a cross-encoder's; False if they are missing."""
+    try:
+        artifact = store.open(FOLDER, version, verify="size")
+    except AeencError:
+        return False
+    return artifact.meta.get("model_type") == CROSS_ENCODER

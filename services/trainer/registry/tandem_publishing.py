@@ -1,0 +1,233 @@
+"""Publishes a tandem atomically: encoders load it beside what serves, then one pointer in the index moves.
+
+    set_label("stable", new space) ──► await_all encoders ──► Index.activate(expected) ──► retire unused spaces
+           └───────── on any failure: the label is put back, the old generation stays active
+
+Retrieve asks the encoder for `stable` in the space of the generation that it searches. So the active generation alone
+decides which pair of encoders callers get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aeenc import errors
+from aeenc.index import IndexClient
+from services.corpus.generation import PREMISES, folder_of
+from services.kit.concurrency import finish
+from services.kit.logs import get
+from services.store.artifacts import ArtifactStore
+from services.store.registry import LabelRow, Registry, RolloutRow
+from services.trainer.registry.operator_models import STABLE, PretrainedSpace
+from services.trainer.registry.tandems import Tandem, Tandems, of_generation
+
+log = get(__name__)
+
+LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
+OURS = {STABLE, "previous"}
+
+
+@dataclass(frozen=True)
+class ActiveGeneration:
+    """The generation that the index serves for a corpus, and its space; empty for none."""
+
+    generation: str = ""
+    space_id: str = ""
+
+
+@dataclass(frozen=True)
+class TandemActivation:
+    """The active generation, the label `stable` of its space, and how far the encoders are."""
+
+    label: LabelRow
+    rollouts: list[RolloutRow]
+    generation: str
+
+
+class TandemPublisher:
+    """Activates tandems and rolls them back, one at a time."""
+
+    def __init__(
+        self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, space: PretrainedSpace
+    ) -> None:
+        self._registry, self._index, self._tandems = registry, index, tandems
+        self._store, self._space = store, space
+        self._one = asyncio.Lock()
+
+    async def tandem(self, version: str) -> Tandem | None:
+        """Finds a version's tandem if its corpus does not serve that space yet; None if moving a label is enough."""
+        tandem = await self._tandems.get(version)
+        if tandem is None or (await self.active(tandem.corpus)).space_id == tandem.space_id:
+            return None
+        return tandem
+
+    async def active(self, corpus: str) -> ActiveGeneration:
+        """Asks the index for the active generation of a corpus."""
+        for found in (await self._index.info()).corpora:
+            if found.corpus == corpus and found.active.id:
+                return ActiveGeneration(found.active.id, found.active.space_id)
+        return ActiveGeneration()
+
+    async def publish(
+        self,
+        tandem: Tandem,
+        before: ActiveGeneration,
+        *,
+        compared: int | None,
+        expected_revision: int | None,
+        force: bool,
+        wait_s: float,
+    ) -> TandemActivation:
+        """Has the encoders load the tandem, then activates its generation if `before` is still active.
+
+        `compared` is the revision of `stable` in `before`'s space that the tandem was compared with; None for none. On
+        a failure the label is put back, and the active generation stays. Raises FailedPrecondition naming encoders that
+        do not serve it, or if the corpus has other premises by now, Aborted if another revision serves by now, and what
+        the index raises.
+        """
+        async with self._one:
+            if not force:
+                await asyncio.to_thread(self._check_same_premises, tandem, before.generation)
+            named = await self._registry.label(tandem.space_id, STABLE)
+            row = await self._registry.set_label(
+                tandem.space_id, STABLE, tandem.version, expected_revision=expected_revision
+            )
+            try:
+                rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
+                await self._tandems.put(replace(tandem, replaces=before.generation, replaces_space=before.space_id))
+                if compared is not None:
+                    await self._check_unmoved(before.space_id, compared)
+                await self._activate(tandem.corpus, tandem.generation, before.generation)
+            except BaseException:
+                await finish(asyncio.create_task(self._undo(tandem, named)))
+                raise
+            log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
+            await self._retire()
+            return TandemActivation(row, rollouts, tandem.generation)
+
+    async def rollback(self, corpus: str, *, wait_s: float, request_id: str) -> TandemActivation:
+        """Activates the generation that the active tandem has replaced. A repeated `request_id` goes back once.
+
+        Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
+        """
+        async with self._one:
+            active = await self.active(corpus)
+            tandem = of_generation(await self._tandems.all(), corpus, active.generation)
+            repeated = request_id and await self._tandems.claim_request(request_id, active.generation)
+            if repeated and repeated != active.generation:
+                row = await self._stable_of(active.space_id)
+                return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
+            if tandem is None or not tandem.replaces:
+                raise errors.FailedPrecondition(
+                    f"corpus {corpus!r} serves generation {active.generation or '(none)'}, which no publication has "
+                    "activated; activate another one yourself"
+                )
+            row = await self._stable_of(tandem.replaces_space)
+            rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
+            await self._activate(corpus, tandem.replaces, active.generation)
+            log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
+            return TandemActivation(row, rollouts, tandem.replaces)
+
+    async def serves(self, space_id: str) -> bool:
+        """Tells whether any corpus serves a generation of a space."""
+        return any(found.active.space_id == space_id for found in (await self._index.info()).corpora)
+
+    async def _check_unmoved(self, space_id: str, revision: int) -> None:
+        """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
+        row = await self._registry.label(space_id, STABLE)
+        now, version = (row.revision, row.version) if row else (0, "unset")
+        if now != revision:
+            raise errors.Aborted(
+                f"label 'stable' of space {space_id} is at revision {now} ({version}), no longer at {revision}, with "
+                "which the tandem was compared; publish it again"
+            )
+
+    async def _activate(self, corpus: str, generation: str, expected: str) -> None:
+        """Moves the pointer. If the answer is lost, the active generation decides whether that failed."""
+        try:
+            await self._index.activate(corpus, generation, expected=expected)
+        except errors.AeencError:
+            if (await self.active(corpus)).generation != generation:
+                raise
+
+    async def _undo(self, tandem: Tandem, named: LabelRow | None) -> None:
+        """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded."""
+        try:
+            if (await self.active(tandem.corpus)).generation == tandem.generation:
+                return
+            if named is None:
+                await self._registry.delete_label(tandem.space_id, STABLE)
+            else:
+                await self._registry.set_label(tandem.space_id, STABLE, named.version)
+        except errors.AeencError as error:
+            log.warning("a tandem that was not activated stays loaded", version=tandem.version, reason=error.message)
+
+    async def _retire(self) -> None:
+        """Removes our labels from spaces that neither serve nor are the way back, so that encoders unload them."""
+        try:
+            tandems = await self._tandems.all()
+            served = {found.active.space_id for found in (await self._index.info()).corpora}
+            ways_back = {tandem.replaces_space for tandem in tandems if tandem.space_id in served}
+            kept = {self._space.space_id, *served, *ways_back}
+            for space_id in {tandem.space_id for tandem in tandems} - kept:
+                names = {row.name for row in await self._registry.labels(space_id)}
+                for name in names if names <= OURS else ():
+                    await self._registry.delete_label(space_id, name)
+        except errors.AeencError as error:  # the next publication retires them
+            log.warning("unused spaces stay loaded", reason=error.message)
+
+    async def _stable_of(self, space_id: str) -> LabelRow:
+        row = await self._registry.label(space_id, STABLE)
+        if row is None:
+            raise errors.FailedPrecondition(f"no label `stable` stands in space {space_id}; publish a version of it")
+        return row
+
+    def _check_same_premises(self, tandem: Tandem, active: str) -> None:
+        """Raises FailedPrecondition if the tandem's generation has other premises than the active one."""
+        if not active:
+            return
+        ours, theirs = (
+            self._store.open(folder_of(tandem.corpus), one, verify="size").files[PREMISES].sha256
+            for one in (tandem.generation, active)
+        )
+        if ours != theirs:
+            raise errors.FailedPrecondition(
+                f"corpus {tandem.corpus!r} serves other premises since generation {active} than those that "
+                f"{tandem.version} was built with; train again, or publish with force to serve generation "
+                f"{tandem.generation}",
+                reason="OTHER_PREMISES",
+            )
+
+
+async def await_all(registry: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
+    """Waits until every live encoder serves a label.
+
+    Raises FailedPrecondition (ENCODERS_BEHIND) naming those that do not, Aborted if the label has moved meanwhile.
+    """
+    rollouts = await registry.await_rollout(row, timeout_s)
+    now = await registry.label(row.space_id, row.name)
+    if now is None or now.revision != row.revision:
+        raise errors.Aborted(
+            f"label {row.name!r} of space {row.space_id} has moved meanwhile; list the labels and try again"
+        )
+    if not rollouts:
+        raise errors.FailedPrecondition(
+            f"no live encoder could serve {row.version}; start one", reason="ENCODERS_BEHIND"
+        )
+    if behind := _behind(rollouts, row.revision):
+        raise errors.FailedPrecondition(
+            f"not every encoder serves {row.version} of space {row.space_id} within {timeout_s:g} s: {behind}; "
+            "repair them or wait longer, then try again",
+            reason="ENCODERS_BEHIND",
+        )
+    return rollouts
+
+
+def _behind(rollouts: Sequence[RolloutRow], revision: int) -> str:
+    return "; ".join(
+        f"{one.instance} ({one.reason or f'is at revision {one.revision}'})"
+        for one in rollouts
+        if not one.ok or one.revision < revision
+    )

@@ -1,0 +1,136 @@
+"""Data sets as judged pairs: gold trees, triplets, pairs, natural language inference; and what they keep out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.trees import Dataset
+from services.corpus.generation import PremiseRecord
+from services.trainer.data.pair_sources import DataSets
+from services.trainer.data.training_set import build_training_set
+
+SAMPLE = Path(__file__).resolve().parents[3] / "data" / "sample"
+
+
+def lines(path: Path, *records: object) -> DataSets:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return DataSets({"set": path}, text_bytes=64)
+
+
+def test_gold_trees_give_children_as_positives_and_distractors_as_refused():
+    pairs, _ = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
+    dataset = Dataset.load(SAMPLE)
+    positives = {(pair.query, pair.premise) for pair in pairs if pair.sign == "POSITIVE"}
+    assert positives == {(query.text, premise) for query in dataset.queries("train") for premise in query.gold}
+    refused = {(pair.query, pair.premise) for pair in pairs if pair.sign == "NEGATIVE"}
+    assert refused == {(query, other) for query, _, other in dataset.distractor_triplets("train")} - positives
+    assert {pair.split for pair in pairs} == {"train"}
+
+
+def test_texts_of_other_splits_alone_are_held_out():
+    _, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
+    dataset = Dataset.load(SAMPLE)
+    texts = {split: {text for tree in dataset.trees(split) for text in tree.texts.values()} for split in dataset.splits}
+    assert held_out == (texts["dev"] | texts["test"]) - texts["train"] - set(dataset.facts.values())
+    assert held_out
+
+
+def test_the_sample_leaks_nothing_of_dev_or_test_into_training():
+    sets, dataset = DataSets({"gold": SAMPLE}, 1024), Dataset.load(SAMPLE)
+    premises = [PremiseRecord(c.id, c.text, c.aliases, c.splits) for c in dataset.candidates()]
+    foreign = [pair for split in ("dev", "test") for pair in sets.read(["gold"], split)[0]]
+    smuggled = [type(pair)(pair.query, "", pair.premise, pair.sign) for pair in foreign]  # as an import would be
+    own, held_out = sets.read(["gold"], "train")
+    training_set = build_training_set([*own, *smuggled], premises, "train", held_out)
+    used = {example.query for example in training_set.examples}
+    numbers = {n for e in training_set.examples for n in (*e.positives, *e.refused)}
+    used |= {premises[n].text for n in numbers if n < len(premises)} | set(training_set.outside)
+    assert not used & held_out
+    queries = {query.text for query in dataset.queries("dev")} - {query.text for query in dataset.queries("train")}
+    assert not used & queries
+    assert training_set.dropped > 0
+
+
+def test_a_data_set_is_parsed_once(monkeypatch: pytest.MonkeyPatch):
+    loaded: list[Path] = []
+    load = Dataset.load
+    monkeypatch.setattr(Dataset, "load", lambda path: loaded.append(path) or load(path))
+    pairs, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
+    assert (bool(pairs), bool(held_out), loaded) == (True, True, [SAMPLE])
+
+
+def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
+    sets = lines(
+        tmp_path / "set.jsonl",
+        {"query": "q", "positive": "p", "negative": "n"},
+        {"query": "q", "premise": "s", "sign": "skipped"},
+        {"query": "q", "premise_id": "f1", "sign": "POSITIVE"},
+        {"premise": "a man sleeps", "hypothesis": "a person sleeps", "label": "entailment"},
+        {"premise": "a man sleeps", "hypothesis": "a man runs", "label": "contradiction"},
+        {"premise": "a man sleeps", "hypothesis": "he is tired", "label": "neutral"},
+        {"premise": "a man sleeps", "hypothesis": "nobody agreed", "label": "-"},
+    )
+    sets.check(["set"], "")
+    found = [(pair.query, pair.premise_id or pair.premise, pair.sign) for pair in sets.read(["set"], "")[0]]
+    assert found == [
+        ("q", "p", "POSITIVE"),
+        ("q", "n", "NEGATIVE"),
+        ("q", "s", "SKIPPED"),
+        ("q", "f1", "POSITIVE"),
+        ("a person sleeps", "a man sleeps", "POSITIVE"),
+        ("a man runs", "a man sleeps", "CONTRADICTED"),
+        ("he is tired", "a man sleeps", "NEGATIVE"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[1]",
+        '{"query": "q"}',
+        '{"query": "q", "premise": "p", "sign": "perhaps"}',
+        '{"query": "", "positive": "p", "negative": "n"}',
+        '{"query": "q", "positive": 1, "negative": "n"}',
+        '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+        '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
+    ],
+)
+def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
+    path = tmp_path / "set.jsonl"
+    path.write_text(f'{{"query": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
+    with pytest.raises(InvalidArgument, match=r"set\.jsonl:3 has no pair"):
+        DataSets({"set": path}, 64).read(["set"], "")
+
+
+def test_a_line_that_is_not_utf8_is_named_with_a_remedy(tmp_path: Path):
+    path = tmp_path / "set.jsonl"
+    good = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'
+    path.write_bytes(good.encode() + good.encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=r"set\.jsonl:2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"):
+        DataSets({"set": path}, 64).read(["set"], "")
+
+
+def test_a_text_that_is_too_long_is_named(tmp_path: Path):
+    sets = lines(tmp_path / "set.jsonl", {"query": "q", "positive": "p" * 65, "negative": "n"})
+    with pytest.raises(InvalidArgument, match=r":1 has a text over 64 bytes"):
+        sets.read(["set"], "")
+
+
+def test_names_are_checked_before_a_job_starts(tmp_path: Path):
+    sets = DataSets({"gold": SAMPLE, "gone": tmp_path / "gone", "other": tmp_path}, 64)
+    with pytest.raises(NotFound, match="give a directory in that layout"):
+        sets.check(["other"], "train")
+    with pytest.raises(NotFound, match="names: gold, gone, other"):
+        sets.check(["golden"], "train")
+    with pytest.raises(FailedPrecondition, match="is missing"):
+        sets.check(["gone"], "train")
+    with pytest.raises(InvalidArgument, match="holds trees by split"):
+        sets.check(["gold"], "")
+    with pytest.raises(InvalidArgument, match=r"config.split: is 'tset'; data set 'gold' has train, dev, test"):
+        sets.check(["gold"], "tset")
+    sets.check(["gold"], "train")

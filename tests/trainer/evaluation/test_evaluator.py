@@ -1,0 +1,205 @@
+"""Evaluations of what the index retrieves, through the RPCs: a trainer, an encoder and an index over the tiny space."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors
+from aeenc.evaluation import average_precision, metrics_of
+from aeenc.trees import Step, Tree
+from aeenc.v1 import types_pb2
+from services.encoder.__main__ import build as build_encoder
+from services.encoder.settings import EncoderSettings
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
+from support.waiting import until
+from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
+
+# A query is a premise, too: the first one explains the others.
+PREMISES = [*FACTS, QUERIES[0]]
+GOLD = [(query, (FACTS[n], FACTS[(n + 5) % 24], FACTS[24 + n])) for n, query in enumerate(QUERIES[:12])]
+GOLD.append((QUERIES[0], (QUERIES[0],)))
+
+
+@dataclass
+class World:
+    trainer: TrainerClient
+    index: IndexClient
+    space: Space
+    corpus: str
+
+    async def evaluate(self, queries: Any = GOLD, **options: Any) -> types_pb2.EvaluationReport:
+        return await self.trainer.evaluate(self.corpus, queries, **options)
+
+
+@pytest.fixture
+async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    common = {"port": 0, "artifacts_dir": space.store.root}
+    shared = {"redis_url": redis_url, "namespace": namespace}
+    async with AsyncExitStack() as stack:
+        encoder = await stack.enter_async_context(
+            build_encoder(EncoderSettings(**common, **shared, state_dir=tmp_path / "encoder", workers=1, poll_s=0.1))
+        )
+        target = f"127.0.0.1:{encoder.port}"
+        server = await stack.enter_async_context(build_index(IndexSettings(**common, encoder_target=target)))
+        index = IndexClient(Channel(f"127.0.0.1:{server.port}", timeout_s=20))
+        stack.push_async_callback(index.channel.close)
+        targets = {"encoder_target": target, "index_target": f"127.0.0.1:{server.port}"}
+        _, trainer = await stack.enter_async_context(
+            serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
+        )
+        premises = [types_pb2.Premise(id=f"p {n}", text=text) for n, text in enumerate(PREMISES)]
+        await until(lambda: server.readiness.healthy)
+        corpus = f"r-{uuid.uuid4().hex[:8]}"  # the store is the session's
+        await index.build(corpus, premises)
+        yield World(trainer, index, space, corpus)
+
+
+def ranks_in(found: list[Any], gold: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    at = {hit.text: rank for rank, hit in enumerate(found, start=1)}
+    return np.array([at.get(text, 2**62) for text in gold])
+
+
+def merged(queries: Any) -> dict[str, tuple[str, ...]]:
+    gold: dict[str, dict[str, None]] = {}
+    for text, premises in queries:
+        gold.setdefault(text, {}).update(dict.fromkeys(premises))
+    return {text: tuple(premises) for text, premises in gold.items()}
+
+
+@pytest.mark.parametrize(
+    "retrieval",
+    [
+        Retrieval(),
+        Retrieval("lexical"),
+        Retrieval("iterative_lexical"),
+        Retrieval("hybrid", Fusion(lexical_weight=0.4)),
+        Retrieval("hybrid", Fusion("reciprocal_rank", 0.4)),
+        Retrieval(prior=0.5),
+        Retrieval(negative_feedback=0.4),
+    ],
+    ids=["dense", "lexical", "iterative", "hybrid", "reciprocal", "prior", "feedback"],
+)
+async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Retrieval):
+    await world.index.put_explanations(world.corpus, [(QUERIES[3], ["p 1", "p 7"]), (QUERIES[15], ["p 3"])])
+    report = await world.evaluate(retrieval=retrieval, ranks=True)
+    gold = merged(GOLD)
+    ranks: dict[str, list[Any]] = {"strict": [], "paper": []}
+    for text, premises in gold.items():
+        for protocol, drop_self in (("strict", True), ("paper", False)):
+            wanted = tuple(one for one in premises if not drop_self or one != text)
+            found = await world.index.retrieve(
+                world.corpus,
+                [text],
+                k=1000,
+                mode=retrieval.mode,
+                fusion=retrieval.fusion,
+                prior=retrieval.prior,
+                negative_feedback=retrieval.negative_feedback,
+                drop_self=drop_self,
+            )
+            ranks[protocol].append(ranks_in(found[0], wanted))
+    for protocol in ("strict", "paper"):
+        expected, found = metrics_of(ranks[protocol]), getattr(report, protocol)
+        assert (found.map, found.ndcg) == pytest.approx((expected.map, expected.ndcg))
+        assert found.hit_at_10 == pytest.approx(expected.hit_at_10)
+        told = [[rank or 2**62 for rank in getattr(one, protocol)] for one in report.ranks]
+        assert told == [own.tolist() for own in ranks[protocol]]
+    assert bool(report.model_version) == (retrieval.mode in {"dense", "hybrid"})
+    assert (report.queries, report.candidates) == (12, len(PREMISES))
+
+
+async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):
+    by_index, by_vectors = await world.evaluate(retrieval=Retrieval()), await world.evaluate()
+    for protocol in ("strict", "paper"):
+        assert getattr(by_index, protocol).map == pytest.approx(getattr(by_vectors, protocol).map, abs=1e-6)
+    assert by_index.model_version == by_vectors.model_version
+
+
+@pytest.mark.parametrize("retrieval", [Retrieval("hybrid"), Retrieval(conditioned=True)], ids=["hybrid", "conditioned"])
+async def test_the_figures_are_the_same_in_whatever_parts_the_index_is_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch, retrieval: Retrieval
+):
+    whole = await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True)
+    monkeypatch.setattr("services.trainer.evaluation.index_ranks.PART", 5)
+    assert await world.evaluate(retrieval=retrieval, training=GOLD[:4], ranks=True) == whole
+
+
+async def test_the_papers_protocol_can_be_left_out(world: World):
+    for retrieval in (None, Retrieval("lexical")):
+        report = await world.evaluate(retrieval=retrieval, strict_only=True, ranks=True)
+        assert not report.HasField("paper")
+        assert not any(one.paper for one in report.ranks)
+        assert report.strict.map == pytest.approx((await world.evaluate(retrieval=retrieval)).strict.map)
+
+
+async def test_a_conditioned_evaluation_tells_the_premise_found_first_and_looks_for_the_others(world: World):
+    report = await world.evaluate(retrieval=Retrieval("lexical", conditioned=True))
+    told_values, plain_values = [], []
+    for text, premises in merged(GOLD).items():
+        gold = tuple(one for one in premises if one != text)
+        plain = (await world.index.retrieve(world.corpus, [text], k=1000, mode="lexical"))[0]
+        ranks = ranks_in(plain, gold)
+        first = gold[int(np.argmin(ranks))]
+        others = tuple(one for one in gold if one != first)
+        accepted = [[f"p {PREMISES.index(first)}"]]
+        told = (await world.index.retrieve(world.corpus, [text], k=1000, mode="lexical", accepted=accepted))[0]
+        told_values.append(average_precision(ranks_in(told, others)))
+        plain_values.append(average_precision(ranks_in([hit for hit in plain if hit.text != first], others)))
+    [part] = report.parts
+    assert types_pb2.EvaluationPartKind.Name(part.kind) == "EVALUATION_PART_KIND_NOT_CONDITIONED"
+    assert report.strict.map == pytest.approx(np.mean(told_values))
+    assert part.strict.map == pytest.approx(np.mean(plain_values))
+    assert (report.queries, report.pairs, report.HasField("paper")) == (12, 24, False)
+
+
+async def test_training_queries_and_trees_add_their_parts_of_the_report(world: World):
+    tree = Tree(
+        "t",
+        QUERIES[1],
+        {"sent1": FACTS[1], "sent2": FACTS[30], "sent3": FACTS[2]},
+        (Step(("sent1", "sent2"), "int1", QUERIES[2]), Step(("int1", "sent3"), "hypothesis", QUERIES[1])),
+    )
+    report = await world.evaluate(training=GOLD[:4], trees=[tree], retrieval=Retrieval("lexical"))
+    kinds = [
+        types_pb2.EvaluationPartKind.Name(part.kind).removeprefix("EVALUATION_PART_KIND_") for part in report.parts
+    ]
+    assert kinds == [f"{what}_{seen}" for what in ("QUERY", "PREMISE", "PAIR") for seen in ("SEEN", "UNSEEN")]
+    assert [part.pairs for part in report.parts[:2]] == [13, 24], "the first query has its own text as a fourth"
+    texts, leaves = (QUERIES[1], QUERIES[2]), {FACTS[1], FACTS[30], FACTS[2]}
+    found = await world.index.retrieve(world.corpus, texts, k=25, mode="lexical")
+    alone = leaves & {hit.text for hit in found[0]}
+    assert report.hypothesis_alone.recall_at_25 == pytest.approx(len(alone) / 3)
+    best: dict[str, float] = {}
+    for hit in (*found[0], *found[1]):
+        best[hit.text] = max(hit.score, best.get(hit.text, 0.0))
+    along = leaves & set(sorted(best, key=lambda text: (-best[text], PREMISES.index(text)))[:25])
+    assert report.gold_tree.recall_at_25 == pytest.approx(len(along) / 3)
+    assert (report.gold_tree.trees, report.gold_tree.leaves) == (1, 3)
+
+
+async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: World):
+    tree = Tree("t", "h", {"sent1": "no such fact"}, (Step(("sent1",), "hypothesis", "h"),))
+    alone = [(QUERIES[0], (FACTS[0],))]
+    wrong: list[tuple[Any, dict[str, Any], type[errors.AeencError], str]] = [
+        (GOLD, {"trees": [tree]}, errors.InvalidArgument, "no such fact"),
+        (GOLD, {"trees": [tree], "retrieval": Retrieval(conditioned=True)}, errors.InvalidArgument, "conditioned"),
+        (alone, {"retrieval": Retrieval(conditioned=True)}, errors.InvalidArgument, "two gold premises"),
+        (alone, {"retrieval": Retrieval(prior=0.3)}, errors.FailedPrecondition, "explanations"),
+        (alone, {"retrieval": Retrieval(prior=3.0)}, errors.InvalidArgument, "prior"),
+        (alone, {"retrieval": Retrieval(rerank_weight=0.3)}, errors.InvalidArgument, "rerank_weight: is 0.3"),
+        (alone, {"retrieval": Retrieval(rerank=20)}, errors.Unimplemented, "cross-encoder"),
+        (alone, {"retrieval": Retrieval(), "version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
+        ([("q", ("no such",))], {"retrieval": Retrieval("lexical")}, errors.InvalidArgument, "no such"),
+    ]
+    for queries, options, kind, remedy in wrong:
+        with pytest.raises(kind, match=remedy):
+            await world.evaluate(queries, timeout_s=15, **options)

@@ -1,0 +1,112 @@
+"""The evaluation metrics against their definitions read aloud, ties and dropped candidates included."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from aeenc.errors import DataLoss, InvalidArgument
+from aeenc.evaluation import paired_randomisation_test
+from services.trainer.evaluation.protocol import EvaluationQuery, evaluate, merge_queries
+
+RNG = np.random.default_rng(3)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def read_aloud(queries, query_vectors, premises, texts, *, drop_own: bool) -> dict[str, float]:
+    """MAP, NDCG, NDCG@10 and Hit@10 by sorting every ranking."""
+    maps, ndcgs, ndcgs_10, hits, pairs = [], [], [], 0, 0
+    for query, vector in zip(queries, query_vectors, strict=True):
+        scores = (premises.astype(np.float64) * vector.astype(np.float64)).sum(axis=1).astype(np.float32)
+        ranking = sorted(range(len(texts)), key=lambda n: (-scores[n], n))
+        if drop_own:
+            ranking = [n for n in ranking if texts[n] != query.text]
+        gold = {n for n in ranking if texts[n] in query.gold}
+        if not gold:
+            continue
+        gains = [n in gold for n in ranking]
+        found, precisions = 0, []
+        for rank, gain in enumerate(gains, 1):
+            found += gain
+            if gain:
+                precisions.append(found / rank)
+        maps.append(sum(precisions) / len(gold))
+        dcg = [gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1)]
+        ideal = [1 / math.log2(rank + 1) for rank in range(1, len(gold) + 1)]
+        ndcgs.append(sum(dcg) / sum(ideal))
+        ndcgs_10.append(sum(dcg[:10]) / sum(ideal[:10]))
+        hits += sum(gains[:10])
+        pairs += len(gold)
+    return {
+        "MAP": float(np.mean(maps)),
+        "NDCG": float(np.mean(ndcgs)),
+        "NDCG@10": float(np.mean(ndcgs_10)),
+        "Hit@10": hits / pairs,
+    }
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_both_protocols_are_what_their_definitions_say(ties: bool):
+    premises = unit(RNG.normal(size=(60, 8)))
+    if ties:
+        premises[30:] = premises[:30]
+    texts = [f"t{n}" for n in range(60)]
+    # Some queries are candidates themselves, one of them even its own gold premise.
+    queries = [
+        EvaluationQuery(f"q{n}" if n % 3 else f"t{n}", tuple(f"t{m}" for m in (n, n + 7, n + 31))) for n in range(20)
+    ]
+    vectors = unit(RNG.normal(size=(20, 8)))
+    report = evaluate(queries, vectors, premises, {text: n for n, text in enumerate(texts)}).to_dict()
+    for protocol, drop_own in (("strict", True), ("paper", False)):
+        expected = read_aloud(queries, vectors, premises, texts, drop_own=drop_own)
+        assert {name: report[protocol][name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert report["pairs"] == 60
+
+
+def test_a_query_that_is_only_its_own_gold_counts_in_paper_alone():
+    premises = unit(RNG.normal(size=(4, 8)))
+    ordinals = {f"t{n}": n for n in range(4)}
+    queries = [EvaluationQuery("t0", ("t0",)), EvaluationQuery("q", ("t1",))]
+    report = evaluate(queries, premises[[0, 1]], premises, ordinals)
+    assert (report.strict.map, report.paper.map) == (1.0, 1.0)
+    assert len(report.average_precisions) == 1
+
+
+def test_queries_of_the_same_text_are_merged():
+    merged = merge_queries(
+        [EvaluationQuery("q", ("a", "b")), EvaluationQuery("r", ("c",)), EvaluationQuery("q", ("b", "d"))]
+    )
+    assert merged == [EvaluationQuery("q", ("a", "b", "d")), EvaluationQuery("r", ("c",))]
+
+
+@pytest.mark.parametrize(("gold", "remedy"), [(("elsewhere",), "build the corpus"), ((), "leave it out")])
+def test_a_gold_premise_that_cannot_be_ranked_is_named(gold: tuple[str, ...], remedy: str):
+    vectors = unit(RNG.normal(size=(1, 8)))
+    with pytest.raises(InvalidArgument, match=remedy):
+        evaluate([EvaluationQuery("q", gold)], vectors, vectors, {"t0": 0})
+
+
+def test_the_paired_test_tells_a_difference_from_noise():
+    base = RNG.uniform(size=200)
+    noise = base + RNG.normal(scale=0.05, size=200)
+    better = base + 0.05 + RNG.normal(scale=0.05, size=200)
+    assert paired_randomisation_test(base, noise - noise.mean() + base.mean()) > 0.5
+    assert paired_randomisation_test(better, base) < 0.001
+    assert paired_randomisation_test(base, base) == 1.0
+
+
+def test_vectors_that_are_not_finite_are_refused_instead_of_scoring_best():
+    vectors = unit(RNG.normal(size=(2, 8)))
+    with pytest.raises(DataLoss, match="not finite"):
+        evaluate([EvaluationQuery("q", ("t0",))], vectors[:1] * np.nan, vectors, {"t0": 0, "t1": 1})
+
+
+def test_queries_that_only_explain_themselves_are_refused():
+    vectors = unit(RNG.normal(size=(1, 8)))
+    with pytest.raises(InvalidArgument, match="its own text"):
+        evaluate([EvaluationQuery("t0", ("t0",))], vectors, vectors, {"t0": 0})

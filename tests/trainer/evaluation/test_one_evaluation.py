@@ -1,0 +1,91 @@
+"""Evaluations are done one at a time, also when a caller goes away in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from services.kit.limits import Limits
+from services.trainer import evaluating
+from services.trainer.evaluating import Evaluating, Inquiry
+from services.trainer.evaluation import EvaluationQuery
+from services.trainer.evaluation import evaluate as really_evaluate
+from support.waiting import until
+
+SPEC = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])
+
+
+class Encoder:
+    """Gives every text the same vector."""
+
+    async def encode(self, texts: Any, **_options: Any) -> Any:
+        return SimpleNamespace(vectors=np.ones((len(texts), 2), np.float32), model_version="q1")
+
+
+class Slow:
+    """The ranking of an evaluation, which takes until it is let go; and how many went on at once at most."""
+
+    def __init__(self) -> None:
+        self.going_on, self.most, self.begun = 0, 0, 0
+        self.let_go = threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.going_on += 1
+        self.begun += 1
+        self.most = max(self.most, self.going_on)
+        self.let_go.wait(60)
+        self.going_on -= 1
+        return really_evaluate(*arguments)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """Makes the rankings of evaluations, over one premise, slow."""
+    vectors = np.ones((1, 2), np.float32)
+    opened = SimpleNamespace(id="g1", space_id="s", ordinal_by_text={"p": 0}, float32=lambda: vectors)
+    slow = Slow()
+
+    async def generation(*_arguments: Any) -> Any:
+        return opened
+
+    monkeypatch.setattr(Evaluator, "_generation", generation)
+    monkeypatch.setattr(evaluator, "evaluate", slow)
+    return slow
+
+
+async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(slow: Slow):
+    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
+    first = asyncio.create_task(one.evaluate(SPEC))
+    await until(lambda: slow.begun == 1)
+    first.cancel()
+    second = asyncio.create_task(one.evaluate(SPEC))
+    await asyncio.sleep(0.5)  # enough to begin, were it allowed to
+    assert (slow.begun, first.done()) == (1, False)
+    first.cancel()  # a second time, as at the end of a server
+    slow.let_go.set()
+    assert (await second).report.strict.map == 1.0
+    assert (first.cancelled(), slow.most, slow.begun) == (True, 1, 2)
+
+
+async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_ended(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(evaluator, "MAX_WAITING", 2)
+    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
+    first, *waiting = [asyncio.create_task(one.evaluate(SPEC)) for _ in range(3)]
+    await until(lambda: slow.begun == 1)
+    with pytest.raises(errors.Overloaded, match="2 evaluations wait already") as refused:
+        await asyncio.wait_for(one.evaluate(SPEC), 5)
+    assert refused.value.retry_after_s
+    waiting[0].cancel()  # its caller has gone
+    await asyncio.wait(waiting[:1])
+    waiting.append(asyncio.create_task(one.evaluate(SPEC)))
+    slow.let_go.set()
+    await asyncio.gather(first, *waiting[1:])
+    assert slow.begun == 3

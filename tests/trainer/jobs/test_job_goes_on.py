@@ -1,0 +1,107 @@
+"""Jobs that nobody fails: those whose process or trainer was asked to end, and those that wait for another service."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aeenc import errors
+from services.trainer.jobs import runner
+from services.trainer.jobs.job import Job
+from support.waiting import eventually, until
+from support.worlds.job_bench import Bench, Services, starting
+
+ENDS_WHEN_ASKED_ONCE = """
+import json, os, pathlib, signal, sys
+directory = pathlib.Path(sys.argv[1])
+if (directory / "asked").exists():
+    (directory / "result.json").write_text(json.dumps({"version": "v1"}))
+else:
+    (directory / "asked").touch()
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+MAKES_BOTH_ENCODERS = """
+import json, pathlib, sys
+result = json.dumps({"version": "v1", "premise_version": "v2"})
+(pathlib.Path(sys.argv[1]) / "result.json").write_text(result)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_job_whose_process_was_asked_to_end_goes_on_instead_of_failing(bench: Bench, monkeypatch, number: int):
+    children = starting(monkeypatch, ENDS_WHEN_ASKED_ONCE, str(int(number)))
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    states = [event.job.state for event in await bench.store.events(bench.job, 0)]
+    assert "FAILED" not in states
+    assert len(children) == 2
+
+
+async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: Bench, monkeypatch):
+    children = starting(monkeypatch, "import sys; sys.stdin.read()")
+    bench.runner.start()
+    await until(lambda: len(children) == 1)
+    bench.readiness.draining()
+    children[0]._process.kill()
+    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+    await bench.store.release_lease(bench.job.id, "another")
+    await asyncio.sleep(0.3)
+    assert (await bench.store.get(bench.job.id)).state == "RUNNING"
+    assert await bench.store.active() == [bench.job.id]
+    assert len(children) == 1
+
+
+@pytest.mark.parametrize("part", ["pairs", "tandems"])
+@pytest.mark.parametrize("kind", [errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded])
+async def test_a_job_waits_for_a_service_that_is_away(bench: Bench, monkeypatch, part: str, kind: Any):
+    monkeypatch.setattr(runner, "FIRST_S", 0.1)
+    away = Services(*[kind("nobody answers there")] * 2)
+    setattr(bench.runner, f"_{part}", away)
+    children = starting(monkeypatch, MAKES_BOTH_ENCODERS)
+    bench.runner.start()
+    await until(lambda: bench.readiness.state == "DEGRADED")
+    assert bench.readiness.reason == f"job {bench.job.id} waits: nobody answers there"
+    assert (await bench.store.get(bench.job.id)).state == "RUNNING"
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    assert (away.left, len(children)) == ([], 1)
+    await until(lambda: bench.readiness.state == "SERVING")
+
+
+async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench: Bench):
+    async def compute(job: Job) -> str:
+        if job.id == bench.job.id:
+            raise errors.Unavailable("nobody answers there")
+        return "v2"
+
+    bench.runner._compute = compute  # type: ignore[method-assign]
+    bench.runner.start()
+    await until(lambda: bench.readiness.state == "DEGRADED")
+    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+    other = replace(bench.job, id="other")
+    await bench.store.create(other, [])
+    await eventually(lambda: has_succeeded(bench, other.id))
+
+
+async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench: Bench):
+    bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
+    assert bench.readiness.state == "DEGRADED"
+    await bench.runner.drop(bench.job.id)
+    assert bench.readiness.state == "SERVING"
+
+
+async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(bench: Bench, monkeypatch):
+    monkeypatch.setattr(runner, "FIRST_S", 0.1)
+    assert await bench.store.take_lease(bench.job.id, "another", 60.0)
+    bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
+    bench.runner.start()
+    await until(lambda: bench.readiness.state == "SERVING")
+
+
+async def has_succeeded(bench: Bench, job_id: str) -> bool:
+    return await bench.store.state(job_id) == "SUCCEEDED"

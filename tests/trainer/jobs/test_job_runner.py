@@ -1,0 +1,118 @@
+"""The runner against a real Redis: leases that lapse, cancellations from elsewhere, children that are slow to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from services.trainer.jobs.job import LIVE
+from support.waiting import eventually, until
+from support.worlds.job_bench import Bench, computing, starting
+
+SLOW_TO_END = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), os._exit(0)))
+while True:
+    time.sleep(0.05)
+"""
+
+
+async def test_a_lease_that_lapsed_without_a_successor_costs_nothing(bench: Bench):
+    times = computing(bench, lambda: bench.store._redis.delete(bench.store._lease(bench.job.id)))
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    await asyncio.sleep(0.3)
+    assert len(times) == 1
+
+
+async def test_a_trainer_serves_while_it_works_on_a_job_that_was_left_behind(bench: Bench):
+    begun, served = asyncio.Event(), asyncio.Event()
+
+    async def long_phase() -> None:
+        begun.set()
+        await served.wait()
+
+    computing(bench, long_phase)
+    bench.runner.start()
+    await asyncio.wait_for(begun.wait(), 30)
+    assert bench.readiness.state == "SERVING"
+    served.set()
+    await bench.until("SUCCEEDED")
+
+
+async def test_a_job_cancelled_elsewhere_keeps_what_it_has_computed(bench: Bench):
+    computing(bench, lambda: bench.store.transition(bench.job.id, LIVE, "CANCELLED"))
+    bench.runner.start()
+    await bench.until("CANCELLED")
+    await asyncio.sleep(0.2)
+    assert (bench.directory / "epoch.safetensors").exists()
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_job(bench: Bench, end: str):
+    stopped = asyncio.Event()
+
+    async def long_phase() -> None:
+        if end == "cancel":
+            await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
+        else:
+            await bench.store._redis.delete(bench.store._key(bench.job.id, "record"))
+        try:
+            await asyncio.Event().wait()  # loading, evaluating, exporting: nothing is reported
+        finally:
+            stopped.set()
+
+    computing(bench, long_phase)
+    bench.runner.start()
+    await asyncio.wait_for(stopped.wait(), 30)
+    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+
+
+async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
+    children = starting(monkeypatch, SLOW_TO_END)
+    bench.runner.start()
+    await asyncio.sleep(0.8)  # it runs, and its signal handler stands
+    await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
+    await bench.runner.drop(bench.job.id)
+    assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"
+    assert await bench.store.take_lease(bench.job.id, "another", 1.0), "the lease is given back"
+
+
+async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
+    computing(bench, lambda: asyncio.sleep(0))
+    active, looks = bench.store.active, []
+
+    async def fail_once() -> list[str]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise ZeroDivisionError
+        return await active()
+
+    monkeypatch.setattr(bench.store, "active", fail_once)
+    bench.runner.start()
+    await bench.until("SUCCEEDED")
+
+
+async def test_only_directories_that_nobody_can_resume_are_removed(bench: Bench):
+    async def job(name: str, *states: str) -> None:
+        made = replace(bench.job, id=name)
+        await bench.store.create(made, [])
+        for state in states:
+            assert await bench.store.transition(name, LIVE, state) == "OK"  # type: ignore[arg-type]
+
+    await job("failed", "FAILED")
+    await job("cancelled", "CANCELLED")
+    await job("elsewhere", "RUNNING", "SUCCEEDED")
+    names = ["failed", "cancelled", "elsewhere", "unknown", "unknown-old"]
+    for name in names:
+        (bench.jobs_dir / name).mkdir(parents=True)
+        (bench.jobs_dir / name / "epoch.safetensors").write_text("state")
+    for path in (bench.jobs_dir / "unknown-old" / "epoch.safetensors", bench.jobs_dir / "unknown-old"):
+        os.utime(path, (0, 0))
+    computing(bench, lambda: asyncio.sleep(0))
+    bench.runner.start()
+    await bench.until("SUCCEEDED")
+    await until(lambda: sorted(path.name for path in bench.jobs_dir.iterdir()) == ["cancelled", "failed", "unknown"])

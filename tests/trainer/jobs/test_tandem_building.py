@@ -1,0 +1,70 @@
+"""The last step of a job in mode SIAMESE or DUAL: its generation is built, and nothing that serves moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aeenc import IndexClient, errors
+from services.trainer.jobs.tandem_building import TandemBuilder
+from support.waiting import eventually
+from support.worlds.tandem_world import PREMISES, Made, World, pairs, tandem_space, world
+
+__all__ = ["pairs", "tandem_space", "world"]
+
+
+async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_serves_moves(
+    world: World, pairs: list[Made]
+) -> None:
+    before = await world.served()
+    tandem = await world.tandem(pairs[0])
+    (built,) = [one for one in await world.index.generations(world.corpus) if one.id == tandem.generation]
+    assert (built.space_id, built.premise_version) == (pairs[0].space_id, pairs[0].premise_version)
+    assert built.premises == len(PREMISES)
+    assert await world.served() == before
+    assert {row.name for row in await world.rows.labels(pairs[0].space_id)} == set(), "the job's label is gone"
+
+    async def dropped() -> bool:
+        return await world.spaces() == {world.space.space_id}
+
+    await eventually(dropped)
+    shown = await world.trainer.checkpoint(pairs[0].version)
+    assert (shown.tandem.corpus, shown.tandem.generation) == (world.corpus, tandem.generation)
+    assert (shown.tandem.premise_version, shown.tandem.replaces) == (pairs[0].premise_version, "")
+    listed = {one.version: one.tandem.generation for one in await world.trainer.checkpoints()}
+    assert listed[pairs[0].version] == tandem.generation
+    assert listed[world.space.version] == ""
+
+
+async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_again(
+    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, build = world.job(), IndexClient.build
+    asked: list[str] = []
+
+    async def away(self: IndexClient, *arguments: Any, request_id: str, **options: Any) -> Any:
+        asked.append(request_id)
+        raise errors.Unavailable("the index restarts")
+
+    monkeypatch.setattr(IndexClient, "build", away)
+    with pytest.raises(errors.Unavailable, match="restarts"):
+        await world.tandem(pairs[0], job)
+    assert await world.rows.labels(pairs[0].space_id) == []
+    monkeypatch.setattr(IndexClient, "build", build)
+    tandem = await world.tandem(pairs[0], job)
+    assert await world.tandem(pairs[0], job) == tandem
+    assert len({*asked, f"tandem {job.id}"}) == 1, "the index is asked for the same build again"
+
+
+async def test_labels_of_jobs_that_have_ended_are_swept_at_a_start(world: World, pairs: list[Made]) -> None:
+    job = world.job(state="CANCELLED")
+    await world.checkpoints.register(pairs[0].version)
+    await world.rows.set_space(pairs[0].space_id, pairs[0].premise_version)
+    store: Any = world.building._jobs
+    await store.create(job, [])
+    for label in (f"job-{job.id}", "job-of-somebody"):
+        await world.rows.set_label(pairs[0].space_id, label, pairs[0].version)
+    sweeping = TandemBuilder(world.rows, world.index, world.tandems, store)
+    await sweeping.sweep()
+    assert [row.name for row in await world.rows.labels(pairs[0].space_id)] == ["job-of-somebody"]

@@ -1,0 +1,106 @@
+"""A job in mode SIAMESE through the RPCs: trained in a child, its generation built by the index, published as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
+from aeenc.v1 import trainer_pb2
+from services.encoder.__main__ import build as build_encoder
+from services.encoder.settings import EncoderSettings
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
+from services.store.registry import Registry
+from services.trainer.processes.child import Child
+from support.waiting import until
+from support.worlds.tandem_world import PREMISES
+from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
+
+CORPUS = "tandem-science"
+SIAMESE = {"mode": trainer_pb2.MODE_SIAMESE, "loss": trainer_pb2.LOSS_MULTIPLE_NEGATIVES_RANKING}
+
+
+@dataclass
+class World:
+    trainer: TrainerClient
+    registry: RegistryClient
+    index: IndexClient
+    space: Space
+
+    async def start(self, **fields: Any) -> trainer_pb2.Job:
+        """Starts a job over a data set of all pairs."""
+        validation = [(query.text, query.gold) for query in VALIDATION]
+        options = {"corpus": CORPUS, "data_sets": ["pairs"], "learning_rate": 2e-3, "epochs": 2}
+        return await self.trainer.start_job(**{"validation": validation, **options, **SIAMESE, **fields})
+
+
+@pytest.fixture
+async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    lines = [{"query": one.query, "premise": one.premise, "sign": one.sign.lower()} for one in PAIRS]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common = {"port": 0, "artifacts_dir": space.store.root}
+    options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1, "poll_s": 0.2}
+    async with AsyncExitStack() as stack:
+        encoder = await stack.enter_async_context(build_encoder(EncoderSettings(**common, **options)))
+        targets = {"encoder_target": f"127.0.0.1:{encoder.port}"}
+        index = await stack.enter_async_context(build_index(IndexSettings(**common, **targets)))
+        targets["index_target"] = f"127.0.0.1:{index.port}"
+        _, trainer = await stack.enter_async_context(
+            serve_trainer(space, redis_url, namespace, tmp_path / "t", **targets, data_sets={"pairs": data})
+        )
+        client = await stack.enter_async_context(AsyncClient(index=targets["index_target"]))
+        await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
+        await client.index.build(CORPUS, PREMISES)
+        yield World(trainer, RegistryClient(trainer.channel), client.index, space)
+
+
+async def test_a_job_that_cannot_be_done_in_its_mode_is_refused_at_its_start(world: World):
+    with pytest.raises(errors.InvalidArgument, match=r"FULL_CORPUS_SOFTMAX.*mode SIAMESE trains.*or mode SINGLE"):
+        await world.start(loss=trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX)
+    with pytest.raises(errors.InvalidArgument, match="one of the enum Mode"):
+        await world.start(mode=9)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_job_leaves_a_tandem_that_is_published_as_one(
+    world: World, registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 600)
+    await registry.heartbeat("encoder-2")  # lives, and never answers: the job waits for it before it builds
+    job = await world.start()
+    assert (job.config.mode, job.config.batching) == (trainer_pb2.MODE_SIAMESE, trainer_pb2.BATCHING_ITEMS)
+    async for _, now in world.trainer.watch(job.id):
+        if now.progress.phase == "building":
+            break
+    assert now.progress.epochs_done == 2
+    await world.trainer.cancel(job.id)
+    assert [label.name for label in await registry.labels()] == ["stable"], "the job's own label is gone"
+    await registry.sign_off("encoder-2")
+
+    async def never(*_arguments: Any) -> Child:
+        raise AssertionError("what was trained is not trained again")
+
+    monkeypatch.setattr(Child, "start", never)
+    await world.trainer.resume(job.id)
+    job = await world.trainer.wait(job.id)
+    assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
+    checkpoint = await world.trainer.checkpoint(job.version)
+    assert checkpoint.space_id != world.space.space_id
+    assert checkpoint.tandem.premise_version == job.version, "one encoder for both"
+    published = await world.registry.publish(job.version, wait_s=20, force=True)
+    assert published.generation == checkpoint.tandem.generation
+    found = await world.index.retrieve(CORPUS, [VALIDATION[0].text], k=5)
+    assert (found.model_version, found.generation) == (job.version, checkpoint.tandem.generation)
+    gold = [(query.text, query.gold) for query in VALIDATION]
+    report = await world.trainer.evaluate(CORPUS, gold)
+    assert report.model_version == job.version
+    assert report.strict.map == pytest.approx(checkpoint.validation_map, abs=1e-3), "as the job measured it"

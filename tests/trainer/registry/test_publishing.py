@@ -1,0 +1,271 @@
+"""Labels through the registry's RPCs: the quality gate, the way back, conflicts, and what may not be done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import Channel, RegistryClient, TrainerClient, errors
+from aeenc.v1 import registry_pb2, registry_pb2_grpc
+from services.store.registry import Registry, RolloutRow
+from services.trainer.registry.checkpoints import Checkpoints
+from support.worlds.trainer_world import Space, serve_trainer
+
+
+@dataclass
+class World:
+    registry: RegistryClient
+    trainer: TrainerClient
+    rows: Registry
+    space: Space
+    checkpoints: Checkpoints
+
+    async def checkpoint(
+        self, name: str, precisions: list[float] | None, base_version: str = "", before: Any = None, reranks: str = ""
+    ) -> str:
+        """Registers a checkpoint of nothing but its metrics; the registry looks no further."""
+        meta = {
+            "space_id": self.space.space_id,
+            "pretrained": False,
+            "base_version": base_version,
+            "job_id": name,
+            "validation_map": float(np.mean(precisions)) if precisions else 0.0,
+            "dim": 32,
+        }
+        with self.checkpoints.store.writer("checkpoint", "checkpoints") as writer:
+            if precisions is not None:
+                metrics = {"generation": "g", "queries_sha256": "x", "base_version": base_version}
+                metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
+                metrics |= {"reranks": reranks} if reranks else {}
+                (writer.path / "metrics.json").write_text(json.dumps(metrics))
+            version = writer.commit(meta, id_prefix="q").id
+        await self.checkpoints.register(version)
+        return version
+
+
+@pytest.fixture
+async def world(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path, registry: Registry
+) -> AsyncIterator[World]:
+    async with serve_trainer(space, redis_url, namespace, tmp_path) as (_, trainer):
+        client = RegistryClient(trainer.channel)
+        yield World(client, trainer, registry, space, Checkpoints(space.store, registry))
+
+
+GOOD = [0.8, 0.7, 0.9, 0.6, 0.8, 0.9, 0.7, 0.8, 0.75, 0.85]
+BAD = [value - 0.3 - 0.01 * n for n, value in enumerate(GOOD)]
+
+
+async def test_the_first_start_serves_the_pretrained_encoder(world: World):
+    (label,) = await world.registry.labels()
+    assert (label.name, label.version, label.revision) == ("stable", world.space.version, 1)
+    (checkpoint,) = await world.trainer.checkpoints()
+    assert (checkpoint.version, checkpoint.pretrained, list(checkpoint.labels)) == (
+        world.space.version,
+        True,
+        ["stable"],
+    )
+    assert (await world.trainer.info()).default_space_id == world.space.space_id
+
+
+async def test_a_measurably_worse_checkpoint_needs_force(world: World):
+    good, bad = await world.checkpoint("good", GOOD), await world.checkpoint("bad", BAD)
+    await world.registry.publish(good)
+    with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
+        await world.registry.publish(bad)
+    assert caught.value.reason == "QUALITY_GATE"
+    assert (await world.registry.rollouts()).label.version == good
+    assert (await world.registry.publish(bad, force=True)).label.version == bad
+
+
+async def test_a_difference_within_noise_passes_the_gate(world: World):
+    good = await world.checkpoint("good", GOOD)
+    about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    await world.registry.publish(good)
+    assert (await world.registry.publish(about)).label.version == about
+
+
+async def test_quality_over_the_rankings_of_another_encoder_is_not_compared(world: World):
+    good = await world.checkpoint("good", GOOD, reranks="q1")
+    await world.registry.publish(good)
+    bad = await world.checkpoint("bad", BAD, reranks="q1")
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(bad)
+    other = await world.checkpoint("other", BAD, reranks="q2")
+    assert (await world.registry.publish(other)).label.version == other
+
+
+async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_before(world: World):
+    worse = await world.checkpoint("worse", BAD, base_version=world.space.version, before=GOOD)
+    with pytest.raises(errors.FailedPrecondition, match="serving"):
+        await world.registry.publish(worse)
+
+
+async def test_rollback_points_back_and_again_forth(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.registry.publish(good)
+    assert {(row.name, row.version) for row in await world.registry.labels()} == {
+        ("stable", good),
+        ("previous", world.space.version),
+    }
+    assert (await world.registry.rollback()).label.version == world.space.version
+    assert (await world.registry.rollback()).label.version == good
+
+
+async def test_a_repeated_rollback_request_goes_back_once(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.registry.publish(good)
+    stub = registry_pb2_grpc.RegistryAdminServiceStub(world.registry.channel.grpc)
+    request = registry_pb2.RollbackRequest(request_id="once")
+    for _ in range(2):
+        assert (await stub.Rollback(request)).label.version == world.space.version
+
+
+async def test_a_rollback_with_nothing_before_is_refused(world: World):
+    with pytest.raises(errors.FailedPrecondition, match="has no version before"):
+        await world.registry.rollback()
+
+
+async def test_a_label_that_moved_meanwhile_is_not_moved(world: World):
+    good = await world.checkpoint("good", GOOD)
+    with pytest.raises(errors.Aborted, match="revision 1"):
+        await world.registry.publish(good, expected_revision=7)
+    assert (await world.registry.publish(good, expected_revision=1)).label.revision == 2
+
+
+@pytest.mark.parametrize("label", ["stable", "trial"])  # one that serves, and one that does not exist yet
+async def test_what_another_caller_publishes_while_the_gate_compares_is_not_overwritten(
+    world: World, monkeypatch: pytest.MonkeyPatch, label: str
+):
+    first, better = await world.checkpoint("first", BAD), await world.checkpoint("better", GOOD)
+    move = Registry.set_label
+
+    async def overtaken(self: Registry, space_id: str, name: str, version: str, **options: Any) -> Any:
+        monkeypatch.setattr(Registry, "set_label", move)
+        await world.registry.set_label(name, better)
+        return await move(self, space_id, name, version, **options)
+
+    for force, version in ((False, better), (True, first)):
+        monkeypatch.setattr(Registry, "set_label", overtaken)
+        if force:
+            await world.registry.publish(first, label=label, force=True)
+        else:
+            with pytest.raises(errors.Aborted, match=f"{better}.*read it and retry"):
+                await world.registry.publish(first, label=label)
+        assert (await world.registry.rollouts(label)).label.version == version
+
+
+async def test_wrong_names_are_refused_with_a_remedy(world: World):
+    version = world.space.version
+    calls: list[tuple[Callable[[], Any], type[errors.AeencError], str]] = [
+        (lambda: world.registry.publish("qnothing"), errors.NotFound, "ListCheckpoints"),
+        (lambda: world.registry.set_label("no spaces", version), errors.InvalidArgument, "1 to 64 letters"),
+        (lambda: world.registry.set_label("previous", version), errors.InvalidArgument, "follows 'stable'"),
+        (lambda: world.registry.delete_label("stable"), errors.FailedPrecondition, "cannot be deleted"),
+        (lambda: world.registry.delete_label("nothing"), errors.NotFound, "list the labels"),
+        (lambda: world.registry.rollouts("nothing"), errors.NotFound, "list the labels"),
+        (lambda: world.trainer.checkpoint("qnothing"), errors.NotFound, "ListCheckpoints"),
+    ]
+    for call, kind, remedy in calls:
+        with pytest.raises(kind, match=remedy):
+            await call()
+
+
+async def test_a_publication_waits_until_every_live_encoder_serves_it(world: World):
+    good = await world.checkpoint("good", GOOD)
+    await world.rows.heartbeat("encoder-1")
+    published = await world.registry.publish(good, wait_s=0.3)
+    assert (published.complete, [rollout.ok for rollout in published.rollouts]) == (False, [False])
+    row = RolloutRow(
+        "encoder-1", published.label.revision, ok=True, reason="", at=published.label.moved_at.ToDatetime()
+    )
+    await world.rows.acknowledge(world.space.space_id, "stable", row)
+    assert (await world.registry.publish(good, wait_s=5)).complete
+
+
+async def test_a_canary_gets_its_share_and_keeps_it(world: World):
+    good = await world.checkpoint("good", GOOD)
+    published = await world.registry.publish(good, label="canary", share=0.1)
+    assert (published.label.share, published.label.revision) == (0.1, 1)
+    assert (await world.registry.set_label("canary", world.space.version)).share == 0.1
+    assert (await world.registry.set_label("canary", good, share=0.5)).share == 0.5
+    assert (await world.registry.rollback(label="canary")).label.share == 0.5
+    shares = {label.name: label.share for label in await world.registry.labels()}
+    assert shares == {"canary": 0.5, "stable": 0.0}
+    await world.registry.delete_label("canary")
+    assert (await world.registry.set_label("canary", good)).share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("label", "share", "remedy"),
+    [
+        ("canary", 1.1, "give 0 to 1"),
+        ("canary", -0.1, "give 0 to 1"),
+        ("canary", float("nan"), "give 0 to 1"),
+        ("stable", 0.5, "only 'canary' has a share"),
+        ("run-1", 0.0, "only 'canary' has a share"),
+    ],
+)
+async def test_a_share_that_is_none_is_refused_and_moves_nothing(world: World, label: str, share: float, remedy: str):
+    before = await world.registry.labels()
+    for call in (
+        world.registry.publish,
+        lambda version, **options: world.registry.set_label(version=version, **options),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=remedy):
+            await call(world.space.version, label=label, share=share)
+    assert await world.registry.labels() == before
+
+
+async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says_so(world: World):
+    first, second = await world.checkpoint("first", GOOD), await world.checkpoint("second", GOOD)
+    await world.rows.heartbeat("encoder-1")
+    event = await world.rows.last_event()
+    overtaken = asyncio.ensure_future(world.registry.publish(first, wait_s=30))
+    await world.rows.wait_for_event(event, 10)
+    newer = (await world.registry.publish(second)).label
+    # Even an encoder that is at the newer revision already does not serve the overtaken one.
+    await world.rows.acknowledge(
+        world.space.space_id, "stable", RolloutRow("encoder-1", newer.revision, True, "", datetime.now(UTC))
+    )
+    ended = await asyncio.wait_for(overtaken, 2)
+    assert (ended.complete, ended.label.version, ended.label.revision) == (False, second, newer.revision)
+    assert [rollout.instance for rollout in ended.rollouts] == ["encoder-1"]
+    assert (await world.registry.publish(second, wait_s=5)).complete
+
+
+async def test_a_publication_names_who_refuses_and_who_is_silent_and_forgets_the_dead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    space_id, good = world.space.space_id, await world.checkpoint("good", GOOD)
+    for instance in ("refuses", "silent"):
+        await world.rows.heartbeat(instance)
+    with monkeypatch.context() as patch:
+        patch.setattr("services.store.registry.HEARTBEAT_TTL_S", -1)
+        await world.rows.heartbeat("dead")
+    for instance, revision, reason in (("dead", 1, ""), ("silent", 1, ""), ("refuses", 2, "the disk is full")):
+        row = RolloutRow(instance, revision, not reason, reason, datetime.now(UTC))
+        await world.rows.acknowledge(space_id, "stable", row)
+    published = await world.registry.publish(good, wait_s=0.3)
+    stands = [(rollout.instance, rollout.revision, rollout.ok, rollout.reason) for rollout in published.rollouts]
+    assert stands == [("refuses", 2, False, "the disk is full"), ("silent", 1, True, "")]
+    assert (published.complete, published.label.revision) == (False, 2)
+
+
+async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, namespace: str, tmp_path: Path):
+    tokens = {"token": "t", "admin_token": "a"}
+    async with serve_trainer(space, redis_url, namespace, tmp_path, client_token="t", **tokens) as (server, trainer):
+        await trainer.checkpoints()
+        with pytest.raises(errors.PermissionDenied):
+            await RegistryClient(trainer.channel).labels()
+        admin = RegistryClient(Channel(f"127.0.0.1:{server.port}", token="a"))
+        assert len(await admin.labels()) == 1
+        await admin.channel.close()

@@ -1,0 +1,280 @@
+"""A tandem is published and taken back as one: callers get both of its encoders or neither, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aeenc import IndexClient, errors
+from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
+from services.corpus.generation import VECTORS, folder_of
+from services.store.registry import LabelRow, Registry, RolloutRow
+from services.trainer.registry import tandem_publishing
+from services.trainer.registry.tandem_publishing import TandemPublisher
+from support.models.tinymodel import write_tiny_checkpoint
+from support.waiting import eventually, until
+from support.worlds.tandem_world import PREMISES, Made, World, make_pair, pairs, tandem_space, world
+
+__all__ = ["pairs", "tandem_space", "world"]
+
+
+async def test_callers_get_encoder_and_premises_of_one_space_while_a_tandem_is_published_and_taken_back(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    old = (world.space.version, world.base)
+    new = (tandem.version, tandem.generation)
+    seen: list[tuple[str, str]] = []
+    stop = asyncio.Event()
+
+    async def call() -> None:
+        while not stop.is_set():
+            found = await world.index.retrieve(world.corpus, ["the sun", "a magnet"], k=3)
+            assert found.space_id == (
+                pairs[0].space_id if found.generation == tandem.generation else world.space.space_id
+            )
+            seen.append((found.model_version, found.generation))
+
+    callers = [asyncio.create_task(call()) for _ in range(3)]
+    await until(lambda: len(seen) > 10)
+    published = await world.registry.publish(tandem.version, wait_s=20)
+    assert (published.complete, published.generation) == (True, tandem.generation)
+    assert (published.label.name, published.label.version) == ("stable", tandem.version)
+    await until(lambda: seen[-1] == new)
+    back = await world.registry.rollback(corpus=world.corpus, wait_s=20)
+    assert (back.complete, back.generation, back.label.version) == (True, world.base, world.space.version)
+    await until(lambda: seen[-1] == old)
+    stop.set()
+    await asyncio.gather(*callers)  # no call has failed
+    assert set(seen) == {old, new}, "never the encoder of one with the premises of the other"
+
+
+async def test_a_caller_with_vectors_of_the_old_space_is_refused_and_may_pin_the_old_generation(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    old = await world.encoder.encode(["the sun"])
+    await world.registry.publish(tandem.version, wait_s=20)
+    with pytest.raises(errors.SpaceMismatch):
+        await world.index.search(world.corpus, old.vectors, space_id=old.space_id)
+    pinned = await world.index.search(world.corpus, old.vectors, space_id=old.space_id, generation=world.base)
+    assert pinned.generation == world.base
+    new = await world.encoder.encode(["the sun"], space_id=tandem.space_id)
+    found = await world.index.search(world.corpus, new.vectors, space_id=new.space_id)
+    assert (found.generation, found.space_id) == (tandem.generation, tandem.space_id)
+    retrieved = await world.index.retrieve(world.corpus, ["the sun"], generation=world.base)
+    assert retrieved.model_version == world.space.version, "the old encoders stay for the old generation"
+    with pytest.raises(errors.VersionNotLoaded):  # of the old space, while the new one is searched
+        await world.index.retrieve(world.corpus, ["the sun"], version=world.space.version)
+
+
+async def unmoved(world: World, made: Made, before: tuple[str, str]) -> None:
+    """The old pair serves, and nothing is left of the attempt."""
+    assert await world.served() == before
+    assert await world.rows.labels(made.space_id) == []
+
+
+async def test_an_encoder_that_does_not_follow_keeps_the_old_pair_serving(
+    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.trainer.registry.tandem_publishing.LEAST_WAIT_S", 0.5)
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+    await world.rows.heartbeat("encoder-2")  # lives, and never answers
+    with pytest.raises(errors.FailedPrecondition, match=r"encoder-2 \(has not answered yet\); repair") as caught:
+        await world.registry.publish(tandem.version)
+    assert caught.value.reason == "ENCODERS_BEHIND"
+    await unmoved(world, pairs[0], before)
+
+
+async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+    path = world.space.store.path(folder_of(world.corpus), tandem.generation) / VECTORS
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(errors.DataLoss, match="sha256"):
+        await world.registry.publish(tandem.version, wait_s=20)
+    await unmoved(world, pairs[0], before)
+    assert (await world.trainer.checkpoint(tandem.version)).labels == []
+
+
+async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
+    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    activate = IndexClient.activate
+
+    async def overtaken(self: IndexClient, corpus: str, generation: str, **options: Any) -> Any:
+        monkeypatch.setattr(IndexClient, "activate", activate)
+        await world.index.build(corpus, PREMISES[:40])
+        return await activate(self, corpus, generation, **options)
+
+    monkeypatch.setattr(IndexClient, "activate", overtaken)
+    with pytest.raises(errors.Aborted):
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert await world.active() not in {tandem.generation, world.base}
+    assert await world.rows.labels(pairs[0].space_id) == []
+
+
+async def test_an_answer_of_the_index_that_is_lost_is_no_failure(
+    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    activate = IndexClient.activate
+
+    async def lost(self: IndexClient, *arguments: Any, **options: Any) -> Any:
+        await activate(self, *arguments, **options)
+        raise errors.Unavailable("the connection broke")
+
+    monkeypatch.setattr(IndexClient, "activate", lost)
+    assert (await world.registry.publish(tandem.version, wait_s=20)).generation == tandem.generation
+    assert await world.served() == (tandem.version, tandem.generation)
+
+
+async def test_a_corpus_with_other_premises_by_now_is_refused_unless_forced(world: World, pairs: list[Made]) -> None:
+    tandem = await world.tandem(pairs[0])
+    more = [types_pb2.Premise(id="new", text="a new fact")]
+    now = await world.index.build(world.corpus, more, base_generation=world.base)
+    with pytest.raises(errors.FailedPrecondition, match="serves other premises since generation") as caught:
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert caught.value.reason == "OTHER_PREMISES"
+    assert await world.active() == now.id
+    assert (await world.registry.publish(tandem.version, wait_s=20, force=True)).generation == tandem.generation
+    back = await world.registry.rollback(corpus=world.corpus, wait_s=20)
+    assert back.generation == now.id == await world.active()
+
+
+async def test_a_tandem_that_is_measurably_worse_is_refused(world: World) -> None:
+    bad, good = [0.3 + 0.01 * n for n in range(10)], [0.8 + 0.01 * n for n in range(10)]
+    metrics = {"generation": "g", "queries_sha256": "x", "base_version": world.space.version}
+    metrics |= {"before": {"average_precisions": good}, "after": {"average_precisions": bad}}
+    made = make_pair(world.space, 9, metrics)
+    tandem, before = await world.tandem(made), await world.served()
+    with pytest.raises(errors.FailedPrecondition, match="paired randomisation test") as caught:
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert caught.value.reason == "QUALITY_GATE"
+    await unmoved(world, made, before)
+
+
+async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_forced(
+    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    better = write_tiny_checkpoint(world.space.store, seed=7).version
+    await world.checkpoints.register(better)
+    wait = tandem_publishing.await_all
+
+    async def overtaken(rows: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
+        monkeypatch.setattr(tandem_publishing, "await_all", wait)
+        assert (await world.registry.publish(better, wait_s=20)).complete
+        return await wait(rows, row, timeout_s)
+
+    monkeypatch.setattr(tandem_publishing, "await_all", overtaken)
+    with pytest.raises(errors.Aborted, match=rf"at revision 2 \({better}\), no longer at 1, .*publish it again"):
+        await world.registry.publish(tandem.version, wait_s=20)
+    await unmoved(world, pairs[0], (better, world.base))
+    await world.registry.set_label("stable", world.space.version)
+    monkeypatch.setattr(tandem_publishing, "await_all", overtaken)
+    await world.registry.publish(tandem.version, wait_s=20, force=True)
+    assert await world.served() == (tandem.version, tandem.generation)
+
+
+async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_back_once(
+    world: World, pairs: list[Made]
+) -> None:
+    with pytest.raises(errors.FailedPrecondition, match="no publication has activated"):
+        await world.registry.rollback(corpus=world.corpus)
+    tandems = [await world.tandem(made) for made in pairs[:2]]
+    for tandem in tandems:
+        await world.registry.publish(tandem.version, wait_s=20)
+    stub = registry_pb2_grpc.RegistryAdminServiceStub(world.trainer.channel.grpc)
+    request = registry_pb2.RollbackRequest(corpus=world.corpus, request_id="once")
+    for _ in range(2):
+        assert (await stub.Rollback(request)).generation == tandems[0].generation
+    assert await world.served() == (tandems[0].version, tandems[0].generation)
+    await world.registry.rollback(corpus=world.corpus, wait_s=20)
+    assert await world.served() == (world.space.version, world.base)
+
+
+async def test_the_space_before_the_way_back_is_closed(world: World, pairs: list[Made]) -> None:
+    tandems = [await world.tandem(made) for made in pairs]
+    await world.rows.set_label(pairs[1].space_id, "run-1", pairs[1].version)
+    for tandem in tandems:
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert await world.rows.labels(pairs[0].space_id) == []
+    assert {row.name for row in await world.rows.labels(pairs[1].space_id)} == {"run-1", "stable"}
+
+    async def left() -> bool:
+        return await world.spaces() == {world.space.space_id, pairs[1].space_id, pairs[2].space_id}
+
+    await eventually(left)
+    with pytest.raises(errors.FailedPrecondition, match="cannot be deleted"):
+        await world.registry.delete_label("stable", space_id=pairs[2].space_id)
+    await world.registry.delete_label("stable", space_id=pairs[1].space_id)
+    await world.registry.delete_label("run-1")  # as a run does, which does not know of spaces
+    assert await world.rows.labels(pairs[1].space_id) == []
+
+
+async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alone(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    await world.registry.publish(tandem.version, wait_s=20)
+    later = await world.registry.publish(pairs[0].premise_version, wait_s=20)
+    assert (later.generation, later.label.space_id) == ("", pairs[0].space_id)
+    assert await world.served() == (pairs[0].premise_version, tandem.generation)
+    again = await world.registry.publish(tandem.version, wait_s=20)
+    assert again.generation == ""
+    assert await world.served() == (tandem.version, tandem.generation)
+
+
+async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_generation(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+    assert (await world.registry.publish(tandem.version, label="trial", wait_s=20)).complete
+    queries = [(f"the {word} is hot", [PREMISES[n].text]) for n, word in enumerate(("sun", "moon"))]
+    report = await world.trainer.evaluate(world.corpus, queries, version=tandem.version, generation=tandem.generation)
+    assert (report.model_version, report.generation) == (tandem.version, tandem.generation)
+    assert await world.served() == before
+
+
+async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_leaves_nothing_behind(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+    await world.rows.heartbeat("encoder-2")  # lives, and never answers
+    space: Any = SimpleNamespace(space_id=world.space.space_id)
+    publishing = TandemPublisher(world.rows, world.index, world.tandems, world.space.store, space)
+    active = await publishing.active(world.corpus)
+    call = publishing.publish(tandem, active, compared=None, expected_revision=None, force=False, wait_s=60)
+    task = asyncio.create_task(call)
+
+    async def loaded() -> bool:
+        return tandem.space_id in await world.spaces()
+
+    await eventually(loaded)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await unmoved(world, pairs[0], before)
+
+
+async def test_a_trainer_that_dies_before_the_switch_leaves_the_old_pair_and_a_retry_finishes(
+    world: World, pairs: list[Made]
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+    row = await world.rows.set_label(tandem.space_id, "stable", tandem.version)
+    assert all(rollout.ok for rollout in await world.rows.await_rollout(row, 20))
+    await world.tandems.put(replace(tandem, replaces=world.base, replaces_space=world.space.space_id))
+    assert await world.served() == before, "both pairs are loaded, the pointer has not moved"
+    with pytest.raises(errors.FailedPrecondition, match="no publication has activated"):
+        await world.registry.rollback(corpus=world.corpus)
+    assert (await world.registry.publish(tandem.version, wait_s=20)).generation == tandem.generation
+    assert (await world.registry.rollback(corpus=world.corpus, wait_s=20)).generation == world.base
