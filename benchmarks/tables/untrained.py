@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
-from services.trainer.evaluation import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.protocol import Ranks, Standard
+from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
+from services.trainer.evaluation.protocol import GoldStandard, Ranks
 
 DEPTH = 1000
 Mask = NDArray[np.bool_]

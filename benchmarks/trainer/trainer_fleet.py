@@ -37,7 +37,7 @@ from services.corpus.generation import (
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import free_port
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.base_model import DEFAULT_NAME, find_base_model
+from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 STORE = ROOT / ".aeenc" / "bench" / "trainer" / "artifacts"
 

@@ -10,8 +10,11 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from aeenc import errors
-from aeenc.v1 import registry_pb2, trainer_pb2
-from services.kit.convert import to_timestamp
+from aeenc.calls.retrieval import Fusion, FusionMethod, Retrieval
+from aeenc.calls.retrieval import Mode as RetrieveMode
+from aeenc.evaluation import UNRANKED, Metrics
+from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
+from services.kit.convert import decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
@@ -276,10 +279,10 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
     if message.HasField("fusion"):
         weight = message.fusion.lexical_weight if message.fusion.HasField("lexical_weight") else None
         fusion = Fusion(
-            known(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight
+            decode_enum(_FUSION_METHODS, message.fusion.method, "config.retrieval.fusion.method", "min_max"), weight
         )
     return Retrieval(
-        mode=known(_RETRIEVE_MODES, message.mode, "config.retrieval.mode", "dense"),
+        mode=decode_enum(_RETRIEVE_MODES, message.mode, "config.retrieval.mode", "dense"),
         fusion=fusion,
         prior=message.prior,
         rerank=message.rerank,

@@ -109,19 +109,19 @@ class Evaluator:
         # Naming the label keeps evaluations out of a canary's share.
         spec = replace(spec, label=None if spec.version else spec.label or "stable")
         async with self._one:
-            opened = await self._generation(inquiry.corpus, inquiry.generation)
-            standard = await run_in_thread(Standard.of, inquiry.queries, opened.ordinal_by_text)
-            await run_in_thread(_check_trees, inquiry.trees, opened)
-            ranked = IndexRanks(self._index, opened, inquiry.retrieval, inquiry.label, inquiry.version)
-            if inquiry.retrieval is None:
-                done = await self._by_vectors(inquiry, opened)
+            opened = await self._generation(spec.corpus, spec.generation)
+            standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text)
+            await run_in_thread(_check_trees, spec.trees, opened)
+            ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
+            if spec.retrieval is None:
+                done = await self._by_vectors(spec, opened)
                 ranked.pin(done.model_version)
             elif spec.retrieval.conditioned:
                 done = await self._conditioned(ranked, opened, standard)
             else:
-                done = await self._by_index(inquiry, ranked, opened, standard)
-            if inquiry.training and not inquiry.conditioned:
-                parts = await run_in_thread(parts_seen, standard, done.report, inquiry.training)
+                done = await self._by_index(spec, ranked, opened, standard)
+            if spec.training and not spec.conditioned:
+                parts = await run_in_thread(parts_seen, standard, done.report, spec.training)
                 done = replace(done, parts=parts)
             if spec.trees:
                 done = await self._trees(spec.trees, done, ranked, opened)
@@ -142,8 +142,8 @@ class Evaluator:
             )
             label, version = None, encoded.model_version  # the version of the first chunk encodes all
             rows.append(encoded.vectors)
-        report = await run_in_thread(_of_vectors, inquiry.queries, rows, opened)
-        if inquiry.strict_only:
+        report = await run_in_thread(_of_vectors, spec.queries, rows, opened)
+        if spec.strict_only:
             report = replace(report, paper=None, paper_ranks=())
         return Evaluation(report, version or "", opened.id)
 
@@ -152,16 +152,16 @@ class Evaluator:
     ) -> Evaluation:
         texts, k = [query.text for query in standard.queries], await self._depth()
         strict = await ranked.of_gold(texts, await run_in_thread(lambda: standard.kept), k)
-        paper = None if inquiry.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
+        paper = None if spec.strict_only else await ranked.of_gold(texts, standard.gold, k, drop_self=False)
         report = await run_in_thread(Report.of, standard, strict, paper, candidates=len(opened.premises))
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_version)
 
-    async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: Standard) -> Evaluation:
-        """Tells the index the gold premise that it finds first, and looks for the others."""
-        several = await run_in_thread(with_several, standard)
+    async def _conditioned(self, ranked: IndexRanks, opened: Generation, standard: GoldStandard) -> Evaluation:
+        """Tells the index the gold premise that it ranks first, and evaluates the others."""
+        several = await run_in_thread(with_several_gold, standard)
         texts, k = [query.text for query in several.queries], await self._depth()
         before = await ranked.of_gold(texts, several.gold, k)
-        told = await run_in_thread(Told.of, several, before)
+        told = await run_in_thread(ConditionedQueries.of, several, before)
         accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
         after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
         report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))

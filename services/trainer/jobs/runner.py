@@ -22,21 +22,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
-from services.kit.concurrency import cancel_all, finish
+from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.trainer.checkpoints import Checkpoints
-from services.trainer.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
-from services.trainer.data_sets import DataSets
-from services.trainer.evaluation import EvaluationQuery
-from services.trainer.job_files import JobFiles, Means, TrainingPlan
-from services.trainer.job_store import JobStore
-from services.trainer.jobs import LIVE, Job, JobConfig, Progress, State
-from services.trainer.left_directories import remove_left
-from services.trainer.sampled_pairs import SampledPairs
-from services.trainer.tandem_building import TandemBuilding
-from services.trainer.training_set import JudgedPair
-from services.trainer.waits import PASSING, Waits
+from services.trainer.data.pair_sources import DataSets, SampledPairs
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from services.trainer.jobs.job import LIVE, Job, JobConfig, JobProgress, JobState
+from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.tandem_building import TandemBuilder
+from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
+from services.trainer.registry.checkpoints import Checkpoints
 
 log = get(__name__)
 T = TypeVar("T")
@@ -345,11 +342,11 @@ async def remove_finished(jobs_dir: Path, store: JobStore) -> None:
 
     A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
     """
-    for directory in await in_thread(_directories, jobs_dir):
+    for directory in await run_in_thread(_directories, jobs_dir):
         state = await store.state(directory.name)
-        if state == "SUCCEEDED" or (state is None and await in_thread(_is_old, directory)):
+        if state == "SUCCEEDED" or (state is None and await run_in_thread(_is_old, directory)):
             log.info("job directory removed", job=directory.name, state=state)
-            await in_thread(shutil.rmtree, directory, ignore_errors=True)
+            await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
 def _directories(jobs_dir: Path) -> list[Path]:

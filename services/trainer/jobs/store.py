@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.redis import Leases, key_prefix, unavailable_if_down
-from services.trainer.jobs import (
+from services.trainer.jobs.job import (
     FORMAT_VERSION,
     LIVE,
     Job,

@@ -13,8 +13,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
 
 log = get(__name__)
 

@@ -12,10 +12,10 @@ import pytest
 
 from aeenc import errors
 from services.kit.limits import Limits
-from services.trainer import evaluating
-from services.trainer.evaluating import Evaluating, Inquiry
-from services.trainer.evaluation import EvaluationQuery
-from services.trainer.evaluation import evaluate as really_evaluate
+from services.trainer.evaluation import evaluator
+from services.trainer.evaluation.evaluator import EvaluationSpec, Evaluator
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.evaluation.protocol import evaluate as really_evaluate
 from support.waiting import until
 
 SPEC = EvaluationSpec("c", [EvaluationQuery("q", ("p",))])

@@ -17,17 +17,18 @@ from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
-from services.trainer.child import EXIT_DISK_FULL, MODULE, describe_exit
-from services.trainer.evaluation import EvaluationQuery
-from services.trainer.job_files import JobFiles, Means
-from services.trainer.learning import training
-from services.trainer.learning.epoch_state import BEST
-from services.trainer.learning.job import prepare_torch, run_job, train
-from services.trainer.learning.losses import FullCorpusSoftmax
-from services.trainer.learning.materials import Materials
-from services.trainer.learning.ranks import Rank
-from services.trainer.learning.training import Diverged
-from services.trainer.training_set import JudgedPair
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.job import run_job, train
+from services.trainer.learning.loop import training
+from services.trainer.learning.loop.epoch_state import BEST
+from services.trainer.learning.loop.ranks import Rank
+from services.trainer.learning.loop.training import Diverged
+from services.trainer.learning.loss.losses import FullCorpusSoftmax
+from services.trainer.processes.child import EXIT_DISK_FULL, MODULE, describe_exit
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
 
 

@@ -13,10 +13,15 @@ from safetensors.torch import load_file
 from aeenc.errors import InvalidArgument
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
-from services.trainer.job_files import JobFiles, Means
-from services.trainer.learning.epoch_state import BEST, BEST_PREMISES
-from services.trainer.learning.job import prepare_torch, run_job, train
-from services.trainer.learning.materials import Materials
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.jobs.job import Loss
+from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.job import run_job, train
+from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
+from services.trainer.learning.loop.ranks import Rank
+from services.trainer.learning.loop.training import Learner, Training
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.models.space import space_id_of
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
