@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.index.sizing_model import DIM, Constants, table
-from benchmarks.index.sizing_vectors import clustered
 from services.corpus.generation import KIND, PremiseRecord, folder_of, generation_meta, open_generation, write_premises
 from services.index.corpus import ServedGeneration
 from services.index.folding import Folding
@@ -34,6 +33,7 @@ from services.store.artifacts import ArtifactStore
 
 ROWS = 60_000
 QUERIES = 512
+CLUSTERS = 2_000
 CORES_MEASURED = 2
 ENCODED_PER_S = 597.0  # docs/performance.md, texts a second of two cores
 
@@ -60,6 +60,14 @@ def main() -> None:
         rows.note(name, value, "")
     print(f"\n{table(constants)}")
     rows.finish()
+
+
+def clustered(count: int, *, seed: int) -> NDArray[np.float32]:
+    """Unit vectors (count, DIM) around the same centres for every seed."""
+    centres = np.random.default_rng(1).normal(size=(CLUSTERS, DIM))
+    rng = np.random.default_rng(seed)
+    matrix = centres[rng.integers(0, CLUSTERS, count)] + 0.8 * rng.normal(size=(count, DIM))
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 def flat(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> dict[str, Any]:

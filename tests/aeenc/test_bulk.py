@@ -17,7 +17,8 @@ from aeenc.bulk import BulkEncoder
 from aeenc.bulk_stream import Work
 from aeenc.encoded import Encoded, EncodeOptions
 from aeenc.v1 import encoder_pb2, types_pb2
-from support.models.hashed_encoder import RunningEncoder, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder, raises, vector_of
 
 TEXTS = [f"fact {n} about {n % 7}" for n in range(400)]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])

@@ -31,8 +31,9 @@ from aeenc.v1 import (
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
-from support.models.hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
-from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
+from support.waiting import until
+from support.worlds.index_world import DIM, SPACE, VERSION, HashedEncoder
+from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, serving
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
+async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
     """What a sampler needs: an index with fixed scores, and an oracle named `fake`."""
     index, oracle = FakeIndex(), FakeOracle()
     async with (
@@ -197,7 +198,7 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
         fake = {"target": f"127.0.0.1:{oracle_port}"}
         settings = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.05, "lease_s": 1.0}
         with capture_logs():
-            yield World(
+            yield SamplerWorld(
                 index, oracle, {**settings, "index_target": f"127.0.0.1:{index_port}", "oracles": {"fake": fake}}
             )
 

@@ -6,11 +6,10 @@ import asyncio
 import json
 
 from aeenc.oracle import REFUSES
-from support.worlds.queue_world import at_work, take
-from support.worlds.sampler_world import World
+from support.worlds.sampler_world import SamplerWorld, at_work, take
 
 
-async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: World, tmp_path):
+async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: SamplerWorld, tmp_path):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
         ids = [c.premise_id for c in lease.task.candidates]

@@ -21,8 +21,9 @@ import pytest
 
 from aeenc import AsyncClient
 from support.milvus_server import MilvusServer
-from support.models.hashed_encoder import RunningEncoder, until
 from support.subject import Subject
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder
 
 TARGET = os.environ.get("AEENC_CONFORMANCE_TARGET", "")
 BACKENDS = ["given"] if TARGET else ["faiss", "milvus"]

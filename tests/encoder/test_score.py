@@ -11,13 +11,13 @@ from aeenc import errors
 from aeenc.v1 import encoder_pb2
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tinymodel import (
+from support.models.tiny_checkpoints import (
     PAIRS,
     TINY_SPACE,
     TinyCheckpoint,
     register,
     write_tiny_checkpoint,
-    write_tiny_cross_encoder,
+    write_tiny_cross_encoder_checkpoint,
 )
 
 CROSS = "cross-encoder"
@@ -31,7 +31,7 @@ async def pretrained(tiny_checkpoint: TinyCheckpoint, registry: Registry) -> Tin
 
 @pytest.fixture
 async def cross(pretrained, artifact_store: ArtifactStore, registry: Registry) -> TinyCheckpoint:
-    checkpoint = write_tiny_cross_encoder(artifact_store)
+    checkpoint = write_tiny_cross_encoder_checkpoint(artifact_store)
     await register(registry, checkpoint, label="stable")
     return checkpoint
 
@@ -84,7 +84,7 @@ async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, c
 
 
 async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, cross, artifact_store, registry) -> None:
-    other = write_tiny_cross_encoder(artifact_store, seed=6)
+    other = write_tiny_cross_encoder_checkpoint(artifact_store, seed=6)
     meta = dict(other.artifact.meta)
     with artifact_store.writer("checkpoint", "checkpoints") as writer:
         for name in other.artifact.files:

@@ -11,7 +11,7 @@ from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.fusion import fuse
 from services.index.lexical import LexicalIndex, best
-from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aeenc import Retrieval, errors, rankings
-from support.models.hashed_encoder import FACTS, facts, raises
+from support.worlds.index_world import FACTS, facts, raises
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from services.corpus.generation import open_generation
 from services.index.explanations import FILE, Explanation, Prior
 from services.index.fusion import fuse
 from services.index.lexical import LexicalIndex
-from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 EXPLAINED = [
     ("magnets pull iron nails", ["f0", "f1", "gone"]),

@@ -18,8 +18,8 @@ from services.index.building import BuildSpec
 from services.index.finished import FinishedBuilds
 from services.index.journal import Journal
 from services.store.artifacts import ArtifactStore
-from support.models.hashed_encoder import FACTS, premise
 from support.torn_disk import State, TornDisk
+from support.worlds.index_world import FACTS, premise
 
 CORPUS = "science"
 FOLDER = folder_of(CORPUS)

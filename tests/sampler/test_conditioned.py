@@ -4,7 +4,7 @@ import asyncio
 
 from aeenc.v1 import sampler_pb2
 from services.sampler.acs import ROUNDS
-from support.worlds.sampler_world import HYPOTHESES, World, explains, finish, is_leaf, nearest, pair_set
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, explains, finish, is_leaf, nearest, pair_set
 
 ID = {f"fact {number}": f"p{number}" for number in range(100)}
 
@@ -31,7 +31,7 @@ def brute_force_conditioned(*, k: int = 6, max_depth: int = 8) -> set[tuple[str,
     return pairs
 
 
-async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: World):
+async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: SamplerWorld):
     expected = brute_force_conditioned(max_depth=1)
     async with world.sampler() as client:
         run = await finish(client, conditioned=True, max_depth=1)
@@ -43,7 +43,7 @@ async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: World
     assert max(map(len, conditioned)) >= 3
 
 
-async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: World):
+async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: SamplerWorld):
     async with world.sampler() as client:
         await finish(client, conditioned=True, max_depth=1)
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
@@ -53,7 +53,7 @@ async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: Wor
         assert all(explains(task.query, premise.text) for premise in task.accepted)
 
 
-async def test_batching_does_not_change_a_conditioned_run(world: World):
+async def test_batching_does_not_change_a_conditioned_run(world: SamplerWorld):
     recorded = []
     for wave_nodes in (1, 5, 256):
         async with world.sampler(
@@ -64,7 +64,7 @@ async def test_batching_does_not_change_a_conditioned_run(world: World):
     assert recorded == [brute_force_conditioned(max_depth=1)] * 3
 
 
-async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(world: World):
+async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(world: SamplerWorld):
     world.oracle.delay_s = 0.03
     async with world.sampler(wave_nodes=4) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, conditioned=True, max_depth=1)
@@ -82,7 +82,7 @@ async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_a
         assert run.progress.judgements == len(brute_force_conditioned(max_depth=1))
 
 
-async def test_the_budget_of_a_conditioned_run_holds(world: World):
+async def test_the_budget_of_a_conditioned_run_holds(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, conditioned=True, max_judgements=40)
     assert run.progress.judgements == len(world.oracle.asked) == 40

@@ -2,10 +2,6 @@
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,61 +13,37 @@ from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.sampler.pair_log import PairLog
 from services.sampler.run_keys import RunKeys
-from services.store.local_redis import start_private_redis
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, pair_set
+from support.service_process import RedisProcess, ServiceProcess
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
 
 @contextlib.asynccontextmanager
-async def sampler_process(world: World) -> AsyncIterator[tuple[asyncio.subprocess.Process, aeenc.SamplerClient]]:
+async def sampler_process(world: SamplerWorld, home: Path) -> AsyncIterator[tuple[ServiceProcess, aeenc.SamplerClient]]:
     """`python -m services.sampler` as an operator starts it; killed at the end."""
-    settings = {**world.settings, "log_format": "json", "wave_nodes": 4}
-    environment = {
-        f"AEENC_SAMPLER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
-        for name, value in settings.items()
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "services.sampler",
-        cwd=ROOT,
-        env={**os.environ, **environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    port, lines = 0, []
-    while not port:
-        line = await process.stderr.readline()
-        lines.append(line.decode())
-        assert line, "".join(lines)
-        with contextlib.suppress(ValueError):
-            port = json.loads(line).get("port", 0)
-    draining = asyncio.create_task(process.stderr.read())
-    client = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
-    await client.runs()
+    settings = {name: value for name, value in world.settings.items() if name != "port"}
+    process = ServiceProcess.of("sampler", home, **settings, wave_nodes=4)
+    process.start()
+    client = aeenc.SamplerClient(aeenc.Channel(process.target))
     try:
+        await process.ready()
         yield process, client
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await draining
+        process.kill()
         await client.channel.close()
 
 
-async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: World):
+async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: SamplerWorld, tmp_path: Path):
     world.oracle.delay_s = 0.05
-    async with sampler_process(world) as (process, client):
+    async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         async for _, seen in client.watch(run.id):
             if seen.progress.nodes_judged >= 8:
                 break
         acknowledged = seen.progress.positives + seen.progress.negatives
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
+        process.kill()
     redis = connect(world.settings["redis_url"])
     kept, _ = await PairLog(redis, RunKeys(world.settings["namespace"])).page(run.id, 0, 10_000, None)
     await redis.aclose()
@@ -80,7 +52,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     assert len(kept) < len(expected), "the sampler was killed too late to show anything"
     world.oracle.asked.clear()
     world.oracle.delay_s = 0.0
-    async with sampler_process(world) as (_, client):
+    async with sampler_process(world, tmp_path) as (_, client):
         finished = await asyncio.wait_for(client.wait(run.id), 30)
         assert finished.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == expected
@@ -91,22 +63,21 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     assert not set(world.oracle.asked) & {(pair.query, pair.premise) for pair in kept}
 
 
-async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: World):
+async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: SamplerWorld, tmp_path: Path):
     world.oracle.delay_s = 0.05
-    async with sampler_process(world) as (process, client):
+    async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         async for _, seen in client.watch(run.id):
             if seen.progress.nodes_judged >= 4:
                 break
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 15) == 0
+        assert await process.stop() == 0
     world.oracle.delay_s = 0.0
     async with world.sampler(lease_s=60.0) as client:
         await asyncio.wait_for(client.wait(run.id), 10)
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_two_samplers_never_work_on_one_run(world: World):
+async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
     world.oracle.delay_s = 0.01
     async with world.sampler(wave_nodes=4) as one, world.sampler(wave_nodes=4) as other:
         run = await one.start_run(HYPOTHESES, **CONFIG)
@@ -116,18 +87,17 @@ async def test_two_samplers_never_work_on_one_run(world: World):
 
 
 @pytest.mark.slow
-async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: World):
+async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: SamplerWorld):
     world.oracle.delay_s = 0.03
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
-        redis = start_private_redis(Path(directory))
+        redis = RedisProcess(Path(directory))
         async with world.sampler(redis_url=redis.url, wave_nodes=4) as client:
             run = await client.start_run(HYPOTHESES, **CONFIG)
             async for _, seen in client.watch(run.id):
                 if seen.progress.nodes_judged >= 8:
                     break
             kept = await pair_set(client, run.id)
-            redis.process.kill()
-            redis.process.wait()
+            redis.kill()
             with pytest.raises(errors.Unavailable, match="is it running"):
                 await client.channel.unary(
                     client._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run.id), retry=False, timeout_s=10
@@ -135,7 +105,7 @@ async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: Worl
             with pytest.raises(errors.Unavailable):
                 await client.start_run(HYPOTHESES, **CONFIG)
             world.oracle.asked.clear()
-            redis = start_private_redis(Path(directory))
+            await redis.restart()
             try:
                 run = await asyncio.wait_for(client.wait(run.id), 20)
                 assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED

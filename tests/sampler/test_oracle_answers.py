@@ -17,7 +17,16 @@ from aeenc.oracles.client import Answer
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
 from services.sampler.acs import Ruling
 from services.sampler.oracle_gateway import MAX_ANNOTATOR, read_answers
-from support.worlds.sampler_world import HYPOTHESES, FakeOracle, World, brute_force, finish, honest, pair_set, serving
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    FakeOracle,
+    SamplerWorld,
+    brute_force,
+    finish,
+    honest,
+    pair_set,
+    serving,
+)
 
 IDS = ("p1", "p2", "p3")
 TASKS = [Task(name, "run", "query", (), (), tuple(Candidate(i, i, 1, 0.5) for i in IDS)) for name in ("t1", "t2")]
@@ -101,7 +110,7 @@ async def raw(**broken: Any) -> AsyncIterator[str]:
     ids=["bytes", "nothing", "trailer"],
 )
 async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
-    world: World, broken: dict[str, Any], told: str
+    world: SamplerWorld, broken: dict[str, Any], told: str
 ):
     async with raw(**broken) as target, world.sampler(oracle={"target": target}) as client:
         run = await finish(client)
@@ -111,7 +120,7 @@ async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
         assert await pair_set(client, run.id, "+-?") == set()
 
 
-async def test_every_pair_says_where_it_comes_from(world: World):
+async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
     def signed(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
         verdicts = honest(task)
         verdicts[0].annotator, verdicts[-1].grade = "a person", 0.25
@@ -136,7 +145,7 @@ async def test_every_pair_says_where_it_comes_from(world: World):
         assert run.created_at.ToNanoseconds() <= origin.judged_at.ToNanoseconds() <= run.ended_at.ToNanoseconds()
 
 
-async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: World):
+async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: SamplerWorld):
     class Nameless(FakeOracle):
         async def Judge(self, request: Any, context: Any) -> Any:
             response = await super().Judge(request, context)

@@ -28,7 +28,7 @@ from services.trainer.job_store import JobStore
 from services.trainer.jobs import Job, JobConfig, Progress
 from services.trainer.tandem_building import TandemBuilding
 from services.trainer.tandems import Tandem, Tandems
-from support.models.tinymodel import TINY_SPACE, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, write_tiny_checkpoint
 from support.waiting import until
 from support.worlds.trainer_world import FACTS, Space, serve_trainer
 
@@ -37,7 +37,7 @@ CORPUS = "science"
 
 
 @dataclass(frozen=True)
-class Made:
+class TandemCheckpoints:
     """The two checkpoints of a tandem, and their space."""
 
     version: str
@@ -45,18 +45,18 @@ class Made:
     space_id: str
 
 
-def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) -> Made:
+def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) -> TandemCheckpoints:
     """Two encoders in a space of their own, as a job in mode DUAL leaves them; `metrics` are the query encoder's."""
     space_id = f"s{seed:016x}"
     premise = write_tiny_checkpoint(space.store, seed=100 + seed, space_id=space_id)
     query = write_tiny_checkpoint(space.store, seed=200 + seed, base_version=space.version, space_id=space_id)
     if metrics is None:
-        return Made(query.version, premise.version, space_id)
+        return TandemCheckpoints(query.version, premise.version, space_id)
     with space.store.writer("checkpoint", "checkpoints") as writer:
         for name in query.artifact.files:
             shutil.copyfile(query.artifact.path / name, writer.path / name)
         (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        return Made(writer.commit(query.artifact.meta, id_prefix="q").id, premise.version, space_id)
+        return TandemCheckpoints(writer.commit(query.artifact.meta, id_prefix="q").id, premise.version, space_id)
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def tandem_space(tmp_path: Path) -> Space:
 
 
 @pytest.fixture
-def pairs(tandem_space: Space) -> list[Made]:
+def pairs(tandem_space: Space) -> list[TandemCheckpoints]:
     """Three pairs of encoders in the store."""
     return [make_pair(tandem_space, seed) for seed in (1, 2, 3)]
 
 
 @dataclass
-class World:
+class TandemWorld:
     """What runs, and the way to each."""
 
     space: Space
@@ -101,7 +101,7 @@ class World:
         options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": Progress(), "version": ""}
         return Job(uuid.uuid4().hex[:8], config, created_at=now, ended_at=None, **{**options, **fields})
 
-    async def tandem(self, made: Made, job: Job | None = None) -> Tandem:
+    async def tandem(self, made: TandemCheckpoints, job: Job | None = None) -> Tandem:
         """Has the generation built, as the last step of a job does."""
         for version in dict.fromkeys((made.premise_version, made.version)):
             await self.checkpoints.register(version)
@@ -122,7 +122,7 @@ class World:
 
 
 @pytest.fixture
-async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[TandemWorld]:
     """All three services over one store, with a corpus of their own that the pre-trained encoder serves."""
     redis = connect(redis_url)
     rows, tandems = Registry(redis, namespace), Tandems(redis, namespace)
@@ -149,7 +149,7 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
         building = TandemBuilding(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
-        yield World(
+        yield TandemWorld(
             tandem_space,
             trainer,
             RegistryClient(trainer.channel),

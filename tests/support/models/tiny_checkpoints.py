@@ -125,7 +125,7 @@ PAIRS = [
 ]
 
 
-def write_tiny_cross_encoder(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
+def write_tiny_cross_encoder_checkpoint(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
     """Commits a checkpoint of the tiny cross-encoder."""
     import onnxruntime
 
