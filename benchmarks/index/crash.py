@@ -25,6 +25,7 @@ from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import PREMISES, folder_of
 from services.index.journal import PREFIX
 from services.store.artifacts import ArtifactStore
+from support.waiting import reached
 
 SETTINGS = {"build_sync_s": 0.02, "build_batch": 8}
 ENCODER_PAUSE_S = 0.003
@@ -102,6 +103,7 @@ class Crashes:
         await self._index.process.restart()
         self.report.starts_s.append(self._index.process.starting_s)
         self._client = self._index.client(retry=False, timeout_s=10)
+        await reached(self._client.info, times=100)  # gRPC may remember for two seconds that nobody listened
         await asyncio.gather(*(self._check(caller) for caller in self._callers))
 
     async def _kill_start(self) -> None:

@@ -23,8 +23,7 @@ CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 @contextlib.asynccontextmanager
 async def sampler_process(world: SamplerWorld, home: Path) -> AsyncIterator[tuple[ServiceProcess, aeenc.SamplerClient]]:
     """`python -m services.sampler` as an operator starts it; killed at the end."""
-    settings = {name: value for name, value in world.settings.items() if name != "port"}
-    process = ServiceProcess.of("sampler", home, **settings, wave_nodes=4)
+    process = ServiceProcess.of("sampler", home, **world.settings, wave_nodes=4)
     process.start()
     client = aeenc.SamplerClient(aeenc.Channel(process.target))
     try:

@@ -74,7 +74,6 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
         redis = RedisProcess(directory)
         stack.callback(redis.stop)
         settings = {**world.settings, "redis_url": redis.url, "queues": {"team": TEAM}}
-        del settings["port"]
         process = ServiceProcess.of("sampler", directory, **settings)
         stack.callback(process.kill)
         process.start()

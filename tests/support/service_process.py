@@ -67,10 +67,10 @@ class ServiceProcess:
         environment: Mapping[str, str] | None = None,
         **settings: object,
     ) -> Self:
-        """Describes `python -m services.SERVICE` with fields of its settings class; without `port` on a free one."""
-        settings = {"port": free_port(set()), "log_level": "warning", **settings}
+        """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one."""
+        port = int(str(settings.get("port") or free_port(set())))
+        settings = {"log_level": "warning", **settings, "port": port}
         own = {f"AEENC_{service.upper()}_{key.upper()}": _as_text(value) for key, value in settings.items()}
-        port = int(str(settings["port"]))
         return cls(
             name or service, ["-m", f"services.{service}"], home, port=port, environment={**(environment or {}), **own}
         )
