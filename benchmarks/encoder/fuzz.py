@@ -1,4 +1,4 @@
-"""Bad input for a running encoder: bytes that are no messages, messages that are hostile, calls that break off.
+"""Bad input for a running encoder: random bytes, hostile messages, calls that break off.
 
 Every call has the set of statuses that its input allows, worked out here and not by the service. Beside the calls a
 good one a second must keep its vector, and memory, files and calls in flight must come back to where they were.
@@ -38,7 +38,7 @@ LOST = "Internal error from Core"  # our own library's, when the answer came bef
 
 @dataclass
 class FuzzReport:
-    """What became of the calls. `unexpected` describes at most ten outcomes that the contract does not allow."""
+    """The outcomes of all calls. `unexpected` describes at most ten outcomes that the contract does not allow."""
 
     calls: int = 0
     by_code: Counter[str] = field(default_factory=Counter)
@@ -229,7 +229,7 @@ async def _settled(client: EncoderClient, process: psutil.Process, files: int, f
 
 
 def _log_lines(fleet: EncoderFleet) -> list[str]:
-    """What the encoder logged that it never may: an unexpected error of its own, or one that grpc caught for it."""
+    """Lines that the encoder must never log: an unexpected error of its own, or one that grpc caught for it."""
     lines = fleet.process.log.read_text(errors="replace").splitlines()
     bad = ("call failed", "Traceback", "Unexpected [", "never retrieved", "Fatal")
     marks = Counter(mark for line in lines for mark in bad if mark in line)

@@ -95,7 +95,7 @@ def attempt(rng: random.Random) -> Attempt:
 
 
 def wrong_in(tried: Attempt, answers: list[bytes]) -> str:
-    """What is wrong with the answers to a call that ended with OK; empty when nothing is."""
+    """The fault in the answers to a call that ended with OK; empty when there is none."""
     if tried.method == ENCODE:
         asked = encoder_pb2.EncodeRequest.FromString(tried.requests[0])
         return _wrong_vectors(asked, encoder_pb2.EncodeResponse.FromString(answers[0]))

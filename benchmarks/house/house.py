@@ -3,9 +3,9 @@
 Modules and lines are those of hand-written Python files in `services` and `clients`: generated ones and an
 `__init__.py` with a docstring alone are left out. A repeated run is a longest sequence of six or more lines that stands
 in two places; three places make three runs. Blank lines, comments, docstrings and imports do not count, and spaces are
-folded. Six lines of which fewer than three differ are a table and begin no run. Lines have one shape when they are equal
-once names, strings and numbers are replaced; declarations (signatures, fields, constants) look alike and are left out
-there. Seconds; needs git and the whole history. `--runs` lists the runs that are left.
+folded. Six lines of which fewer than three differ are a table and begin no run. Lines have one shape when they are
+equal once names, strings and numbers are replaced; declarations (signatures, fields, constants) look alike and are left
+out there. Seconds; needs git and the whole history. `--runs` lists the runs that are left.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _run_from(one: int, other: int, pairs: set[tuple[int, int]], lines: list[Lin
 
 
 def files_by_folder(files: Sources) -> Counter[str]:
-    """How many Python files lie in each folder itself."""
+    """The number of Python files in each folder itself."""
     return Counter(PurePosixPath(path).parent.as_posix() for path in files)
 
 

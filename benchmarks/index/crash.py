@@ -41,8 +41,8 @@ START_SHARE = 0.1  # of the kills come while the index starts
 
 
 @dataclass
-class Report:
-    """What was done and what was found wrong."""
+class CrashReport:
+    """Counts of what the run did, and the faults that it found."""
 
     kills: Counter[str] = field(default_factory=Counter)  # by what was aimed at
     broken: Counter[str] = field(default_factory=Counter)  # operations that a kill broke into; commits are builds, too
@@ -68,7 +68,7 @@ class Crashes:
     _client: IndexClient  # of the last start
 
     def __init__(self, index: IndexFleet, encoder: StandInEncoder, seed: int, corpora: int) -> None:
-        self.report = Report()
+        self.report = CrashReport()
         self._index, self._encoder = index, encoder
         self._rng = random.Random(seed)
         self._begun: asyncio.Queue[str] = asyncio.Queue()
@@ -79,7 +79,7 @@ class Crashes:
         self._store = ArtifactStore(index.artifacts_dir)
         self._settled: dict[str, int] = {}  # how often a text had been encoded when its vector was acknowledged
 
-    async def run(self, kills: int) -> Report:
+    async def run(self, kills: int) -> CrashReport:
         """Kills so often, ends all builds, and checks everything a last time."""
         for number in range(kills):
             if self._rng.random() < START_SHARE and number:
@@ -201,7 +201,7 @@ class Crashes:
         return holds
 
 
-async def crash(kills: int, seed: int, *, corpora: int = 3) -> Report:
+async def crash(kills: int, seed: int, *, corpora: int = 3) -> CrashReport:
     """One run in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="aeenc-crash-") as home:
         async with StandInEncoder(pause_s=ENCODER_PAUSE_S) as encoder:

@@ -67,7 +67,7 @@ class CorpusModel:
         return build
 
     def choose(self, rng: random.Random) -> str:
-        """What to do next: few generations are built, many pruned."""
+        """Chooses the next operation: few generations are built, many pruned."""
         if self.build is not None or len(self.generations) < 2:
             return "build"
         idle = len(self.generations) > 2 or self.active is None

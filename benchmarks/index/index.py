@@ -67,7 +67,7 @@ def kernels(rows: Rows, matrix: Matrix, queries: Matrix) -> None:
 
 
 async def calls_per_second(target: str, method: str, requests: Sequence[bytes]) -> float:
-    """What CALLERS that wait for their answers get from a method, with messages made ready beforehand."""
+    """Calls a second of CALLERS that wait for their answers, with messages made ready beforehand."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(CONNECTIONS)]
     done, begun = 0, time.monotonic()

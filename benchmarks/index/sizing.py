@@ -1,4 +1,4 @@
-"""How much a corpus of 16 k to 1 B premises needs: measures the constants, prints the table. `make bench NAME=sizing`.
+"""The resources of a corpus of 16 k to 1 B premises: measures constants, prints a table. `make bench NAME=sizing`.
 
 The vectors are clusters with noise from a seed, since graphs behave unlike themselves on plain random ones. Nothing
 larger than 60,000 premises is built here; what is beyond is computed (sizing_model.py).
@@ -110,7 +110,7 @@ def premises(count: int) -> list[PremiseRecord]:
 
 
 def folding_bytes() -> float:
-    """What a build keeps of a premise until its commit."""
+    """Bytes that a build keeps of a premise until its commit."""
     folding = Folding(Limits())
     before = resident_bytes()
     for start in range(0, ROWS, 1000):
@@ -124,7 +124,7 @@ def folding_bytes() -> float:
 
 
 def served_bytes(vectors: NDArray[np.float32]) -> float:
-    """What an index process on files keeps of a premise beside its vector."""
+    """Bytes that an index process on files keeps of a premise beside its vector."""
     with tempfile.TemporaryDirectory() as directory:
         store = ArtifactStore(Path(directory))
         with store.writer(KIND, folder_of("sizing")) as writer:

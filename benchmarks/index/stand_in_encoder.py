@@ -1,4 +1,4 @@
-"""An encoder that is as real a server as any but has no model: vectors are made up from the text."""
+"""An encoder without a model: a real server that makes vectors up from the text."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from aeenc.v1 import sampler_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
-from benchmarks.sampler.acs_definition import Definition, Recorded, differences, recorded
+from benchmarks.sampler.acs_definition import Definition, SignedPair, differences, recorded
 from benchmarks.sampler.fleet import (
     CORPUS,
     RetrievalFleet,
@@ -55,7 +55,7 @@ async def ended(client: SamplerClient, run_id: str) -> sampler_pb2.Run:
 
 async def sampled(
     retrieval: RetrievalFleet, oracle: str, hypotheses: Hypotheses, *, one_at_a_time: bool
-) -> tuple[float, sampler_pb2.Run, dict[Recorded, float]]:
+) -> tuple[float, sampler_pb2.Run, dict[SignedPair, float]]:
     """Seconds of a run from its start to its end as the sampler records them, the run, and its pairs."""
     settings = {"wave_nodes": 1} if one_at_a_time else {}
     how = {"target": oracle, **(ONE_AT_A_TIME if one_at_a_time else {})}

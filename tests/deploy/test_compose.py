@@ -64,7 +64,7 @@ class Composed:
 
 
 class Mapping:
-    """What stands for the network, the volumes and the image's files."""
+    """The stand-ins for the network, the volumes and the image's files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

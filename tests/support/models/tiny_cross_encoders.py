@@ -76,7 +76,7 @@ class Exported:
     artifact: Artifact
 
     def scores(self, pairs: list[tuple[str, str]]) -> Any:
-        """What the checkpoint gives for pairs in one batch, from nothing but its own files."""
+        """The checkpoint's scores of pairs in one batch, from nothing but its own files."""
         import onnxruntime
 
         tokenizer = Tokenizer.from_file(str(self.artifact.file("tokenizer.json")))

@@ -217,7 +217,7 @@ def brute_force(
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
 ) -> PairSet:
-    """Algorithm 2 read aloud: tree after tree, node after node, one candidate at a time."""
+    """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
     for _, hypothesis in hypotheses:
         visited, queue, judged = {hypothesis}, [(hypothesis, 0, ())], 0
@@ -242,7 +242,7 @@ def brute_force(
 
 
 async def pair_set(client: aeenc.SamplerClient, run_id: str, signs: str = "+-") -> PairSet:
-    """What a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
+    """The pairs that a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
     listed = [(p.query, p.premise, " +-?"[p.sign]) async for p in client.pairs(run_id)]
     assert len(listed) == len(set(listed)), "a pair stands twice in the log"
     return {pair for pair in listed if pair[2] in signs}

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from aeenc import AsyncClient, Channel, EncoderClient, IndexClient, RegistryClient, TrainerClient
+from aeenc import AsyncClient, EncoderClient, IndexClient, RegistryClient, TrainerClient
 from aeenc.v1 import types_pb2
-from services.encoder.__main__ import build as build_encoder
-from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
@@ -30,7 +28,7 @@ from services.trainer.tandem_building import TandemBuilding
 from services.trainer.tandems import Tandem, Tandems
 from support.models.tiny_checkpoints import TINY_SPACE, write_tiny_checkpoint
 from support.waiting import until
-from support.worlds.trainer_world import FACTS, Space, serve_trainer
+from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer
 
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
 CORPUS = "science"
@@ -80,7 +78,7 @@ def pairs(tandem_space: Space) -> list[TandemCheckpoints]:
 
 @dataclass
 class TandemWorld:
-    """What runs, and the way to each."""
+    """The running services, and the way to each."""
 
     space: Space
     trainer: TrainerClient
@@ -127,16 +125,14 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
     redis = connect(redis_url)
     rows, tandems = Registry(redis, namespace), Tandems(redis, namespace)
     corpus = f"c-{uuid.uuid4().hex[:8]}"
-    common = {"port": 0, "artifacts_dir": tandem_space.store.root}
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
-        options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1}
-        encoder_server = await stack.enter_async_context(
-            build_encoder(EncoderSettings(**common, **options, poll_s=0.2, instance="encoder-1"))
+        encoder_server, encoder = await stack.enter_async_context(
+            serve_encoder(tandem_space, redis_url, namespace, tmp_path / "e", poll_s=0.2, instance="encoder-1")
         )
         encoder_target = f"127.0.0.1:{encoder_server.port}"
         index_server = await stack.enter_async_context(
-            build_index(IndexSettings(**common, encoder_target=encoder_target))
+            build_index(IndexSettings(port=0, artifacts_dir=tandem_space.store.root, encoder_target=encoder_target))
         )
         index_target = f"127.0.0.1:{index_server.port}"
         targets = {"encoder_target": encoder_target, "index_target": index_target}
@@ -144,8 +140,6 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
             serve_trainer(tandem_space, redis_url, namespace, tmp_path / "t", **targets)
         )
         client = await stack.enter_async_context(AsyncClient(index=index_target))
-        encoder = EncoderClient(Channel(encoder_target, timeout_s=10))
-        stack.push_async_callback(encoder.channel.close)
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
         building = TandemBuilding(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)

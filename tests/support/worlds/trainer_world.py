@@ -191,6 +191,18 @@ async def serve_trainer(
         await client.channel.close()
 
 
+@asynccontextmanager
+async def serve_encoder(
+    space: Space, redis_url: str, namespace: str, state: Path, **fields: Any
+) -> AsyncIterator[tuple[GrpcServer, EncoderClient]]:
+    """An encoder over the tiny space's store, which may not be ready yet; and its client."""
+    own = {"redis_url": redis_url, "namespace": namespace, "artifacts_dir": space.store.root, "state_dir": state}
+    async with build_encoder(EncoderSettings(**{"port": 0, "workers": 1, "poll_s": 0.1, **own, **fields})) as server:
+        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=10))
+        yield server, client
+        await client.channel.close()
+
+
 def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) -> dict[str, Any]:
     """Settings of a trainer that finds the tiny space exported already."""
     state.mkdir(parents=True, exist_ok=True)
@@ -241,10 +253,9 @@ async def world(
         sampler_server = await stack.enter_async_context(build_sampler(SamplerSettings(**common)))
         sampler = SamplerClient(Channel(f"127.0.0.1:{sampler_server.port}", timeout_s=10))
         stack.push_async_callback(sampler.channel.close)
-        encoder_options = {**common, "artifacts_dir": space.store.root, "state_dir": tmp_path / "encoder", "workers": 1}
-        encoder_server = await stack.enter_async_context(build_encoder(EncoderSettings(**encoder_options)))
-        encoder = EncoderClient(Channel(f"127.0.0.1:{encoder_server.port}", timeout_s=10))
-        stack.push_async_callback(encoder.channel.close)
+        encoder_server, encoder = await stack.enter_async_context(
+            serve_encoder(space, redis_url, namespace, tmp_path / "encoder")
+        )
         targets = {
             "sampler_target": f"127.0.0.1:{sampler_server.port}",
             "encoder_target": f"127.0.0.1:{encoder_server.port}",
