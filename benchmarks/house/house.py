@@ -125,8 +125,7 @@ def _declaration(node: ast.AST) -> range:
     """The lines of a signature, of a class's head, of an annotated name, of a constant."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return range(min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.body[0].lineno)
-    is_constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    if is_constant or isinstance(node, ast.AnnAssign):
+    if isinstance(node, ast.AnnAssign) or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)):
         return range(node.lineno, (node.end_lineno or node.lineno) + 1)
     return range(0)
 
