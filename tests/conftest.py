@@ -13,7 +13,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.milvus_server import MilvusServer, need_milvus
-from support.models.tinymodel import TinyCheckpoint, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,22 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.encoder.damage import DAMAGES, damaged, reason_of
-from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
+from aeenc import EncoderClient, errors
+from benchmarks.encoder.fleet import EncoderFleet, running_encoder
 from benchmarks.encoder.fuzz import fuzz
-from benchmarks.encoder.watched import Watched
 from benchmarks.harness.baselines import run
-from benchmarks.harness.checkpoints import FOLDER, STORE, base_checkpoint, variant
+from benchmarks.harness.checkpoints import (
+    DAMAGES,
+    FOLDER,
+    STORE,
+    base_checkpoint,
+    damaged,
+    reason_of,
+    variant,
+    vectors_of,
+)
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
 from benchmarks.harness.rows import Rows
@@ -32,10 +41,53 @@ WINDOW_S = 1.0
 VARIANTS = 4  # more than are loaded at once, so that every swap loads
 POOL = 64
 CONNECTIONS = 4
+SAME = 0.99999  # cosine of an answer and the vector that its version must give
+DIFFERENT = 0.9999  # versions must be further apart than this to be told apart
+
+
+class CheckedCalls:
+    """Sends texts of a pool one a call; `calls` has their outcomes, `wrong` counts answers that fit no version."""
+
+    def __init__(self, clients: Sequence[EncoderClient], texts: Sequence[str], artifacts: Sequence[Artifact]) -> None:
+        self._clients, self._texts = clients, texts
+        self._expected = {artifact.id: vectors_of(artifact.path, list(texts)) for artifact in artifacts}
+        self._rng = random.Random(11)
+        self._count = 0
+        self.calls = Calls()
+        self.wrong = 0
+        self.first_seen: dict[str, float] = {}  # version -> when an answer named it after `forget`
+        self._check_apart()
+
+    async def send(self) -> None:
+        """One call."""
+        self._count += 1
+        client = self._clients[self._count % len(self._clients)]
+        row = self._rng.randrange(len(self._texts))
+        sent = time.monotonic()
+        try:
+            answer = await client.encode([self._texts[row]], timeout_s=10)
+        except errors.AeencError as error:
+            self.calls.add(sent, error.code, 1)
+            return
+        self.calls.add(sent, "OK", 1)
+        self.first_seen.setdefault(answer.model_version, time.monotonic())
+        expected = self._expected.get(answer.model_version)
+        if expected is None or float(answer.vectors[0] @ expected[row]) < SAME:
+            self.wrong += 1
+
+    def forget(self, version: str) -> None:
+        """Notices again when a version is first seen."""
+        self.first_seen.pop(version, None)
+
+    def _check_apart(self) -> None:
+        all_vectors: list[NDArray[np.float32]] = list(self._expected.values())
+        for number, ours in enumerate(all_vectors):
+            for theirs in all_vectors[number + 1 :]:
+                assert np.einsum("nd,nd->n", ours, theirs).max() < DIFFERENT, "variants cannot be told apart"
 
 
 async def swaps(
-    rows: Rows, fleet: Fleet, watched: Watched, variants: Sequence[Artifact], rate: float, count: int
+    rows: Rows, fleet: EncoderFleet, watched: CheckedCalls, variants: Sequence[Artifact], rate: float, count: int
 ) -> None:
     """Many swaps under Poisson load: p99 in the windows that overlap one against the others."""
     stop = asyncio.Event()
@@ -52,7 +104,7 @@ async def swaps(
         await asyncio.sleep(max(begun + SWAP_EVERY_S - time.monotonic(), 0.5))
         spans.append((begun, ended))
         serving_s.append(watched.first_seen.get(artifact.id, np.inf) - begun)
-        resident.append(fleet.resident_mb())
+        resident.append(fleet.process.resident_mb())
     stop.set()
     await load
     during, without = _split(watched.calls, spans)
@@ -87,7 +139,13 @@ def _split(calls: Calls, spans: Sequence[tuple[float, float]]) -> tuple[list[flo
 
 
 async def failing_loads(
-    rows: Rows, fleet: Fleet, watched: Watched, store: ArtifactStore, good: Artifact, rate: float, count: int
+    rows: Rows,
+    fleet: EncoderFleet,
+    watched: CheckedCalls,
+    store: ArtifactStore,
+    good: Artifact,
+    rate: float,
+    count: int,
 ) -> None:
     """Candidates that must not serve, one after the other, under load."""
     client = fleet.client(retry=True)
@@ -101,12 +159,12 @@ async def failing_loads(
     space_id = good.meta["space_id"]
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        _, rollout = await fleet.point_at(space_id, bad[kind])
+        _, rollout = await fleet.point(bad[kind], space_id=space_id)
         shown = next(swap for swap in (await client.info()).swaps if swap.label == "stable")
         if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
             hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
         await asyncio.sleep(0.3)
-        resident.append(fleet.resident_mb())
+        resident.append(fleet.process.resident_mb())
     stop.set()
     await load
     for artifact in bad.values():
@@ -121,10 +179,10 @@ async def failing_loads(
 
 
 async def overload(
-    rows: Rows, fleet: Fleet, texts: Sequence[str], *, size: int, times: float, bar: float, seconds: float
+    rows: Rows, fleet: EncoderFleet, texts: Sequence[str], *, size: int, times: float, bar: float, seconds: float
 ) -> None:
     """Much more than the capacity that was just measured: what is still answered, and how fast the rest is refused."""
-    load = RawCalls(fleet.target, texts, size, timeout_s=10)
+    load = RawCalls(fleet.process.target, texts, size, timeout_s=10)
     rates = [await load.capacity(8 if size > 1 else 64, 3.0) for _ in range(5)]
     capacity = statistics.median(rates)
     load.calls = calls = Calls()
@@ -140,7 +198,7 @@ async def overload(
     )
     rows.at_most(f"{name}: refusals p99", float(np.percentile(refusals, 99)) * 1e3, "ms", 100.0, len(refusals))
     others = set(calls.outcomes()) - {"OK", "RESOURCE_EXHAUSTED"}
-    alive = fleet.process.poll() is None and not others
+    alive = fleet.process.alive and not others
     rows.add(f"{name}: no crash, no other outcome", alive, "", "True", alive, sorted(others))
     await load.close()
 
@@ -162,7 +220,7 @@ async def main(options: argparse.Namespace) -> None:
             clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
             rates = [await closed_loop(clients, texts[:1024], callers=64, size=1) for _ in range(5)]
             capacity = statistics.median(rates)
-            watched = Watched(clients, texts[:POOL], [base, *variants])
+            watched = CheckedCalls(clients, texts[:POOL], [base, *variants])
             await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, options.failing)
             watched.calls.rows.clear()
             await swaps(rows, fleet, watched, variants, 0.5 * capacity, options.swaps)
@@ -173,7 +231,7 @@ async def main(options: argparse.Namespace) -> None:
     rows.finish()
 
 
-async def garbage(rows: Rows, fleet: Fleet, seconds: float) -> None:
+async def garbage(rows: Rows, fleet: EncoderFleet, seconds: float) -> None:
     """Bad input of all kinds beside a good caller."""
     report = await fuzz(fleet, seconds, seed=1)
     fine = report.alive and report.good_calls > 0 and not (report.unexpected or report.bad_good_calls)

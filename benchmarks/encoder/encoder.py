@@ -15,22 +15,30 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
 
 from aeenc import EncoderClient, errors
-from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
-from benchmarks.encoder.int8 import int8_checkpoint
-from benchmarks.encoder.worker_kill import failed_beyond_held
+from benchmarks.encoder.fleet import EncoderFleet, running_encoder
 from benchmarks.harness.baselines import BareOnnxruntime, Echo, SentenceTransformers, run
-from benchmarks.harness.checkpoints import STORE, base_checkpoint, variant
+from benchmarks.harness.checkpoints import STORE, base_checkpoint, int8_checkpoint, variant
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
+from services.encoder.batching import Batcher
+from services.encoder.cost import CostModel
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.runners import Tokens
+from services.kit import logs
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 ROUNDS = 5
 TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little
 CONNECTIONS = 4
+DEADLY = 13  # a text of so many tokens kills the thread that computes it
+CALLS = 2000
+KILLS = 20
 
 
 async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: ArtifactStore, texts: Sequence[str]) -> None:
@@ -68,7 +76,7 @@ async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: Artifac
         rows.note(f"{name}, texts a second", medians[name], "1/s", medians["bare"])
 
 
-async def latency(rows: Rows, fleet: Fleet, base: Artifact, texts: Sequence[str]) -> None:
+async def latency(rows: Rows, fleet: EncoderFleet, base: Artifact, texts: Sequence[str]) -> None:
     """One caller, one text: what the service adds to the model and to an empty call.
 
     The three take turns, so that each finds the processor as the others leave it: a model run empties its caches.
@@ -96,16 +104,16 @@ async def latency(rows: Rows, fleet: Fleet, base: Artifact, texts: Sequence[str]
     rows.at_most("one caller, one text: p50 over the model and an echo", added, "ms", 0.7, baseline)
 
 
-async def footprint(rows: Rows, fleet: Fleet, store: ArtifactStore, base: Artifact) -> None:
+async def footprint(rows: Rows, fleet: EncoderFleet, store: ArtifactStore, base: Artifact) -> None:
     """Start, memory with one version and with more, and that torch is not there."""
-    one = fleet.resident_mb()
-    rows.at_most("start to SERVING", fleet.starting_s, "s", 3.0)
+    one = fleet.process.resident_mb()
+    rows.at_most("start to SERVING", fleet.process.starting_s, "s", 3.0)
     rows.at_most("resident memory, one version", one, "MB", 350.0, round(base.size_bytes / 1e6))
     await fleet.point(variant(store, base, 1), label="run-1")
     await fleet.point(variant(store, base, 2), label="run-2")
-    further = (fleet.resident_mb() - one) / 2
+    further = (fleet.process.resident_mb() - one) / 2
     rows.at_most("resident memory, each further version", further, "MB", 120.0, round(base.size_bytes / 1e6))
-    has_torch = fleet.maps("libtorch")
+    has_torch = fleet.process.maps("libtorch")
     rows.add("torch in the process", has_torch, "", "False", not has_torch)
 
 
@@ -130,7 +138,7 @@ async def invariance(
         rows.at_least(name, worst, "cosine", bar)
 
 
-async def cancel_storm(rows: Rows, fleet: Fleet, texts: Sequence[str]) -> None:
+async def cancel_storm(rows: Rows, fleet: EncoderFleet, texts: Sequence[str]) -> None:
     """Two thousand calls, every other cancelled after a moment: the others are answered, and nothing stays queued."""
     client = fleet.client(retry=True, timeout_s=60)
     expected = (await client.encode(texts[:8])).vectors
@@ -162,6 +170,55 @@ async def cancel_storm(rows: Rows, fleet: Fleet, texts: Sequence[str]) -> None:
         "cancel storm: wrong or failed among 1,000 not cancelled", outcomes["wrong"], "calls", "0", fine, str(outcomes)
     )
     await client.channel.close()
+
+
+class _DeadlyRunner:
+    """A runner that ends its thread, as a bug of the service might."""
+
+    pads = True
+    width = 4
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+    def run(self, batch: Sequence[Tokens]) -> NDArray[np.float32]:
+        time.sleep(0.001)
+        if any(len(tokens.ids) == DEADLY for tokens in batch):
+            self.held |= {tokens.ids[0] for tokens in batch}
+            raise SystemExit
+        return np.repeat(np.array([[tokens.ids[0]] for tokens in batch], dtype=np.float32), self.width, axis=1)
+
+
+async def failed_beyond_held() -> int:
+    """Calls that failed, hung or were answered wrongly although no dead worker held them; of 2,000 with 20 kills."""
+    logs.configure(log_format="console", level="critical", service="bench", instance="worker-kill")
+    batcher = Batcher(
+        workers=2,
+        batch_items=8,
+        batch_tokens=512,
+        stuck_s=10,
+        cost=CostModel(2),
+        metrics=EncoderMetrics(CollectorRegistry()),
+    )
+    runner, bad = _DeadlyRunner(), 0
+
+    async def call(number: int) -> None:
+        nonlocal bad
+        length = DEADLY if number % (CALLS // KILLS) == 50 else 3 + number % 9
+        try:
+            async with asyncio.timeout(20):
+                answer = await batcher.encode(runner, [Tokens([number] * length)], "interactive")
+        except errors.Unavailable:
+            bad += number not in runner.held
+        except TimeoutError:
+            bad += 1
+        else:
+            bad += bool((answer.rows != number).any())
+
+    for start in range(0, CALLS, 100):
+        await asyncio.gather(*(call(number) for number in range(start, start + 100)))
+    await batcher.close()
+    return bad
 
 
 async def main() -> None:

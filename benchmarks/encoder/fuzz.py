@@ -1,4 +1,4 @@
-"""Bad input for a running encoder: bytes that are no messages, messages that are hostile, calls that break off.
+"""Bad input for a running encoder: random bytes, hostile messages, calls that break off.
 
 Every call has the set of statuses that its input allows, worked out here and not by the service. Beside the calls a
 good one a second must keep its vector, and memory, files and calls in flight must come back to where they were.
@@ -23,9 +23,8 @@ import numpy as np
 import psutil
 
 from aeenc import EncoderClient, errors
-from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
-from benchmarks.encoder.fuzz_input import CHECK, STREAMING, WATCH, Attempt, attempt, wrong_in
-from benchmarks.encoder.fuzz_wire import wire
+from benchmarks.encoder.fleet import EncoderFleet, running_encoder
+from benchmarks.encoder.fuzz_input import CHECK, STREAMING, WATCH, Attempt, attempt, send_broken, wrong_in
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from services.store.artifacts import ArtifactStore
 
@@ -38,8 +37,8 @@ LOST = "Internal error from Core"  # our own library's, when the answer came bef
 
 
 @dataclass
-class Fuzzed:
-    """What became of the calls. `unexpected` describes at most ten outcomes that the contract does not allow."""
+class FuzzReport:
+    """The outcomes of all calls. `unexpected` describes at most ten outcomes that the contract does not allow."""
 
     calls: int = 0
     by_code: Counter[str] = field(default_factory=Counter)
@@ -68,12 +67,12 @@ class Fuzzed:
             self.unexpected.append(description)
 
 
-async def fuzz(fleet: Fleet, seconds: float, seed: int, *, bad_paths: bool = False) -> Fuzzed:
+async def fuzz(fleet: EncoderFleet, seconds: float, seed: int, *, bad_paths: bool = False) -> FuzzReport:
     """Sends bad input for so many seconds. The inputs follow from the seed; how they interleave does not.
 
     `bad_paths` adds paths that are not UTF-8: grpcio's asyncio server (seen in 1.85.1) stops serving at the first one.
     """
-    found, client = Fuzzed(), fleet.client(retry=True)
+    found, client = FuzzReport(), fleet.client(retry=True)
     good = (await client.encode([GOOD_TEXT])).vectors[0]
     process = psutil.Process(fleet.process.pid)
     files = process.num_fds()
@@ -90,35 +89,35 @@ async def fuzz(fleet: Fleet, seconds: float, seed: int, *, bad_paths: bool = Fal
         found.rss_mb_before = round(statistics.median(warm[:around]), 1)
         found.rss_mb_after = round(statistics.median(warm[-around:]), 1)
     else:
-        log = fleet.log.read_text(errors="replace")[-1000:]
-        found.unexpected.insert(0, f"the encoder is gone, exit status {fleet.process.poll()} | {log}")
+        log = fleet.process.log.read_text(errors="replace")[-1000:]
+        found.unexpected.insert(0, f"the encoder is gone, exit status {fleet.process.process.poll()} | {log}")
     for line in _log_lines(fleet):
         found.surprise(line)
     await client.channel.close()
     return found
 
 
-async def _lives(client: EncoderClient, fleet: Fleet) -> bool:
+async def _lives(client: EncoderClient, fleet: EncoderFleet) -> bool:
     try:
         await client.info()
     except errors.AeencError:
         return False
-    return fleet.process.poll() is None
+    return fleet.process.alive
 
 
-async def _caller(fleet: Fleet, rng: random.Random, end: float, found: Fuzzed) -> None:
+async def _caller(fleet: EncoderFleet, rng: random.Random, end: float, found: FuzzReport) -> None:
     """Makes one call after the other, on a new connection now and then."""
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     options.append(("grpc.use_local_subchannel_pool", 1))
-    while time.monotonic() < end and fleet.process.poll() is None:
-        async with grpc.aio.insecure_channel(fleet.target, options=options) as channel:
+    while time.monotonic() < end and fleet.process.alive:
+        async with grpc.aio.insecure_channel(fleet.process.target, options=options) as channel:
             for _ in range(rng.randint(1, 200)):
                 if time.monotonic() >= end:
                     return
                 await _call(channel, attempt(rng), found)
 
 
-async def _call(channel: grpc.aio.Channel, tried: Attempt, found: Fuzzed) -> None:
+async def _call(channel: grpc.aio.Channel, tried: Attempt, found: FuzzReport) -> None:
     """Makes one call and judges how it ended."""
     begun, answers = time.monotonic(), list[bytes]()
     call = _begun(channel, tried)
@@ -179,18 +178,18 @@ async def _requests(tried: Attempt) -> AsyncIterator[bytes]:
         await asyncio.sleep(HANGS_S)
 
 
-async def _wire_caller(fleet: Fleet, rng: random.Random, end: float, found: Fuzzed, bad_paths: bool) -> None:
+async def _wire_caller(fleet: EncoderFleet, rng: random.Random, end: float, found: FuzzReport, bad_paths: bool) -> None:
     """Sends what no gRPC library would, each on a connection of its own."""
-    host, port = fleet.target.split(":")
-    while time.monotonic() < end and fleet.process.poll() is None:
-        outcome, description = await wire(host, int(port), rng, bad_paths=bad_paths)
+    host, port = fleet.process.target.split(":")
+    while time.monotonic() < end and fleet.process.alive:
+        outcome, description = await send_broken(host, int(port), rng, bad_paths=bad_paths)
         found.calls += 1
         found.by_code[outcome] += 1
         if outcome == "UNKNOWN":
             found.surprise(f"wire: {outcome} | {description}")
 
 
-async def _good_caller(client: EncoderClient, good: np.ndarray, end: float, found: Fuzzed) -> None:
+async def _good_caller(client: EncoderClient, good: np.ndarray, end: float, found: FuzzReport) -> None:
     """A patient caller with a good request, once a second."""
     while time.monotonic() < end:
         due = time.monotonic() + 1
@@ -209,13 +208,13 @@ async def _good_caller(client: EncoderClient, good: np.ndarray, end: float, foun
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-async def _sampler(fleet: Fleet, end: float, samples: list[float]) -> None:
-    while time.monotonic() < end and fleet.process.poll() is None:
-        samples.append(fleet.resident_mb())
+async def _sampler(fleet: EncoderFleet, end: float, samples: list[float]) -> None:
+    while time.monotonic() < end and fleet.process.alive:
+        samples.append(fleet.process.resident_mb())
         await asyncio.sleep(0.25)
 
 
-async def _settled(client: EncoderClient, process: psutil.Process, files: int, found: Fuzzed) -> None:
+async def _settled(client: EncoderClient, process: psutil.Process, files: int, found: FuzzReport) -> None:
     """Once all callers have gone, no call may stay in flight and no connection open."""
     give_up = time.monotonic() + SETTLE_S
     while True:
@@ -229,9 +228,9 @@ async def _settled(client: EncoderClient, process: psutil.Process, files: int, f
         await asyncio.sleep(0.2)
 
 
-def _log_lines(fleet: Fleet) -> list[str]:
-    """What the encoder logged that it never may: an unexpected error of its own, or one that grpc caught for it."""
-    lines = fleet.log.read_text(errors="replace").splitlines()
+def _log_lines(fleet: EncoderFleet) -> list[str]:
+    """Lines that the encoder must never log: an unexpected error of its own, or one that grpc caught for it."""
+    lines = fleet.process.log.read_text(errors="replace").splitlines()
     bad = ("call failed", "Traceback", "Unexpected [", "never retrieved", "Fatal")
     marks = Counter(mark for line in lines for mark in bad if mark in line)
     first = {mark: next(n for n, line in enumerate(lines) if mark in line) for mark in marks}
@@ -241,7 +240,7 @@ def _log_lines(fleet: Fleet) -> list[str]:
     ]
 
 
-async def _alone(seconds: float, seed: int, bad_paths: bool) -> Fuzzed:
+async def _alone(seconds: float, seed: int, bad_paths: bool) -> FuzzReport:
     store = ArtifactStore(STORE)
     async with running_encoder(store, base_checkpoint(store)) as fleet:
         return await fuzz(fleet, seconds, seed, bad_paths=bad_paths)

@@ -1,4 +1,4 @@
-"""What the encoder is compared with in the same run: sentence-transformers, bare onnxruntime, an empty gRPC call."""
+"""Baselines that run beside the services: sentence-transformers, bare onnxruntime, an empty gRPC call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from typing import Any
 import grpc
 import numpy as np
 import onnxruntime as ort
-from tokenizers import Tokenizer
 
-from benchmarks.harness.checkpoints import session
+from benchmarks.harness.checkpoints import session, sorted_batches, tokenizer_of
 from benchmarks.harness.rows import ROOT
 
-BATCH = 32
 PACKAGE = "sentence-transformers==6.2.0"
 _SENTENCE_TRANSFORMERS = """
 import sys, time, torch
@@ -73,8 +71,7 @@ class BareOnnxruntime:
 
     def __init__(self, directory: Path, model: str = "model.onnx") -> None:
         path = directory / model
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_padding()
+        self._tokenizer = tokenizer_of(directory)
         self.single = session(path)
         self._sessions = {"spinning": session(path, threads=2, spinning=True), "not spinning": session(path, threads=2)}
 
@@ -100,15 +97,8 @@ class BareOnnxruntime:
         return len(texts) / (time.perf_counter() - started)
 
     def _batches(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        ids = sorted((encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))), key=len)
-        for start in range(0, len(ids), BATCH):
-            part = ids[start : start + BATCH]
-            rows = np.zeros((len(part), len(part[-1])), dtype=np.int64)
-            mask = np.zeros_like(rows)
-            for row, tokens in enumerate(part):
-                rows[row, : len(tokens)] = tokens
-                mask[row, : len(tokens)] = 1
-            yield {"input_ids": rows, "attention_mask": mask}
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+        return (feeds for _, feeds in sorted_batches(ids))
 
 
 class Echo:
@@ -117,7 +107,7 @@ class Echo:
     METHOD = "/bench.Echo/Call"
 
     def __init__(self, answer_bytes: int = 0) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("echo_server.py")), str(answer_bytes)]
+        command = [sys.executable, "-c", f"from {__name__} import serve_echo; serve_echo({answer_bytes})"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.target = f"127.0.0.1:{self._process.stdout.readline().strip()}"
@@ -135,6 +125,24 @@ class Echo:
     async def call(self) -> None:
         """Sends nothing and waits for nothing."""
         await self._call(b"")
+
+
+def serve_echo(answer_bytes: int) -> None:
+    """Prints the port of an empty service and answers every call with so many bytes; never returns."""
+    content = bytes(answer_bytes)
+
+    async def answer(_request: bytes, _context: Any) -> bytes:
+        return content
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(answer)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Call": method}),))
+        print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+        await server.start()
+        await server.wait_for_termination()
+
+    run(serve())
 
 
 def run(coroutine: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Checkpoints to measure with: the base model, exported once, and as many variants of it as a soak needs.
+"""Checkpoints to measure with: the base model, variants of it, one with int8, and damaged ones that must never serve.
 
-A variant differs from the base in one bias, so that its vectors differ and its cost does not. Variants are kept
-between runs.
+A variant differs from the base in one bias, so that its vectors differ and its cost does not. All but the damaged ones
+are made once and kept between runs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
+from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import ROOT
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import CheckpointRow, Registry
@@ -24,6 +28,9 @@ from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
 FOLDER = "checkpoints"
 STORE = ROOT / ".aeenc" / "bench" / "encoder" / "artifacts"
+BATCH = 32
+
+Change = Callable[[Path, dict[str, Any]], None]
 
 
 def session(path: Path, *, threads: int = 1, spinning: bool = False) -> ort.InferenceSession:
@@ -54,39 +61,103 @@ def base_checkpoint(store: ArtifactStore) -> Artifact:
         command = [sys.executable, "-m", "services.trainer.learning", "pretrained", str(asked)]
         exporter = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)  # it lives as long as its standard input
         if exporter.wait():
-            sys.exit("the base model cannot be exported")
+            sys.exit(f"{DEFAULT_NAME} could not be exported; its error stands above")
         shutil.move(asked.with_suffix(".result"), marker)
     return store.open(FOLDER, json.loads(marker.read_bytes())["version"])
 
 
 def variant(store: ArtifactStore, base: Artifact, number: int) -> Artifact:
     """Variant `number` (from 1) of the base; made once."""
-    marker = store.root / f"variant-{number}.json"
+
+    def write(folder: Path) -> dict[str, Any]:
+        rng = np.random.default_rng(number)
+        _change_tensor(
+            base.file("model.onnx"),
+            folder / "model.onnx",
+            lambda tensor: _set_values(tensor, lambda values: values + rng.normal(scale=0.05, size=values.shape)),
+            name="LayerNorm.bias",
+        )
+        texts = json.loads(base.file("probes.json").read_bytes())["texts"]
+        np.save(folder / "probes.npy", vectors_of(folder, texts))
+        return {"lineage": {"variant": number}}
+
+    return _made_once(store, base, f"variant-{number}", ("tokenizer.json", "config.json", "probes.json"), write)
+
+
+def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
+    """A checkpoint of the base's weights with fp32 and, where the trainer's gate on dev passes, int8; made once."""
+    from services.trainer.evaluation import EvaluationQuery
+    from services.trainer.learning.quantization import Trial, add_int8
+
+    def write(folder: Path) -> dict[str, Any]:
+        dataset = entailmentbank()
+        texts = [candidate.text for candidate in dataset.candidates()]
+        queries = [EvaluationQuery(query.text, tuple(query.gold)) for query in dataset.queries("dev")]
+        tokenizer = tokenizer_of(base.path)
+        trial = Trial(
+            queries,
+            [encoding.ids for encoding in tokenizer.encode_batch([query.text for query in queries])],
+            embedded(base, texts),
+            {text: ordinal for ordinal, text in enumerate(texts)},
+        )
+        probes = json.loads(base.file("probes.json").read_bytes())["texts"]
+        return {"int8": add_int8(folder, trial, [encoding.ids for encoding in tokenizer.encode_batch(probes)])}
+
+    files = ("model.onnx", "tokenizer.json", "config.json", "probes.json", "probes.npy")
+    return _made_once(store, base, "int8", files, write)
+
+
+def _made_once(
+    store: ArtifactStore, base: Artifact, name: str, files: Sequence[str], write: Callable[[Path], dict[str, Any]]
+) -> Artifact:
+    """A query encoder derived from the base: its `files`, what `write` adds to them, and the meta that it returns."""
+    marker = store.root / f"{name}.json"
     if marker.is_file():
         return store.open(FOLDER, json.loads(marker.read_bytes())["version"], verify="size")
     with store.writer("checkpoint", FOLDER) as writer:
-        for name in ("tokenizer.json", "config.json", "probes.json"):
-            shutil.copyfile(base.file(name), writer.path / name)
-        (writer.path / "model.onnx").write_bytes(_shifted(base.file("model.onnx"), number))
-        np.save(
-            writer.path / "probes.npy",
-            vectors_of(writer.path, json.loads(base.file("probes.json").read_bytes())["texts"]),
-        )
-        meta = {**base.meta, "pretrained": False, "base_version": base.id, "lineage": {"variant": number}}
-        artifact = writer.commit(meta, id_prefix="q")
+        for file in files:
+            shutil.copyfile(base.file(file), writer.path / file)
+        added = write(writer.path)
+        artifact = writer.commit({**base.meta, "pretrained": False, "base_version": base.id, **added}, id_prefix="q")
     marker.write_text(json.dumps({"version": artifact.id}))
     return artifact
 
 
-def vectors_of(directory: Path, texts: list[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What a checkpoint's own model gives for each text alone, (n, dim)."""
-    from tokenizers import Tokenizer
-
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """A checkpoint's tokenizer, without padding."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_padding()
+    return tokenizer
+
+
+def sorted_batches(ids: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Batches of texts of like length: their positions in `ids`, and what a model is fed."""
+    order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
+    for start in range(0, len(order), BATCH):
+        part = order[start : start + BATCH]
+        rows = np.zeros((len(part), len(ids[part[-1]])), dtype=np.int64)
+        mask = np.zeros_like(rows)
+        for row, position in enumerate(part):
+            rows[row, : len(ids[position])] = ids[position]
+            mask[row, : len(ids[position])] = 1
+        yield part, {"input_ids": rows, "attention_mask": mask}
+
+
+def embedded(base: Artifact, texts: list[str]) -> NDArray[np.float32]:
+    """Unit vectors (n, dim) of texts in single precision, by a bare session in sorted batches."""
+    model = session(base.file("model.onnx"), threads=2)
+    ids = [encoding.ids for encoding in tokenizer_of(base.path).encode_batch_fast(texts)]
+    vectors = np.empty((len(ids), base.meta["dim"]), dtype=np.float32)
+    for positions, feeds in sorted_batches(ids):
+        vectors[positions] = model.run(["sentence_embedding"], feeds)[0]
+    return vectors
+
+
+def vectors_of(directory: Path, texts: list[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vectors of a checkpoint's own model for each text alone, (n, dim)."""
     model = session(directory / "model.onnx")
     rows = []
-    for encoding in tokenizer.encode_batch(texts):
+    for encoding in tokenizer_of(directory).encode_batch(texts):
         ids = np.array([encoding.ids])
         rows.append(model.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0])
     return np.stack(rows)
@@ -116,13 +187,94 @@ async def register(registry: Registry, artifact: Artifact) -> None:
         await registry.set_space(artifact.meta["space_id"], artifact.id, default=True)
 
 
-def _shifted(path: Path, number: int) -> bytes:
+def _change_tensor(source: Path, target: Path, change: Callable[[Any], None], *, name: str = "") -> None:
+    """Writes the model with its first vector of 384 numbers changed, of those whose name contains `name`."""
     import onnx
+
+    model = onnx.load(source)
+    change(next(t for t in model.graph.initializer if list(t.dims) == [384] and name in t.name))
+    target.write_bytes(model.SerializeToString())
+
+
+def _set_values(tensor: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
     from onnx import numpy_helper
 
-    model = onnx.load(path)
-    bias = next(t for t in model.graph.initializer if list(t.dims) == [384] and "LayerNorm.bias" in t.name)
-    values = numpy_helper.to_array(bias).copy()
-    values += np.random.default_rng(number).normal(scale=0.05, size=values.shape).astype(values.dtype)
-    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
-    return bytes(model.SerializeToString())
+    values = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(change(values).astype(values.dtype), tensor.name))
+
+
+def damaged(store: ArtifactStore, source: Artifact, kind: str, number: int) -> Artifact:
+    """A copy of `source` with one damage of `kind`; the caller removes it."""
+    before, after, _ = DAMAGES[kind]
+    meta: dict[str, Any] = {**source.meta, "lineage": {"damage": kind, "number": number}}
+    with store.writer("checkpoint", FOLDER) as writer:
+        for name in source.files:
+            shutil.copyfile(source.file(name), writer.path / name)
+        before(writer.path, meta)
+        artifact = writer.commit(meta, id_prefix="q")
+    after(artifact.path, meta)
+    return artifact
+
+
+def reason_of(kind: str) -> str:
+    """The words that the encoder's reason must contain."""
+    return DAMAGES[kind][2]
+
+
+def _nothing(_path: Path, _meta: dict[str, Any]) -> None:
+    """Changes nothing: a damage happens either before the manifest is written or after."""
+
+
+def _truncate(path: Path, _meta: dict[str, Any]) -> None:
+    model = path / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1000])
+
+
+def _flip(path: Path, _meta: dict[str, Any]) -> None:
+    with (path / "model.onnx").open("r+b") as file:
+        file.seek(50_000_000)
+        byte = file.read(1)
+        file.seek(50_000_000)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _lose(path: Path, _meta: dict[str, Any]) -> None:
+    (path / "tokenizer.json").unlink()
+
+
+def _nan(path: Path, _meta: dict[str, Any]) -> None:
+    model = path / "model.onnx"
+    _change_tensor(model, model, lambda tensor: _set_values(tensor, lambda values: np.full_like(values, np.nan)))
+
+
+def _huge(path: Path, _meta: dict[str, Any]) -> None:
+    def declare(tensor: Any) -> None:
+        del tensor.dims[:]
+        tensor.dims.extend([1 << 20, 1 << 20])
+
+    _change_tensor(path / "model.onnx", path / "model.onnx", declare)
+
+
+def _other_dimension(_path: Path, meta: dict[str, Any]) -> None:
+    meta["dim"] = 768
+
+
+def _other_space(_path: Path, meta: dict[str, Any]) -> None:
+    meta["space_id"] = meta["space_id"][:-4] + "0000"
+
+
+def _pickle(path: Path, _meta: dict[str, Any]) -> None:
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x04\x95not to be read")
+
+
+# kind: the change before the manifest is written, the one after it, words of the encoder's reason
+DAMAGES: dict[str, tuple[Change, Change, str]] = {
+    "truncated file": (_nothing, _truncate, "bytes, its manifest says"),
+    "flipped byte": (_nothing, _flip, "sha256"),
+    "NaN weights": (_nan, _nothing, "not finite"),
+    "wrong dimension": (_other_dimension, _nothing, "has 768 dimensions"),
+    "wrong space": (_other_space, _nothing, "is of space"),
+    "pickle": (_pickle, _nothing, "does not belong in a checkpoint"),
+    "huge tensor": (_huge, _nothing, "declares a tensor of"),
+    "missing file": (_nothing, _lose, "is missing"),
+}

@@ -1,4 +1,4 @@
-"""Where EntailmentBank lies, for all benchmarks: AEENC_BENCH_DATA, `data/entailmentbank`, or beside the checkout."""
+"""The directory of EntailmentBank for all benchmarks: AEENC_BENCH_DATA, `data/entailmentbank`, or a sibling."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_there() -> None:
     """Ends the process when the data are not there."""
     if not DATA.is_dir():
         raise SystemExit(
-            f"{DATA} is no directory; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or name one in "
-            "AEENC_BENCH_DATA"
+            f"{DATA} is not a directory; run `aeenc data fetch entailmentbank --to data/entailmentbank`, or name "
+            "one in AEENC_BENCH_DATA"
         )
 
 

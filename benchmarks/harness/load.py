@@ -19,7 +19,7 @@ from aeenc.calls.encoding import EncodeOptions, Role
 
 @dataclass
 class Calls:
-    """What became of calls: (when sent, seconds, outcome, texts), on the clock of time.monotonic()."""
+    """The outcomes of calls: (time sent, seconds, outcome, texts), on the clock of time.monotonic()."""
 
     rows: list[tuple[float, float, str, int]] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Calls:
         return np.array([row[1] for row in self.rows if row[2] == outcome])
 
     def outcomes(self) -> dict[str, int]:
-        """How many calls ended how."""
+        """The number of calls by outcome."""
         return {outcome: self.count(outcome) for outcome in sorted({row[2] for row in self.rows})}
 
 

@@ -1,9 +1,11 @@
-"""Kills the index again and again in the middle of builds, activations, deletions and starts, and looks what is left.
+"""Kills the index in the middle of builds, activations, deletions and starts, and checks what is left.
 
-Callers of several corpora work at once and note what is acknowledged to them. A kill is aimed: at a seeded moment
-within the usual duration of an operation that has just begun. After each, the index is started again and must have
-everything that was acknowledged, may have what was under way, and must show nothing else. A build under way is gone on
-with, leaving out what was acknowledged as durable.
+    start ──▶ check every corpus against its model ──▶ callers work ──▶ SIGKILL at an aimed moment ──▶ start …
+
+Callers of several corpora work at once and note what is acknowledged to them. A kill comes at a seeded moment within
+the usual duration of an operation that has just begun. After it the index must have everything that was acknowledged,
+may have what was under way, and must show nothing else. The callers continue unfinished builds behind their durable
+premises.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aeenc import errors
-from benchmarks.harness.quick_encoder import QuickEncoder
-from benchmarks.index.crash_actor import Actor
-from benchmarks.index.crash_model import CorpusModel, Premise
-from benchmarks.index.index_process import IndexProcess
+from aeenc import IndexClient, errors
+from benchmarks.index.crash_caller import CorpusCaller, CorpusModel, Premise
+from benchmarks.index.fleet import IndexFleet, index_fleet
+from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import PREMISES, folder_of
 from services.index.building.journal import PREFIX
 from services.store.artifacts import ArtifactStore
+from support.waiting import reached
 
 SETTINGS = {"build_sync_s": 0.02, "build_batch": 8}
 ENCODER_PAUSE_S = 0.003
@@ -39,8 +41,8 @@ START_SHARE = 0.1  # of the kills come while the index starts
 
 
 @dataclass
-class Report:
-    """What was done and what was found wrong."""
+class CrashReport:
+    """Counts of what the run did, and the faults that it found."""
 
     kills: Counter[str] = field(default_factory=Counter)  # by what was aimed at
     broken: Counter[str] = field(default_factory=Counter)  # operations that a kill broke into; commits are builds, too
@@ -63,19 +65,21 @@ class Report:
 class Crashes:
     """The kills of one run over one store."""
 
-    def __init__(self, index: IndexProcess, encoder: QuickEncoder, seed: int, corpora: int) -> None:
-        self.report = Report()
+    _client: IndexClient  # of the last start
+
+    def __init__(self, index: IndexFleet, encoder: StandInEncoder, seed: int, corpora: int) -> None:
+        self.report = CrashReport()
         self._index, self._encoder = index, encoder
         self._rng = random.Random(seed)
         self._begun: asyncio.Queue[str] = asyncio.Queue()
-        self._actors = [
-            Actor(CorpusModel(f"corpus{n}"), random.Random(self._rng.random()), self._begun.put_nowait)
+        self._callers = [
+            CorpusCaller(CorpusModel(f"corpus{n}"), random.Random(self._rng.random()), self._begun.put_nowait)
             for n in range(corpora)
         ]
-        self._store = ArtifactStore(index.artifacts)
+        self._store = ArtifactStore(index.artifacts_dir)
         self._settled: dict[str, int] = {}  # how often a text had been encoded when its vector was acknowledged
 
-    async def run(self, kills: int) -> Report:
+    async def run(self, kills: int) -> CrashReport:
         """Kills so often, ends all builds, and checks everything a last time."""
         for number in range(kills):
             if self._rng.random() < START_SHARE and number:
@@ -83,33 +87,36 @@ class Crashes:
             else:
                 await self._kill_work(list(AIMS)[number % len(AIMS)])
         await self._start()
-        await asyncio.gather(*(actor.build(self._index.client) for actor in self._actors if actor.model.build))
-        await asyncio.gather(*(self._check(actor) for actor in self._actors))
-        await self._index.disconnect()
+        await asyncio.gather(*(caller.build(self._client) for caller in self._callers if caller.model.build))
+        await asyncio.gather(*(self._check(caller) for caller in self._callers))
+        await self._client.channel.close()
         report = self.report
         report.encoded_again = sum(self._encoder.encoded[text] != count for text, count in self._settled.items())
         report.acknowledged_rows = len(self._settled)
-        report.lost_premises += sum(actor.lost_premises for actor in self._actors)
-        report.resumed = sum(actor.resumed_premises for actor in self._actors)
-        report.searches = sum(actor.searches for actor in self._actors)
-        report.wrong += [one for actor in self._actors for one in actor.wrong]
+        report.lost_premises += sum(caller.lost_premises for caller in self._callers)
+        report.resumed = sum(caller.resumed_premises for caller in self._callers)
+        report.searches = sum(caller.searches for caller in self._callers)
+        report.wrong += [one for caller in self._callers for one in caller.wrong]
         return report
 
     async def _start(self) -> None:
-        self.report.starts_s.append(await self._index.start())
-        await asyncio.gather(*(self._check(actor) for actor in self._actors))
+        await self._index.process.restart()
+        self.report.starts_s.append(self._index.process.starting_s)
+        self._client = self._index.client(retry=False, timeout_s=10)
+        await reached(self._client.info, times=100)  # gRPC may remember for two seconds that nobody listened
+        await asyncio.gather(*(self._check(caller) for caller in self._callers))
 
     async def _kill_start(self) -> None:
         usual_s = statistics.median(self.report.starts_s)
-        self._index.spawn()
+        self._index.process.start()
         await asyncio.sleep(self._rng.uniform(0.5, 1.1) * usual_s)  # imports come first and touch nothing
-        await asyncio.to_thread(self._index.kill)
+        await asyncio.to_thread(self._index.process.kill)
         self.report.kills["start"] += 1
 
     async def _kill_work(self, aim: str) -> None:
         phase, earliest, latest = AIMS[aim]
         await self._start()
-        running = [asyncio.ensure_future(actor.run(self._index.client)) for actor in self._actors]
+        running = [asyncio.ensure_future(caller.run(self._client)) for caller in self._callers]
         while not self._begun.empty():
             self._begun.get_nowait()
         try:
@@ -118,32 +125,32 @@ class Crashes:
                     pass
         except TimeoutError:
             self.report.wrong.append(f"nobody came to {phase} within 10 s")
-        seconds = [one for actor in self._actors for one in actor.seconds[phase][-20:]]
+        seconds = [one for caller in self._callers for one in caller.seconds[phase][-20:]]
         usual_s = statistics.median(seconds) if seconds else FIRST_GUESS_S
         await asyncio.sleep(self._rng.uniform(earliest, latest) * usual_s)
-        await asyncio.to_thread(self._index.kill)
+        await asyncio.to_thread(self._index.process.kill)
         self.report.kills[aim] += 1
         for outcome in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(outcome, str):
                 self.report.broken[outcome] += 1
             else:
                 self.report.wrong.append(f"a caller was told {type(outcome).__name__}: {outcome}")
-        await self._index.disconnect()
+        await self._client.channel.close()
         committing = self._store.root.glob(f"*/*/{PREFIX}*/*/{PREMISES}")  # written when all else is
         self.report.broken["commit"] += len(list(committing))
         self._look_at_builds()
 
     def _look_at_builds(self) -> None:
         """Notes what has been acknowledged of the builds under way: those texts must never be encoded again."""
-        for actor in self._actors:
-            if actor.model.build is not None:
-                self.report.acknowledged_premises += actor.model.build.durable
-                for text in actor.model.build.acknowledged_texts():
+        for caller in self._callers:
+            if caller.model.build is not None:
+                self.report.acknowledged_premises += caller.model.build.durable
+                for text in caller.model.build.acknowledged_texts():
                     self._settled.setdefault(text, self._encoder.encoded[text])
 
-    async def _check(self, actor: Actor) -> None:
+    async def _check(self, caller: CorpusCaller) -> None:
         """Compares a corpus with its model and takes over what has come of the operation under way."""
-        client, model, report = self._index.client, actor.model, self.report
+        client, model, report = self._client, caller.model, self.report
         shown = {info.corpus: info.active.id for info in (await client.info()).corpora}
         try:
             listed = {one.id for one in await client.generations(model.name)}
@@ -169,7 +176,7 @@ class Crashes:
             if generation in listed:
                 report.checked += 1
                 report.corrupt += not await self._holds(model, generation, content)
-                await actor.check_search(client, generation, content)
+                await caller.check_search(client, generation, content)
 
     def _check_active(self, model: CorpusModel, active: str | None, listed: set[str]) -> None:
         under_way = {model.activating} if model.activating else set()
@@ -187,18 +194,19 @@ class Crashes:
         except errors.AeencError as error:
             self.report.wrong.append(error.message)
             return False
-        listed = [one async for one in self._index.client.list_premises(model.name, generation=generation)]
+        listed = [one async for one in self._client.list_premises(model.name, generation=generation)]
         holds = [((one.id, *one.aliases), one.text) for one in listed] == content
         if not holds:
             self.report.wrong.append(f"{model.name}: generation {generation} has other premises than were built")
         return holds
 
 
-async def crash(kills: int, seed: int, *, corpora: int = 3) -> Report:
+async def crash(kills: int, seed: int, *, corpora: int = 3) -> CrashReport:
     """One run in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="aeenc-crash-") as home:
-        async with (
-            QuickEncoder(ENCODER_PAUSE_S) as encoder,
-            IndexProcess(Path(home), encoder.target, **SETTINGS) as index,
-        ):
-            return await Crashes(index, encoder, seed, corpora).run(kills)
+        async with StandInEncoder(pause_s=ENCODER_PAUSE_S) as encoder:
+            index = index_fleet(Path(home), encoder_target=encoder.target, **SETTINGS)
+            try:
+                return await Crashes(index, encoder, seed, corpora).run(kills)
+            finally:
+                index.process.kill()

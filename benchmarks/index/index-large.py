@@ -1,16 +1,152 @@
 """A large corpus in the index: recall, build time, throughput, memory, opening. `make bench NAME=index-large`.
 
-A million premises take about ten minutes; `benchmarks/index/index-large.py --rows 50000` is a smaller one. Needs
-EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
+Vectors are those of real facts, over and over, each time with other noise; queries are real hypotheses. An index in a
+process of its own gets them through BuildGeneration from an encoder that makes the vectors up, so that the index alone
+is measured. A million premises take about ten minutes; `benchmarks/index/index-large.py --rows 50000` is a smaller one.
+Needs EntailmentBank in `data/entailmentbank` or in AEENC_BENCH_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import AsyncClient
+from aeenc.v1 import types_pb2
 from benchmarks.harness.baselines import run
+from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
+from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
-from benchmarks.index.large import large
+from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
+from services.corpus.generation import VECTORS, folder_of
+from services.index.search import FlatIndex
+from services.store.artifacts import ArtifactStore
+
+CORPUS = "large"
+MILLION = 1_000_000  # premises from which on all bars hold
+NOISE = 0.5  # length of a row's noise beside its fact's 1: a row and its fact have a cosine of .89, two of one fact .8
+K = 10
+CALLERS = 64
+LOAD_S = 10.0
+SCANS = 20
+BUILD_TIMEOUT_S = 3600.0
+Matrix = NDArray[np.float32]
+
+
+def sources() -> tuple[Matrix, Matrix]:
+    """Vectors of EntailmentBank's facts and of its dev queries; encoded once and kept."""
+    kept = STORE.parent / "sources.npz"
+    if not kept.is_file():
+        base, dataset = base_checkpoint(ArtifactStore(STORE)), entailmentbank()
+        facts = embedded(base, [candidate.text for candidate in dataset.candidates()])
+        np.savez(kept, facts=facts, queries=embedded(base, [one.text for one in dataset.queries("dev")]))
+    with np.load(kept, allow_pickle=False) as arrays:
+        return arrays["facts"], arrays["queries"]
+
+
+def cloud(facts: Matrix, ordinals: list[int]) -> Matrix:
+    """Rows of the corpus: fact `ordinal` modulo their number, plus the noise of that ordinal; unit length."""
+    noise = np.stack([np.random.default_rng(n).standard_normal(facts.shape[1], np.float32) for n in ordinals])
+    rows = facts[np.array(ordinals) % len(facts)] + NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def premises(count: int) -> Iterator[types_pb2.Premise]:
+    """The corpus; the encoder finds a text's ordinal in it."""
+    for n in range(count):
+        yield types_pb2.Premise(id=f"p{n}", text=f"premise of about the length that facts have, number {n}")
+
+
+def running_ivf(root: Path, encoder: str) -> AbstractAsyncContextManager[IndexFleet]:
+    """A running index over the artifacts in `root`; FAISS has one thread."""
+    return running_index(root, encoder_target=encoder, engine="ivf", environment={"OMP_NUM_THREADS": "1"})
+
+
+def resident_bytes(index: IndexFleet) -> int:
+    """Resident memory, anonymous and of files."""
+    lines = Path(f"/proc/{index.process.pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssFile:"))) * 1024
+
+
+async def large(rows: Rows, count: int) -> None:
+    """Prints the rows of a corpus of `count` premises."""
+    facts, queries = await asyncio.to_thread(sources)
+    name = f"{count:,} x {facts.shape[1]}"
+
+    def embed(texts: Sequence[str]) -> Matrix:
+        return cloud(facts, [int(text.rpartition(" ")[2]) for text in texts])
+
+    with tempfile.TemporaryDirectory(prefix="aeenc-large-", dir=STORE.parent) as scratch:
+        root = Path(scratch)
+        async with StandInEncoder(embed) as encoder:
+            async with running_ivf(root, encoder.target) as index, AsyncClient(index=index.process.target) as client:
+                started = time.monotonic()
+                built = await client.index.build(CORPUS, premises(count), timeout_s=BUILD_TIMEOUT_S)
+                rows.at_most(f"{name}: built", (time.monotonic() - started) / 60, "min", 20)
+            plan = ArtifactStore(root).open(folder_of(CORPUS), built.id, verify="size").meta["index"]
+            rows.note(
+                f"{name}: {built.engine}, {plan['lists']} lists, {plan['breadth']} visited", plan["recall_at_10"], ""
+            )
+            flat = FlatIndex(np.load(root / folder_of(CORPUS) / built.id / VECTORS, mmap_mode="r"), largest_norm=1.001)
+            truth = await asyncio.to_thread(lambda: [one.ordinals for one in flat.nearest(queries, K)])
+            scans = await asyncio.to_thread(_scan_rate, flat.vectors, queries)
+            async with running_ivf(root, encoder.target) as index, AsyncClient(index=index.process.target) as client:
+                rows.at_most(f"{name}: start to SERVING", index.process.starting_s, "s", 3)
+                rows.at_least(f"{name}: recall@10, real queries", await _recall(client, queries, truth), "", 0.98)
+                rate = await _rate(client, queries)
+                bar = 20 if count >= MILLION else 0  # a short scan is hard to beat
+                rows.at_least(f"{name}: {CALLERS} callers over a single exact scan", rate / scans, "x", bar, scans)
+                rows.note(f"{name}: queries a second, {CALLERS} callers", rate, "1/s")
+                await client.index.search(CORPUS, queries[:1], space_id=SPACE, k=K, exact=True)  # touches every vector
+                async for _ in client.index.list_premises(CORPUS):  # and every premise
+                    pass
+                ratio = resident_bytes(index) / flat.vectors.nbytes
+                bar = 1.3 if count >= MILLION else 10  # the process itself takes 150 MB
+                rows.at_most(f"{name}: resident over raw, all touched", ratio, "x", bar, flat.vectors.nbytes)
+
+
+def _scan_rate(matrix: Matrix, queries: Matrix) -> float:
+    """Queries a second of bare FAISS, one at a time in one thread; the matrix has been read before."""
+    faiss.omp_set_num_threads(1)
+    started = time.perf_counter()
+    for n in range(SCANS):
+        faiss.knn(queries[n : n + 1], matrix, K, metric=faiss.METRIC_INNER_PRODUCT)
+    return SCANS / (time.perf_counter() - started)
+
+
+async def _recall(client: AsyncClient, queries: Matrix, truth: list[NDArray[np.int64]]) -> float:
+    hits = 0
+    for start in range(0, len(queries), CALLERS):
+        part = slice(start, start + CALLERS)
+        answer = await client.index.search(CORPUS, queries[part], space_id=SPACE, k=K)
+        for ids, true in zip(answer.ids, truth[part], strict=True):
+            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
+    return hits / K / len(queries)
+
+
+async def _rate(client: AsyncClient, queries: Matrix) -> float:
+    """Queries a second of callers that wait for their answers."""
+    begun, done = time.monotonic(), 0
+
+    async def caller(number: int) -> None:
+        nonlocal done
+        while time.monotonic() - begun < LOAD_S:
+            number = (number + CALLERS) % len(queries)
+            await client.index.search(CORPUS, queries[number : number + 1], space_id=SPACE, k=K)
+            done += 1
+
+    await asyncio.gather(*(caller(number) for number in range(CALLERS)))
+    return done / (time.monotonic() - begun)
 
 
 async def main(count: int) -> None:

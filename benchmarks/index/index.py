@@ -22,15 +22,14 @@ import numpy as np
 from aeenc import EncoderClient, Fusion, IndexClient, vectors
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
-from benchmarks.encoder.encoder_fleet import Fleet, running_encoder
+from benchmarks.encoder.fleet import EncoderFleet, running_encoder
 from benchmarks.harness.baselines import Echo, run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
-from benchmarks.index.index_fleet import IndexProcess, running_index
-from benchmarks.index.index_kernels import kernels
-from benchmarks.index.index_quality import Queries, ask_for_the_others
+from benchmarks.index.fleet import IndexFleet, running_index
+from benchmarks.index.quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
 from services.index.dense.exact import FlatIndex
 from services.store.artifacts import ArtifactStore
@@ -45,8 +44,29 @@ SEARCH = "/aeenc.v1.IndexService/Search"
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 
 
+def kernels(rows: Rows, matrix: Matrix, queries: Matrix) -> None:
+    """Processor time of an exact search, re-scoring included: FAISS alone proposes, or integers do, in turn."""
+    faiss.omp_set_num_threads(1)
+    alone, coarse = FlatIndex(matrix), FlatIndex(matrix, coarse=CodesProposer(matrix))
+    usual = faiss.cvar.distance_compute_blas_threshold
+    for size in (1, 8, 64):
+        milliseconds: dict[str, list[float]] = {"FAISS": [], "integers": []}
+        for start in range(0, 40 * size, size):
+            part = np.take(queries, range(start, start + size), axis=0, mode="wrap")
+            for name, index in (("FAISS", alone), ("integers", coarse)):
+                begun = time.thread_time()
+                index.nearest(part, 10)
+                milliseconds[name].append((time.thread_time() - begun) * 1e3 / size)
+        medians = {name: statistics.median(values) for name, values in milliseconds.items()}
+        told = ", ".join(f"{name} {value:.3f} ms" for name, value in medians.items())
+        rows.note(
+            f"exact search of {size} at once, FAISS over integers", medians["FAISS"] / medians["integers"], "x", told
+        )
+    faiss.cvar.distance_compute_blas_threshold = usual  # of the whole process: FAISS alone is measured next
+
+
 async def calls_per_second(target: str, method: str, requests: Sequence[bytes]) -> float:
-    """What CALLERS that wait for their answers get from a method, with messages made ready beforehand."""
+    """Calls a second of CALLERS that wait for their answers, with messages made ready beforehand."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(CONNECTIONS)]
     done, begun = 0, time.monotonic()
@@ -65,7 +85,7 @@ async def calls_per_second(target: str, method: str, requests: Sequence[bytes]) 
     return rate
 
 
-def search_core_s(index: IndexProcess) -> tuple[float, float]:
+def search_core_s(index: IndexFleet) -> tuple[float, float]:
     """Processor seconds of the search thread, and how many queries it has searched for."""
     with urllib.request.urlopen(f"http://127.0.0.1:{index.metrics_port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
@@ -95,17 +115,17 @@ def search_requests(queries: Matrix, space_id: str, k: int) -> list[bytes]:
     ]
 
 
-async def throughput(rows: Rows, index: IndexProcess, matrix: Matrix, queries: Matrix, space_id: str) -> None:
+async def throughput(rows: Rows, index: IndexFleet, matrix: Matrix, queries: Matrix, space_id: str) -> None:
     """Search at 64 callers against an echo of messages of the same sizes, and the processor time of a query."""
     requests = search_requests(queries, space_id, 10)
-    async with grpc.aio.insecure_channel(index.target) as channel:
+    async with grpc.aio.insecure_channel(index.process.target) as channel:
         answer_bytes = len(await channel.unary_unary(SEARCH)(requests[0]))
     ratios, rates, cores = [], [], []
     async with Echo(answer_bytes) as echo:
         for _ in range(ROUNDS):
             empty = await calls_per_second(echo.target, Echo.METHOD, requests)
             before_s, before = search_core_s(index)
-            rates.append(await calls_per_second(index.target, SEARCH, requests))
+            rates.append(await calls_per_second(index.process.target, SEARCH, requests))
             after_s, after = search_core_s(index)
             ratios.append(rates[-1] / empty)
             cores.append((after_s - before_s) / (after - before) / bare_core_s(matrix, queries[:512], 10))
@@ -114,14 +134,14 @@ async def throughput(rows: Rows, index: IndexProcess, matrix: Matrix, queries: M
     rows.at_most("search, 64 callers, core time over FAISS one at a time", statistics.median(cores), "x", 0.4)
 
 
-async def latency(rows: Rows, index: IndexProcess, matrix: Matrix, queries: Matrix, space_id: str) -> None:
+async def latency(rows: Rows, index: IndexFleet, matrix: Matrix, queries: Matrix, space_id: str) -> None:
     """One caller: what the service adds to FAISS and to an empty call of the same sizes. The three take turns."""
     flat = faiss.IndexFlatIP(matrix.shape[1])
     flat.add(matrix)
     faiss.omp_set_num_threads(1)
     requests = search_requests(queries, space_id, 10)
     seconds: dict[str, list[float]] = {"search": [], "faiss": [], "echo": []}
-    async with grpc.aio.insecure_channel(index.target) as channel:
+    async with grpc.aio.insecure_channel(index.process.target) as channel:
         search = channel.unary_unary(SEARCH)
         async with Echo(len(await search(requests[0]))) as echo, grpc.aio.insecure_channel(echo.target) as other:
             empty = other.unary_unary(Echo.METHOD)
@@ -167,7 +187,7 @@ async def sameness(rows: Rows, client: IndexClient, matrix: Matrix, queries: Mat
     rows.at_most("10,000 queries in mixed batches: other ids, order or scores", different, "queries", 0, len(parts))
 
 
-async def building(rows: Rows, index: IndexProcess, encoder: Fleet, premises: Sequence[types_pb2.Premise]) -> None:
+async def building(rows: Rows, index: IndexFleet, encoder: EncoderFleet, premises: Sequence[types_pb2.Premise]) -> None:
     """A build's texts a second against those of the encoder's own bulk stream, in turn."""
     ratios, rates, steps = [], [], set[int]()
     client, direct = index.client(), encoder.client(retry=True)
@@ -187,7 +207,7 @@ async def building(rows: Rows, index: IndexProcess, encoder: Fleet, premises: Se
     await asyncio.gather(client.channel.close(), direct.channel.close())
 
 
-async def retrieval(rows: Rows, index: IndexProcess, encoder: Fleet, texts: Sequence[str]) -> None:
+async def retrieval(rows: Rows, index: IndexFleet, encoder: EncoderFleet, texts: Sequence[str]) -> None:
     """Text to premises in one call, 64 callers, against the same texts at the encoder alone."""
     indexes = [index.client() for _ in range(CONNECTIONS)]
     encoders = [encoder.client(retry=True) for _ in range(CONNECTIONS)]
@@ -258,7 +278,7 @@ async def main(options: argparse.Namespace) -> None:
     random.Random(0).shuffle(texts)
     async with (
         running_encoder(store, base_checkpoint(store)) as encoder,
-        running_index(encoder_target=encoder.target) as index,
+        running_index(encoder_target=encoder.process.target) as index,
     ):
         client, direct = index.client(), encoder.client(retry=True)
         if name in {None, "build"}:
@@ -278,7 +298,7 @@ async def main(options: argparse.Namespace) -> None:
             await sameness(rows, client, matrix, queries, space_id)
         if name in {None, "quality"}:
             await quality(rows, client, dataset)
-        rows.note("resident memory, 16 k premises", index.resident_mb(), "MB", round(matrix.nbytes / 1e6))
+        rows.note("resident memory, 16 k premises", index.process.resident_mb(), "MB", round(matrix.nbytes / 1e6))
         await asyncio.gather(client.channel.close(), direct.channel.close())
     rows.finish()
 

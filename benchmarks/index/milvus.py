@@ -1,4 +1,4 @@
-"""What the back end on Milvus costs the index itself, and what milvus-lite is good for. `make bench NAME=milvus`.
+"""The cost of the back end on Milvus to the index itself, and the speed of milvus-lite. `make bench NAME=milvus`.
 
 milvus-lite runs as a server of its own, so processor time here is the index's alone: it is the same before a cluster.
 Times of answers are milvus-lite's and say nothing of a cluster. A minute; needs milvus-lite.
@@ -6,14 +6,9 @@ Times of answers are milvus-lite's and say nothing of a cluster. A minute; needs
 
 from __future__ import annotations
 
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness.rows import Rows
@@ -34,9 +29,14 @@ SIZES = (2_000, 16_000)
 def main() -> None:
     """Builds each size and searches it."""
     rows = Rows("milvus")
-    with tempfile.TemporaryDirectory() as directory, milvus_lite(Path(directory)) as uri:
-        for size in SIZES:
-            measure(rows, uri, size)
+    with tempfile.TemporaryDirectory() as directory:
+        server = MilvusServer(Path(directory) / "data")
+        server.start()
+        try:
+            for size in SIZES:
+                measure(rows, server.uri, size)
+        finally:
+            server.stop()
     rows.finish()
 
 
@@ -69,24 +69,6 @@ def measure(rows: Rows, uri: str, size: int) -> None:
         own_ms = 1000 * (time.process_time() - own) / ROUNDS / batch
         rows.note(f"{size:,}: {name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")
         rows.note(f"{size:,}: {name}, processor time of the index", own_ms, "ms")
-
-
-@contextmanager
-def milvus_lite(directory: Path) -> Iterator[str]:
-    """A milvus-lite server over `directory`; gives its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", str(directory / "data")]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    with (directory / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        while process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
 
 
 if __name__ == "__main__":

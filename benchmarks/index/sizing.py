@@ -1,4 +1,4 @@
-"""How much a corpus of 16 k to 1 B premises needs: measures the constants, prints the table. `make bench NAME=sizing`.
+"""The resources of a corpus of 16 k to 1 B premises: measures constants, prints a table. `make bench NAME=sizing`.
 
 The vectors are clusters with noise from a seed, since graphs behave unlike themselves on plain random ones. Nothing
 larger than 60,000 premises is built here; what is beyond is computed (sizing_model.py).
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.index.sizing_model import DIM, Constants, table
-from benchmarks.index.sizing_vectors import clustered
 from services.corpus.generation import KIND, PremiseRecord, folder_of, generation_meta, open_generation, write_premises
 from services.index.building.folding import Folding
 from services.index.catalogue.served import ServedGeneration
@@ -34,6 +33,7 @@ from services.store.artifacts import ArtifactStore
 
 ROWS = 60_000
 QUERIES = 512
+CLUSTERS = 2_000
 CORES_MEASURED = 2
 ENCODED_PER_S = 597.0  # docs/performance.md, texts a second of two cores
 
@@ -60,6 +60,14 @@ def main() -> None:
         rows.note(name, value, "")
     print(f"\n{table(constants)}")
     rows.finish()
+
+
+def clustered(count: int, *, seed: int) -> NDArray[np.float32]:
+    """Unit vectors (count, DIM) around the same centres for every seed."""
+    centres = np.random.default_rng(1).normal(size=(CLUSTERS, DIM))
+    rng = np.random.default_rng(seed)
+    matrix = centres[rng.integers(0, CLUSTERS, count)] + 0.8 * rng.normal(size=(count, DIM))
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 def flat(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def premises(count: int) -> list[PremiseRecord]:
 
 
 def folding_bytes() -> float:
-    """What a build keeps of a premise until its commit."""
+    """Bytes that a build keeps of a premise until its commit."""
     folding = Folding(Limits())
     before = resident_bytes()
     for start in range(0, ROWS, 1000):
@@ -116,7 +124,7 @@ def folding_bytes() -> float:
 
 
 def served_bytes(vectors: NDArray[np.float32]) -> float:
-    """What an index process on files keeps of a premise beside its vector."""
+    """Bytes that an index process on files keeps of a premise beside its vector."""
     with tempfile.TemporaryDirectory() as directory:
         store = ArtifactStore(Path(directory))
         with store.writer(KIND, folder_of("sizing")) as writer:

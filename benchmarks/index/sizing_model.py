@@ -1,5 +1,6 @@
-"""What a corpus of some size needs, computed from measured constants. Arithmetic only; `sizing.py` measures.
+"""The resources that a corpus of some size needs, computed from measured constants.
 
+Arithmetic only; `sizing.py` measures.
 A machine has 16 cores and 64 GiB, of which three quarters are planned with. Building and searching a graph are taken to
 slow down with the logarithm of its rows beyond those measured. Milvus has a graph for each segment and asks all of
 them; a segment is of 1 GiB, which is its default and was not measured.
@@ -51,7 +52,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one size needs. Bytes, seconds of one core, machines."""
+    """The resources for one size: bytes, seconds of one core, machines."""
 
     name: str
     rows: int

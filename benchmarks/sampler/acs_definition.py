@@ -1,4 +1,4 @@
-"""Algorithm 2 read aloud, apart from the sampler: cosines in float64, gold trees in memory, one node after another.
+"""Algorithm 2 as the paper defines it: cosines in float64, gold trees in memory, one node after another.
 
 Shares no code with `services.sampler`. What it says a run must record is what the benchmark compares runs with.
 """
@@ -21,7 +21,7 @@ CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Recorded:
+class SignedPair:
     """One pair as a run records it: `sign` is + or -."""
 
     query: str
@@ -29,7 +29,7 @@ class Recorded:
     sign: str
 
 
-Pairs = Mapping[Recorded, float]  # with the score of each
+Pairs = Mapping[SignedPair, float]  # with the score of each
 
 
 class Definition:
@@ -61,9 +61,9 @@ class Definition:
         order = np.argsort(-row, kind="stable")[: self._k + 1]  # equal scores stay in the order of insertion
         return [(premises[n].text, float(row[n])) for n in order if premises[n].text != text][: self._k]
 
-    def pairs(self, hypotheses: Iterable[str], *, max_depth: int) -> dict[Recorded, float]:
-        """What a run over the hypotheses records, leaves being premises without gold children."""
-        found: dict[Recorded, float] = {}
+    def pairs(self, hypotheses: Iterable[str], *, max_depth: int) -> dict[SignedPair, float]:
+        """The pairs that a run over the hypotheses records; leaves are premises without gold children."""
+        found: dict[SignedPair, float] = {}
         for hypothesis in hypotheses:
             visited = {hypothesis}
             waiting: deque[tuple[str, tuple[str, ...]]] = deque([(hypothesis, ())])
@@ -73,7 +73,7 @@ class Definition:
                     if premise in path:
                         continue
                     explains = premise in self._gold[query]
-                    found[Recorded(query, premise, "+" if explains else "-")] = score
+                    found[SignedPair(query, premise, "+" if explains else "-")] = score
                     if explains and premise in self._gold and premise not in visited and len(path) < max_depth:
                         visited.add(premise)
                         waiting.append((premise, (*path, query)))
@@ -86,23 +86,23 @@ class Definition:
         }
 
 
-async def recorded(client: SamplerClient, run_id: str) -> dict[Recorded, float]:
+async def recorded(client: SamplerClient, run_id: str) -> dict[SignedPair, float]:
     """The pairs of a run with their scores; each must stand once in its log, and the log have no gaps."""
     signs = {types_pb2.PAIR_SIGN_POSITIVE: "+", types_pb2.PAIR_SIGN_NEGATIVE: "-", types_pb2.PAIR_SIGN_SKIPPED: "?"}
     log = [pair async for pair in client.pairs(run_id)]
-    found = {Recorded(pair.query, pair.premise, signs[pair.sign]): pair.provenance.score for pair in log}
+    found = {SignedPair(pair.query, pair.premise, signs[pair.sign]): pair.provenance.score for pair in log}
     assert len(found) == len(log), "a pair stands twice in the log"
     assert [pair.seq for pair in log] == list(range(1, len(log) + 1)), "the log has gaps"
     return found
 
 
-def differences(one: Pairs, other: Pairs) -> tuple[list[Recorded], list[Recorded]]:
+def differences(one: Pairs, other: Pairs) -> tuple[list[SignedPair], list[SignedPair]]:
     """The pairs that stand in one only: swaps of as many for as many with scores closer than GAP, and all others."""
-    by_query: dict[str, list[Recorded]] = defaultdict(list)
+    by_query: dict[str, list[SignedPair]] = defaultdict(list)
     for pair in one.keys() ^ other.keys():
         by_query[pair.query].append(pair)
-    swaps: list[Recorded] = []
-    others: list[Recorded] = []
+    swaps: list[SignedPair] = []
+    others: list[SignedPair] = []
     for pairs in by_query.values():
         scores = [one[pair] if pair in one else other[pair] for pair in pairs]
         even = 2 * sum(pair in one for pair in pairs) == len(pairs)

@@ -31,7 +31,7 @@ HYPOTHESES = 200
 SPLIT = "train"
 
 
-class Recorded(NoisyOracle):
+class RecordingOracle(NoisyOracle):
     """Keeps what it has sent."""
 
     def __init__(self, oracle: Oracle, noise: Noise, *, seed: int) -> None:
@@ -58,7 +58,7 @@ class Recorded(NoisyOracle):
 
 
 @dataclass
-class Ended:
+class FinishedRun:
     """One run: how it ended, its pairs, the seconds it took."""
 
     run: sampler_pb2.Run
@@ -70,7 +70,7 @@ class Ended:
         return {(pair.query, pair.premise_id) for pair in self.pairs if pair.sign == sign}
 
 
-async def _run(index_target: str, corpus: str, dataset: Dataset, oracle: Oracle, count: int) -> Ended:
+async def _run(index_target: str, corpus: str, dataset: Dataset, oracle: Oracle, count: int) -> FinishedRun:
     """A run over the first hypotheses of the split, judged by `oracle` over gRPC."""
     server = await oracle.start("127.0.0.1:0")
     with tempfile.TemporaryDirectory(prefix="aeenc-noisy-") as scratch:
@@ -90,7 +90,7 @@ async def _run(index_target: str, corpus: str, dataset: Dataset, oracle: Oracle,
                 hypotheses = [(f"tree-{n}", text) for n, (_, text) in enumerate(dataset.hypotheses(SPLIT)[:count])]
                 run = await client.start_run(hypotheses, corpus=corpus, oracle="it", k=K, split=SPLIT)
                 run = await client.wait(run.id)
-                ended = Ended(run, time.monotonic() - begun)
+                ended = FinishedRun(run, time.monotonic() - begun)
                 ended.pairs = [pair async for pair in client.pairs(run.id)]
                 await client.channel.close()
         finally:
@@ -107,7 +107,7 @@ async def noisy(rows: Rows, index_target: str, corpus: str, dataset: Dataset, *,
     """
     logs.configure(log_format="console", level="error", service="sampler", instance="bench")
     quiet = await _run(index_target, corpus, dataset, GoldOracle(dataset, SPLIT), count)
-    oracle = Recorded(GoldOracle(dataset, SPLIT), Noise(**RATES), seed=1)
+    oracle = RecordingOracle(GoldOracle(dataset, SPLIT), Noise(**RATES), seed=1)
     ended = await _run(index_target, corpus, dataset, oracle, count)
 
     progress, told = ended.run.progress, ", ".join(f"{n} {what}" for what, n in sorted(oracle.happened.items()))

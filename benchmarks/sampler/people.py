@@ -7,14 +7,9 @@ scores (tests/support/worlds/sampler_world.py), so an independent reading of ACS
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-from benchmarks.harness.rows import ROOT, Rows
-
-sys.path.append(str(ROOT / "tests"))
 
 import aeenc
 from aeenc.v1 import index_pb2_grpc, sampler_pb2
@@ -22,8 +17,8 @@ from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
+from support.service_process import RedisProcess, ServiceProcess
 from support.worlds.people_world import People, agreement_differs, check
-from support.worlds.sampler_process import SamplerProcess
 from support.worlds.sampler_world import FakeIndex, serving
 
 PEOPLE = 32
@@ -45,23 +40,21 @@ async def people(rows: Rows, *, hypotheses: int = 200, kills: int = 30) -> None:
 async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip: float) -> None:
     roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
-        redis = start_private_redis(Path(directory))
+        redis = RedisProcess(Path(directory))
         async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, FakeIndex()) as index_port:
-            port = free_port(set())
-            process = SamplerProcess(
-                {
-                    "port": port,
-                    "redis_url": redis.url,
-                    "namespace": NAMESPACE,
-                    "index_target": f"127.0.0.1:{index_port}",
-                    "lease_s": 1.0,
-                    "poll_s": 0.1,
-                    "queues": {"team": {**TEAM, "overlap": overlap}},
-                }
+            process = ServiceProcess.of(
+                "sampler",
+                Path(directory),
+                redis_url=redis.url,
+                namespace=NAMESPACE,
+                index_target=f"127.0.0.1:{index_port}",
+                lease_s=1.0,
+                poll_s=0.1,
+                queues={"team": {**TEAM, "overlap": overlap}},
             )
             process.start()
-            sampler = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
-            client = aeenc.PeopleClient(aeenc.Channel(f"127.0.0.1:{port}", timeout_s=5.0))
+            sampler = aeenc.SamplerClient(aeenc.Channel(process.target))
+            client = aeenc.PeopleClient(aeenc.Channel(process.target, timeout_s=5.0))
             await sampler.runs()  # it answers from now on; starting a run is not tried again
             run = await sampler.start_run(roots, corpus="science", oracle="team", k=6)
             crowd = People(client, run.id, flip=flip, think_s=THINK_S, seed=overlap)
@@ -77,9 +70,8 @@ async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip:
                     killed, said = killed + 1, len(crowd.ledger.said)
                     process.kill()
                     if killed % REDIS_KILL == 0:
-                        redis.process.kill()
-                        redis.process.wait()
-                        redis = start_private_redis(Path(directory))
+                        redis.kill()
+                        await redis.restart()
                     process.start()
             took_s = time.monotonic() - begun
             crowd.done.set()

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,73 +25,92 @@ from aeenc import Channel, SamplerClient, errors
 from aeenc.v1 import sampler_pb2, types_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
-from benchmarks.harness.processes import Child, listens
 from benchmarks.harness.rows import Rows
 from benchmarks.sampler.acs_definition import differences, recorded
+from benchmarks.sampler.fleet import CORPUS, RetrievalFleet, running_retrieval
 from benchmarks.sampler.people import people
-from benchmarks.sampler.sampler_fleet import CORPUS, Retrieving, running_retrieval, sampler_process
-from benchmarks.sampler.victims import ChildVictim, RedisVictim, Victim, kill_at_random
 from benchmarks.sampler.witness_oracle import asked_at
 from services.launcher.processes import free_port
 
 K = 20
 SPLIT = "train"
 TEND_S = 2.0
+PAUSE_S = (0.3, 1.5)  # between two kills
 SAMPLER = {"wave_nodes": 64, "lease_s": 1.0, "poll_s": 0.1}
 ORACLE = {"max_attempts": 20, "batch_tasks": 4, "max_concurrency": 4, "timeout_s": 10.0}
 
 
 @dataclass
-class Scene:
+class SoakFleet:
     """Two samplers over one Redis, a slow oracle that is killed and a fast one that is not, and all that can die."""
 
     clients: list[SamplerClient]
-    victims: list[Victim]
+    victims: list[ServiceProcess | RedisProcess]
     asked: Path
 
 
 @asynccontextmanager
-async def scene(retrieval: Retrieving, delay_s: float) -> AsyncIterator[Scene]:
+async def soak_fleet(retrieval: RetrievalFleet, delay_s: float) -> AsyncIterator[SoakFleet]:
     """Starts it; everything ends with the block."""
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         home = Path(scratch)
-        asked, redis = home / "asked.jsonl", RedisVictim(home / "redis")
+        asked, redis = home / "asked.jsonl", RedisProcess(home / "redis")
         slow, fast = (_oracle(name, home, asked, seconds) for name, seconds in (("slow", delay_s), ("fast", 0.0)))
-        oracles = {child.name: {**ORACLE, "target": child.target} for child in (slow, fast)}
-        index = retrieval.index.target
-        samplers = [
-            sampler_process(
-                f"sampler-{n}", home, redis_url=redis.server.url, index_target=index, oracles=oracles, **SAMPLER
-            )
-            for n in range(2)
-        ]
+        own = {
+            **SAMPLER,
+            "redis_url": redis.url,
+            "namespace": "bench",
+            "index_target": retrieval.index.process.target,
+            "oracles": {child.name: {**ORACLE, "target": child.target} for child in (slow, fast)},
+        }
+        samplers = [ServiceProcess.of("sampler", home, name=f"sampler-{n}", **own) for n in range(2)]
         children = (slow, fast, *samplers)
         try:
             for child in children:
                 child.start()
-            await asyncio.gather(*(listens(child.target) for child in children))
-            await asyncio.gather(*(sampler.ready() for sampler in samplers))
+            await asyncio.gather(*(child.ready() for child in children))
             clients = [SamplerClient(Channel(sampler.target, timeout_s=30)) for sampler in samplers]
-            mortal = [ChildVictim(sampler, sampler.ready) for sampler in samplers]
-            yield Scene(clients, [redis, ChildVictim(slow, lambda: listens(slow.target)), *mortal], asked)
+            yield SoakFleet(clients, [redis, slow, *samplers], asked)
             await asyncio.gather(*(client.channel.close() for client in clients))
         finally:
             for child in children:
                 await child.stop()
-            redis.server.stop()
+            redis.stop()
 
 
-def _oracle(name: str, home: Path, asked: Path, delay_s: float) -> Child:
+def _oracle(name: str, home: Path, asked: Path, delay_s: float) -> ServiceProcess:
     port = free_port(set())
     script = Path(__file__).with_name("witness_oracle.py")
-    child = Child(name, [str(script), str(DATA), SPLIT, str(port), str(asked), str(delay_s)], {}, home)
-    child.target = f"127.0.0.1:{port}"
-    return child
+    command = [str(script), str(DATA), SPLIT, str(port), str(asked), str(delay_s)]
+    return ServiceProcess(name, command, home, port=port, has_health=False)
+
+
+async def kill_at_random(
+    victims: Sequence[ServiceProcess | RedisProcess], kills: int, going_on: Callable[[], bool], seed: int
+) -> Counter[str]:
+    """Kills one victim after another that has come up again, until it is enough or nothing goes on any more."""
+    rng, killed = random.Random(seed), Counter[str]()
+    restarting: dict[str, asyncio.Task[None]] = {}
+    while killed.total() < kills:
+        await asyncio.sleep(rng.uniform(*PAUSE_S))
+        up = [victim for victim in victims if victim.name not in restarting or restarting[victim.name].done()]
+        if not going_on():
+            break
+        if not up:
+            continue
+        victim = rng.choice(up)
+        if victim.name in restarting:
+            await restarting[victim.name]
+        await asyncio.to_thread(victim.kill)
+        killed[victim.name] += 1
+        restarting[victim.name] = asyncio.create_task(victim.restart())
+    await asyncio.gather(*restarting.values())
+    return killed
 
 
 @dataclass
-class Watcher:
-    """Follows a run's events across deaths; notes what comes out of order."""
+class EventFollower:
+    """Follows a run's events across deaths; notes those that come out of order."""
 
     client: SamplerClient
     seq: int = 0
@@ -109,7 +130,7 @@ class Watcher:
 
 
 @dataclass
-class Tender:
+class RunStarter:
     """Starts a run again and again, which must change nothing, and resumes it when the oracle was away too long."""
 
     clients: Sequence[SamplerClient]
@@ -147,13 +168,13 @@ async def asked_again(client: SamplerClient, run_id: str, asked: Path) -> tuple[
     return again, sum(len(at) > 1 for at in times.values())
 
 
-async def among_dying_processes(rows: Rows, on: Scene, hypotheses: list[tuple[str, str]], kills: int) -> None:
+async def among_dying_processes(rows: Rows, on: SoakFleet, hypotheses: list[tuple[str, str]], kills: int) -> None:
     """One run among dying processes, one undisturbed after it."""
     config = {"corpus": CORPUS, "k": K, "split": SPLIT}
     begun, client = time.monotonic(), on.clients[0]
-    tender = Tender(on.clients, {"hypotheses": hypotheses, **config, "oracle": "slow", "idempotency_key": "once"})
+    tender = RunStarter(on.clients, {"hypotheses": hypotheses, **config, "oracle": "slow", "idempotency_key": "once"})
     started = await client.start_run(**tender.start)
-    watcher = Watcher(on.clients[1])
+    watcher = EventFollower(on.clients[1])
     watching = asyncio.create_task(watcher.follow(started.id))
     tending = asyncio.create_task(tender.tend(watching))
     killed = await kill_at_random(on.victims, kills, lambda: not watching.done(), seed=3)
@@ -183,7 +204,7 @@ async def main(options: argparse.Namespace) -> None:
     trees = dataset.trees(SPLIT)[: options.trees]
     hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(trees)]
     if options.only in {None, "run"}:
-        async with running_retrieval(dataset) as retrieval, scene(retrieval, options.delay_s) as on:
+        async with running_retrieval(dataset) as retrieval, soak_fleet(retrieval, options.delay_s) as on:
             await among_dying_processes(rows, on, hypotheses, options.kills)
     if options.only in {None, "people"}:
         await people(rows, hypotheses=options.questions, kills=options.people_kills)

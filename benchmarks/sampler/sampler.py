@@ -24,16 +24,15 @@ from aeenc.v1 import sampler_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
-from benchmarks.sampler.acs_definition import Definition, Recorded, differences, recorded
-from benchmarks.sampler.noisy import HYPOTHESES, noisy
-from benchmarks.sampler.sampler_fleet import (
+from benchmarks.sampler.acs_definition import Definition, SignedPair, differences, recorded
+from benchmarks.sampler.fleet import (
     CORPUS,
-    Retrieving,
-    encoder_client,
+    RetrievalFleet,
     running_oracle,
     running_retrieval,
     running_sampler,
 )
+from benchmarks.sampler.noisy import HYPOTHESES, noisy
 from services.corpus.generation import open_generation
 from services.store.artifacts import ArtifactStore
 
@@ -55,8 +54,8 @@ async def ended(client: SamplerClient, run_id: str) -> sampler_pb2.Run:
 
 
 async def sampled(
-    retrieval: Retrieving, oracle: str, hypotheses: Hypotheses, *, one_at_a_time: bool
-) -> tuple[float, sampler_pb2.Run, dict[Recorded, float]]:
+    retrieval: RetrievalFleet, oracle: str, hypotheses: Hypotheses, *, one_at_a_time: bool
+) -> tuple[float, sampler_pb2.Run, dict[SignedPair, float]]:
     """Seconds of a run from its start to its end as the sampler records them, the run, and its pairs."""
     settings = {"wave_nodes": 1} if one_at_a_time else {}
     how = {"target": oracle, **(ONE_AT_A_TIME if one_at_a_time else {})}
@@ -69,9 +68,9 @@ async def sampled(
     return (done.ended_at.ToDatetime() - done.created_at.ToDatetime()).total_seconds(), done, pairs
 
 
-async def encoded(retrieval: Retrieving, texts: Sequence[str]) -> tuple[dict[str, NDArray[np.float32]], float]:
+async def encoded(retrieval: RetrievalFleet, texts: Sequence[str]) -> tuple[dict[str, NDArray[np.float32]], float]:
     """The query vectors of texts from the encoder itself, and the texts a second that it gave."""
-    client = encoder_client(retrieval)
+    client = retrieval.encoder.client(retry=True, timeout_s=120)
     begun = time.monotonic()
     answers = [part.vectors async for part in client.encode_all(texts, lane="interactive", precision="float32")]
     rate = len(texts) / (time.monotonic() - begun)
@@ -79,7 +78,7 @@ async def encoded(retrieval: Retrieving, texts: Sequence[str]) -> tuple[dict[str
     return dict(zip(texts, np.concatenate(answers), strict=True)), rate
 
 
-async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, trees: int, rounds: int) -> None:
+async def speed_and_pairs(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, trees: int, rounds: int) -> None:
     """All trees in flights and one node at a time, in turn; both against the definition."""
     hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(dataset.trees(SPLIT)[:trees])]
     queries, rate = await encoded(retrieval, [query.text for query in dataset.queries(SPLIT)])
@@ -112,7 +111,7 @@ async def speed_and_pairs(rows: Rows, retrieval: Retrieving, dataset: Dataset, t
     rows.at_most("positives invented", len(found - reach), "pairs", 0, len(found))
 
 
-async def memory(rows: Rows, retrieval: Retrieving, dataset: Dataset, count: int) -> None:
+async def memory(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, count: int) -> None:
     """The sampler's resident memory while a run over many hypotheses goes on."""
     texts = dict.fromkeys([q.text for q in dataset.queries(SPLIT)] + [one.text for one in dataset.candidates()])
     hypotheses = [(str(n), text) for n, text in enumerate(list(texts)[:count])]
@@ -146,7 +145,7 @@ async def main(options: argparse.Namespace) -> None:
         if options.only in {None, "memory"}:
             await memory(rows, retrieval, dataset, options.in_flight)
         if options.only in {None, "noisy"}:
-            await noisy(rows, retrieval.index.target, CORPUS, dataset, count=options.noisy)
+            await noisy(rows, retrieval.index.process.target, CORPUS, dataset, count=options.noisy)
     rows.finish()
 
 

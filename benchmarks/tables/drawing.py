@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.tables.table_text import Measured
+from benchmarks.tables.table_text import MeasuredRow
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -20,7 +20,7 @@ KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
 DPI = 150
 
 
-def draw_table1(rows: Sequence[Measured], split: str, source: str, path: Path) -> None:
+def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path) -> None:
     """MAP and Hit@10 of protocol paper, row by row, with what the paper prints."""
     rows = rows[::-1]
     figure, axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.32 * len(rows)), sharey=True)

@@ -40,7 +40,7 @@ EVALUATE_S = 6 * 3600.0
 
 
 class Unfinished(Exception):
-    """What was to be measured did not come to its end; the message says why."""
+    """A job or run did not finish; the message says why."""
 
 
 @dataclass

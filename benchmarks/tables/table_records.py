@@ -35,7 +35,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Record:
-    """What a file says: the report of a row and seed, and the candidates that were ranked."""
+    """The content of a file: the report of a row and seed, and the candidates that were ranked."""
 
     row: str
     seed: int
@@ -44,7 +44,7 @@ class Record:
 
 
 def file_of(row: str, split: str, seed: int) -> Path:
-    """Where the result of a row and a seed is kept."""
+    """The file of the result of a row and a seed."""
     return RESULTS / f"table1-{split}" / f"{row}-{seed}.json"
 
 

@@ -16,7 +16,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """One row: its reports, one a seed, what the paper prints, and why there is no report."""
 
     name: str
@@ -38,7 +38,7 @@ def shown(values: Sequence[float]) -> str:
     return f"{mean} ± {_short(statistics.stdev(values))}" if len(values) > 1 else mean
 
 
-def markdown(rows: Sequence[Measured], split: str, source: str) -> str:
+def markdown(rows: Sequence[MeasuredRow], split: str, source: str) -> str:
     """The whole page."""
     there = [row for row in rows if row.reports]
     lines = [f"# Table 1, {split} split", ""]
@@ -52,7 +52,7 @@ def markdown(rows: Sequence[Measured], split: str, source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(title: str, rows: Sequence[Measured], protocol: str, *, source: str) -> list[str]:
+def _table(title: str, rows: Sequence[MeasuredRow], protocol: str, *, source: str) -> list[str]:
     printed = [name for name in METRICS if source and any(name in row.paper for row in rows)]
     head = ["system", "`NAME`", *METRICS, *(f"paper: {name}" for name in printed)]
     lines = [f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -63,7 +63,7 @@ def _table(title: str, rows: Sequence[Measured], protocol: str, *, source: str) 
     return [*lines, "", *([f"Paper: {source}.", ""] if source else [])]
 
 
-def _unmeasured(rows: Sequence[Measured]) -> list[str]:
+def _unmeasured(rows: Sequence[MeasuredRow]) -> list[str]:
     if not rows:
         return []
     lines = ["## Not measured yet", ""]

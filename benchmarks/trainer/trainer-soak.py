@@ -18,11 +18,10 @@ from aeenc.v1 import trainer_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import FOLDER, base_checkpoint
 from benchmarks.harness.rows import ROOT, Rows
-from benchmarks.trainer.trainer_fleet import (
+from benchmarks.trainer.fleet import (
     STORE,
     TrainerFleet,
     build_corpus,
-    client_of,
     running_trainer,
     weights_digest,
 )
@@ -61,13 +60,13 @@ async def disturbed(
     await asyncio.sleep(after_s)
     phase = (await trainer.job(started.id)).progress.phase
     if whole:
-        await fleet.kill()
-        await fleet.start()
+        await asyncio.to_thread(fleet.process.kill)
+        await fleet.process.restart()
         return await trainer.wait(started.id), phase or "waiting"
-    hit = fleet.kill_child()
+    hit = fleet.kill_job()
     while not hit and (await trainer.job(started.id)).state in LIVE:
         await asyncio.sleep(0.05)  # between two processes
-        hit = fleet.kill_child()
+        hit = fleet.kill_job()
     ended = await trainer.wait(started.id)
     if ended.state == trainer_pb2.JOB_STATE_FAILED:
         await trainer.resume(started.id)
@@ -91,7 +90,7 @@ async def soak(rows: Rows, jobs: int) -> None:
     draw = random.Random(SEED)
     same, ended_well, hits, overhead_s = 0, 0, dict[str, int](), 0.0
     async with running_trainer(store, base, data_sets={"sample": str(SAMPLE)}, int8=False) as fleet:
-        trainer = client_of(fleet)
+        trainer = fleet.client()
         wanted: list[tuple[str, float]] = []
         for number in range(jobs):
             recipe, seed = RECIPES[number % len(RECIPES)], number % len(RECIPES)

@@ -77,7 +77,7 @@ def untrained(rows: Rows, running: Research) -> None:
 
 
 def retrieval(rows: Rows, running: Research, version: str, cross_encoder: str) -> None:
-    """What each stage of retrieval adds to a checkpoint; re-ranked by a named cross-encoder, or the one served."""
+    """The gain of each stage of retrieval over a checkpoint; re-ranked by a named cross-encoder, or the one served."""
     if cross_encoder:
         running.score_with(next(one.version for one in running.cross_encoders() if not one.job_id))
     for label in running.client.registry.labels():

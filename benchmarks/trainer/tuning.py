@@ -24,20 +24,20 @@ Say = Callable[[str, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The best way found, and its strict metrics."""
 
     retrieval: Retrieval
     strict: dict[str, float]
 
 
-def tune(running: Research, split: str, version: str, say: Say) -> Tuned:
+def tune(running: Research, split: str, version: str, say: Say) -> TuningResult:
     """Tries all, telling each; dense retrieval is among them. A tie stays with what is simpler."""
 
-    def measured(retrieval: Retrieval) -> Tuned:
+    def measured(retrieval: Retrieval) -> TuningResult:
         report = running.evaluate(split, version=version, retrieval=retrieval, strict_only=True)
         say(described(retrieval), report["strict"])
-        return Tuned(retrieval, report["strict"])
+        return TuningResult(retrieval, report["strict"])
 
     best = measured(Retrieval("dense"))
     best = _better(best, (Retrieval("hybrid", Fusion(lexical_weight=weight)) for weight in WEIGHTS[1:]), measured)
@@ -67,6 +67,6 @@ def described(retrieval: Retrieval) -> str:
     return ", ".join(words)
 
 
-def _better(best: Tuned, ways: Any, measured: Callable[[Retrieval], Tuned]) -> Tuned:
-    found: Sequence[Tuned] = [best, *(measured(way) for way in ways)]
+def _better(best: TuningResult, ways: Any, measured: Callable[[Retrieval], TuningResult]) -> TuningResult:
+    found: Sequence[TuningResult] = [best, *(measured(way) for way in ways)]
     return max(found, key=lambda one: one.strict["MAP"])

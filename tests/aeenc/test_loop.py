@@ -16,7 +16,7 @@ import aeenc
 from aeenc import errors
 from aeenc.cli.learning.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
-from support.worlds.loop_world import Services, all_three
+from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
 
 
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 @dataclass
 class World:
-    services: Services
+    services: CountingServices
     target: str
     journal: Path
 
@@ -49,7 +49,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    services = Services()
+    services = CountingServices()
     async with serving(all_three, services) as port:
         yield World(services, f"127.0.0.1:{port}", tmp_path / "loop.json")
 
@@ -155,7 +155,7 @@ async def test_a_loop_goes_on_from_any_step(world: World, tmp_path: Path, monkey
     steps = 0
     while True:
         steps += 1
-        fresh = World(Services(), world.target, tmp_path / f"loop-{steps}.json")
+        fresh = World(CountingServices(), world.target, tmp_path / f"loop-{steps}.json")
         for name, value in vars(fresh.services).items():
             setattr(world.services, name, value)
         left = steps

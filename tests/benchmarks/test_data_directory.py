@@ -1,4 +1,4 @@
-"""Where the benchmarks and the tests look for EntailmentBank."""
+"""The places where the benchmarks and the tests look for EntailmentBank."""
 
 from pathlib import Path
 

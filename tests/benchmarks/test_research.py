@@ -1,4 +1,4 @@
-"""What the benchmarks' fleet does with jobs that fail, and with a home that another run works in."""
+"""The benchmarks' fleet: jobs that fail, and a home that another run works in."""
 
 import fcntl
 from dataclasses import dataclass, field

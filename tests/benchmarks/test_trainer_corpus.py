@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from aeenc.trees import Dataset
-from benchmarks.trainer.trainer_fleet import build_corpus
+from benchmarks.trainer.fleet import build_corpus
 from services.corpus.generation import open_generation
 from services.trainer.learning import query_encoder
 from services.trainer.models.space import SpaceSpec

@@ -189,7 +189,7 @@ async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
+async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
     """What a sampler needs: an index with fixed scores, and an oracle named `fake`."""
     index, oracle = FakeIndex(), FakeOracle()
     async with (
@@ -199,7 +199,7 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
         fake = {"target": f"127.0.0.1:{oracle_port}"}
         settings = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.05, "lease_s": 1.0}
         with capture_logs():
-            yield World(
+            yield SamplerWorld(
                 index, oracle, {**settings, "index_target": f"127.0.0.1:{index_port}", "oracles": {"fake": fake}}
             )
 

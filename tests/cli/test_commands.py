@@ -17,7 +17,7 @@ from aeenc.transport.sync import LOOP
 from aeenc.trees import Dataset
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
-from support.models.hashed_encoder import RunningEncoder
+from support.worlds.index_world import RunningEncoder
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 FACTS = ["a magnet attracts iron", "a nail is made of iron", "the sun is a star"]

@@ -8,8 +8,8 @@ from aeenc import AsyncClient
 from aeenc.cli.corpus import read_facts
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
-from support.models.hashed_encoder import FACTS, VERSION
-from support.models.hashed_encoder import facts as facts_of_science
+from support.worlds.index_world import FACTS, VERSION
+from support.worlds.index_world import facts as facts_of_science
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from aeenc.cli.terminal import HELP, JudgingSession
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
 from support.waiting import eventually
-from support.worlds.sampler_world import World
+from support.worlds.sampler_world import SamplerWorld
 
 COMMAND = [sys.executable, "-c", "from aeenc.cli.main import main; main()"]
 QUEUE = {"undo_s": 0.0, "first_lease_s": 30.0}
@@ -36,7 +36,7 @@ class Typed:
 
 
 @asynccontextmanager
-async def queued(world: World, count: int = 2, **queue: object) -> AsyncIterator[tuple[sdk.SamplerClient, str]]:
+async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncIterator[tuple[sdk.SamplerClient, str]]:
     """A run of some hypotheses with twelve candidates each in the queue `team`."""
     async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
         roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(count)]
@@ -75,7 +75,7 @@ async def said(sampler: sdk.SamplerClient, run_id: str) -> list[str]:
     return shown
 
 
-async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: World):
+async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: SamplerWorld):
     async with queued(world, 3) as (sampler, run_id):
         answered, screens = await judge(sampler.channel.target, run_id, "134" + "3" + "\n" + "n2l3\n" + " ")
         assert answered == 3
@@ -85,7 +85,7 @@ async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: Worl
         assert "page 2 of 2" in "".join(screens)
 
 
-async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: World):
+async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: SamplerWorld):
     async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
         answered, screens = await judge(sampler.channel.target, run_id, "1\n" + "u" + "2\n" + "9\n")
         assert answered == 2
@@ -93,7 +93,7 @@ async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: World):
         assert any("1 [ ok ]" in screen and "hypothesis 0" in screen for screen in screens[3:])
 
 
-async def test_what_can_no_longer_be_undone_is_said(world: World):
+async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
     async with queued(world, 2) as (sampler, run_id):
         people = sdk.PeopleClient(sampler.channel)
         answered, screens = await judge(sampler.channel.target, run_id, "u" + "\n", "ann")
@@ -106,7 +106,7 @@ async def test_what_can_no_longer_be_undone_is_said(world: World):
         await eventually(gone)
 
 
-async def test_quitting_and_skipping_give_tasks_back(world: World):
+async def test_quitting_and_skipping_give_tasks_back(world: SamplerWorld):
     async with queued(world, 2) as (sampler, run_id):
         answered, screens = await judge(sampler.channel.target, run_id, "s" + "q")
         assert answered == 0
@@ -115,7 +115,7 @@ async def test_quitting_and_skipping_give_tasks_back(world: World):
         assert len(await people.lease("bob", run_id=run_id, max_tasks=2)) == 2
 
 
-async def test_a_person_judges_in_a_real_terminal(world: World):
+async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
     async with queued(world, 1) as (sampler, run_id):
         parent, child = pty.openpty()
         words = ["--sampler", sampler.channel.target, "oracle", "terminal", "--run", run_id, "--annotator", "ann"]
@@ -147,7 +147,7 @@ def _drain(descriptor: int) -> None:
         pass
 
 
-async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: World):
+async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: SamplerWorld):
     async with queued(world, 1, overlap=2) as (sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         for name, keys in (("ann", "1\n"), ("bob", "2\n")):
@@ -176,7 +176,7 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
 
 
 @pytest.mark.parametrize("words", [("tasks", "x"), ("agreement", "x"), ("oracle", "terminal", "--run", "x")])
-async def test_an_unknown_run_is_wrong_use(aeenc, world: World, words):
+async def test_an_unknown_run_is_wrong_use(aeenc, world: SamplerWorld, words):
     async with world.sampler() as sampler:
         assert (await aeenc("--sampler", sampler.channel.target, *words)).code == 2
 

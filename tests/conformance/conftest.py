@@ -1,4 +1,4 @@
-"""What the suite is run against: an index on files, an index on Milvus, or any server that is given.
+"""The servers that the suite runs against: an index on files, an index on Milvus, or any server that is given.
 
     AEENC_CONFORMANCE_TARGET   host:port of an index of yours; nothing else is tested then
     AEENC_CONFORMANCE_ENCODER  host:port of the encoder that it builds with (role premise and role query)
@@ -21,8 +21,9 @@ import pytest
 
 from aeenc import AsyncClient
 from support.milvus_server import MilvusServer
-from support.models.hashed_encoder import RunningEncoder, until
 from support.subject import Subject
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder
 
 TARGET = os.environ.get("AEENC_CONFORMANCE_TARGET", "")
 BACKENDS = ["given"] if TARGET else ["faiss", "milvus"]

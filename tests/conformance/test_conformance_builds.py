@@ -4,8 +4,9 @@ import asyncio
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import FACTS, facts, premise, raises, until
 from support.subject import chunk, header
+from support.waiting import until
+from support.worlds.index_world import FACTS, facts, premise, raises
 
 RECEIVED, DURABLE, SEARCHABLE = (
     index_pb2.ACK_LEVEL_RECEIVED,

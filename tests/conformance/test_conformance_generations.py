@@ -4,7 +4,7 @@ import asyncio
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import FACTS, facts, raises
+from support.worlds.index_world import FACTS, facts, raises
 
 
 async def two_generations(subject):

@@ -7,7 +7,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import FACTS, facts, premise, raises
+from support.worlds.index_world import FACTS, facts, premise, raises
 
 ODD_IDS = [
     'say "ice"',

@@ -31,7 +31,7 @@ from services.kit.healthcheck import connects, serves
 from services.launcher.private_redis import find_redis_server
 from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
-from support.models.tiny_base import write_tiny_base
+from support.models.tiny_base_models import write_tiny_base
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -64,7 +64,7 @@ class Composed:
 
 
 class Mapping:
-    """What stands for the network, the volumes and the image's files."""
+    """The stand-ins for the network, the volumes and the image's files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

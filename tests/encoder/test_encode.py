@@ -14,7 +14,7 @@ from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tinymodel import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 
 
 @pytest.fixture

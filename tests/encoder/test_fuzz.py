@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
-from support.models.tinymodel import DIM, TinyCheckpoint, register
+from support.models.tiny_checkpoints import DIM, TinyCheckpoint, register
 
 REFUSALS = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 ENUM = st.sampled_from([0, 1, 2, 3, 4, -1, 2**31 - 1])

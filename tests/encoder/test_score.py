@@ -11,13 +11,13 @@ from aeenc import errors
 from aeenc.v1 import encoder_pb2
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tinymodel import (
+from support.models.tiny_checkpoints import (
     PAIRS,
     TINY_SPACE,
     TinyCheckpoint,
     register,
     write_tiny_checkpoint,
-    write_tiny_cross_encoder,
+    write_tiny_cross_encoder_checkpoint,
 )
 
 CROSS = "cross-encoder"
@@ -31,7 +31,7 @@ async def pretrained(tiny_checkpoint: TinyCheckpoint, registry: Registry) -> Tin
 
 @pytest.fixture
 async def cross(pretrained, artifact_store: ArtifactStore, registry: Registry) -> TinyCheckpoint:
-    checkpoint = write_tiny_cross_encoder(artifact_store)
+    checkpoint = write_tiny_cross_encoder_checkpoint(artifact_store)
     await register(registry, checkpoint, label="stable")
     return checkpoint
 

@@ -12,7 +12,8 @@ from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
-from support.models.hashed_encoder import RunningEncoder, until
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder
 
 
 class RunningIndex:

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.model import ModelOracle
-from support.models.tiny_classifier import logits, write_model
+from support.models.tiny_cross_encoders import classifier_logits, write_tiny_classifier
 
 NLI = {"0": "CONTRADICTION", "1": "ENTAILMENT", "2": "NEUTRAL"}
 TEXTS = ["a magnet attracts iron", "ice can melt", "the sun is a star with more heat than the moon", "sun", "a plant"]
@@ -28,15 +28,15 @@ def task(*texts: str) -> Task:
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_one_output_is_a_probability_by_the_logistic_function_query_first(tmp_path: Path, typed: bool):
-    table = write_model(tmp_path, 1, typed=typed)
+    table = write_tiny_classifier(tmp_path, 1, typed=typed)
     found = ModelOracle(tmp_path).probabilities(QUERY, TEXTS)
-    expected = [1 / (1 + math.exp(-logits(table, QUERY, text, typed=typed)[0])) for text in TEXTS]
+    expected = [1 / (1 + math.exp(-classifier_logits(table, QUERY, text, typed=typed)[0])) for text in TEXTS]
     assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_nli_model_gives_the_share_of_entailment_premise_first(tmp_path: Path):
-    table = write_model(tmp_path, 3, id2label=NLI, typed=True)
-    powers = [np.exp(logits(table, text, QUERY, typed=True)) for text in TEXTS]
+    table = write_tiny_classifier(tmp_path, 3, id2label=NLI, typed=True)
+    powers = [np.exp(classifier_logits(table, text, QUERY, typed=True)) for text in TEXTS]
     expected = [float(power[1] / power.sum()) for power in powers]
     assert ModelOracle(tmp_path).probabilities(QUERY, TEXTS) == pytest.approx(expected, abs=1e-5)
     other = ModelOracle(tmp_path, premise_first=False).probabilities(QUERY, TEXTS)
@@ -44,24 +44,24 @@ def test_an_nli_model_gives_the_share_of_entailment_premise_first(tmp_path: Path
 
 
 def test_a_label_can_be_chosen(tmp_path: Path):
-    table = write_model(tmp_path, 2, id2label={"0": "no", "1": "yes"})
+    table = write_tiny_classifier(tmp_path, 2, id2label={"0": "no", "1": "yes"})
     with pytest.raises(errors.InvalidArgument, match="no, yes"):
         ModelOracle(tmp_path)
     with pytest.raises(errors.InvalidArgument, match="'maybe'"):
         ModelOracle(tmp_path, label="maybe")
-    powers = np.exp(logits(table, TEXTS[0], QUERY))
+    powers = np.exp(classifier_logits(table, TEXTS[0], QUERY))
     found = ModelOracle(tmp_path, label="yes").probabilities(QUERY, TEXTS[:1])
     assert found == pytest.approx([float(powers[1] / powers.sum())], abs=1e-5)
 
 
 def test_not_entailment_is_no_entailment(tmp_path: Path):
-    write_model(tmp_path, 2, id2label={"0": "not_entailment", "1": "entailment"})
+    write_tiny_classifier(tmp_path, 2, id2label={"0": "not_entailment", "1": "entailment"})
     both = [ModelOracle(tmp_path, label=label).probabilities(QUERY, TEXTS) for label in (None, "entailment")]
     assert both[0] == both[1]
 
 
 async def test_thresholds_separate_yes_no_and_abstain_and_the_grade_is_the_probability(tmp_path: Path):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     grades = sorted(ModelOracle(tmp_path).probabilities(QUERY, TEXTS))
     verdicts = await ask(ModelOracle(tmp_path, accept=grades[3], refuse=grades[1]), task(*TEXTS))
     by_grade = sorted(verdicts.values(), key=lambda verdict: verdict.grade)
@@ -70,7 +70,7 @@ async def test_thresholds_separate_yes_no_and_abstain_and_the_grade_is_the_proba
 
 
 def test_a_pair_has_the_same_probability_alone_and_among_many_of_other_lengths(tmp_path: Path):
-    write_model(tmp_path, 3, id2label=NLI)
+    write_tiny_classifier(tmp_path, 3, id2label=NLI)
     oracle = ModelOracle(tmp_path)
     many = oracle.probabilities(QUERY, TEXTS * 20)
     alone = [oracle.probabilities(QUERY, [text])[0] for text in TEXTS]
@@ -79,7 +79,7 @@ def test_a_pair_has_the_same_probability_alone_and_among_many_of_other_lengths(t
 
 
 def test_a_pair_that_is_too_long_is_cut_and_not_refused(tmp_path: Path):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     oracle = ModelOracle(tmp_path)
     shorter, longer, other = oracle.probabilities(QUERY, ["ice " * 100, "ice " * 1000, "sun " * 100])
     assert shorter == longer != other  # the model takes 64 tokens
@@ -87,7 +87,7 @@ def test_a_pair_that_is_too_long_is_cut_and_not_refused(tmp_path: Path):
 
 
 async def test_what_is_no_number_is_no_verdict(tmp_path: Path):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     model = onnx.load(str(tmp_path / "model.onnx"))
     table = model.graph.initializer[0]
     table.CopyFrom(numpy_helper.from_array(np.full(tuple(table.dims), np.nan, np.float32), "table"))
@@ -98,7 +98,7 @@ async def test_what_is_no_number_is_no_verdict(tmp_path: Path):
 
 @pytest.mark.parametrize("missing", ["model.onnx", "tokenizer.json", "config.json"])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     (tmp_path / missing).unlink()
     with pytest.raises(errors.NotFound, match=missing):
         ModelOracle(tmp_path)
@@ -106,7 +106,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str):
 
 @pytest.mark.parametrize("spoilt", ["model.onnx", "tokenizer.json", "config.json"])
 def test_a_file_that_is_spoilt_is_named(tmp_path: Path, spoilt: str):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     (tmp_path / spoilt).write_bytes(b"{ nonsense")
     with pytest.raises(errors.DataLoss, match=spoilt):
         ModelOracle(tmp_path)
@@ -119,7 +119,7 @@ def test_thresholds_out_of_order_are_refused(tmp_path: Path, accept: float, refu
 
 
 def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_model(tmp_path, 1)
+    write_tiny_classifier(tmp_path, 1)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(errors.FailedPrecondition, match=r"aeenc\[oracle-model\]"):
         ModelOracle(tmp_path)
@@ -127,7 +127,7 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path: Path):
-    from support.models.tiny_cross_encoder import PAIRS, export_tiny_cross_encoder
+    from support.models.tiny_cross_encoders import PAIRS, export_tiny_cross_encoder
 
     exported = export_tiny_cross_encoder(tmp_path)
     oracle = ModelOracle(exported.artifact.path)

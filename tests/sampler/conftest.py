@@ -12,13 +12,13 @@ from support.worlds.sampler_world import FakeIndex, FakeOracle, World, finish, p
 
 
 @pytest.fixture
-async def world(redis_url: str, namespace: str) -> AsyncIterator[World]:
+async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
     index, oracle = FakeIndex(), FakeOracle()
     async with (
         serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as index_port,
         serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as oracle_port,
     ):
-        yield World(
+        yield SamplerWorld(
             index,
             oracle,
             {

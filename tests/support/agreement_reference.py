@@ -1,4 +1,4 @@
-"""Cohen's and Fleiss' kappa and Krippendorff's alpha read aloud from their definitions, one rating at a time.
+"""Cohen's and Fleiss' kappa and Krippendorff's alpha written from their definitions, one rating at a time.
 
 A reference to compare libraries with: slow, and for two categories only. A candidate is annotator to yes or no.
 """

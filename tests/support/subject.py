@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aeenc import AsyncClient
 from aeenc.v1 import index_pb2, types_pb2
-from support.models.hashed_encoder import RunningEncoder
+from support.worlds.index_world import RunningEncoder
 
 TOLERANCE = 1e-5  # between two encodings of one text by a foreign encoder
 

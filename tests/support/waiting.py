@@ -1,4 +1,4 @@
-"""Waits for what comes true soon, on machines of any speed."""
+"""Waiting for conditions that come true soon, on machines of any speed."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from support.models.tiny_cross_encoder import Exported, export_tiny_cross_encoder
+from support.models.tiny_cross_encoders import Exported, export_tiny_cross_encoder
 from support.worlds.job_bench import bench
-from support.worlds.job_world import world
-from support.worlds.trainer_world import corpus, make_job, space
+from support.worlds.trainer_world import corpus, make_job, space, world
 
 __all__ = ["bench", "corpus", "make_job", "space", "world"]
 

@@ -16,7 +16,8 @@ from aeenc import Channel, EncoderClient, errors
 from aeenc.calls.bulk import BatchQueue, BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.v1 import encoder_pb2, types_pb2
-from support.models.hashed_encoder import RunningEncoder, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder, raises, vector_of
 
 TEXTS = [f"fact {n} about {n % 7}" for n in range(400)]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])

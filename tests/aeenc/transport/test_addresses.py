@@ -18,7 +18,8 @@ import aeenc
 from aeenc import Channel, EncoderClient, errors
 from aeenc.transport.addresses import Address, resolve, split
 from aeenc.v1 import encoder_pb2_grpc
-from support.models.hashed_encoder import HashedEncoder, RunningEncoder, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import HashedEncoder, RunningEncoder, raises, vector_of
 
 TEXTS = [f"fact {n}" for n in range(200)]
 

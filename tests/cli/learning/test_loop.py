@@ -1,12 +1,12 @@
 """`aeenc loop`: what the services are asked for, what is told after each round, and how it goes on."""
 
 from aeenc.v1 import sampler_pb2, trainer_pb2
-from support.worlds.loop_world import Services, all_three
+from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
 
 
 async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
-    services = Services()
+    services = CountingServices()
     async with serving(all_three, services) as port:
         where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
         words = ("loop", "science", "--data", trees, "-k", 7, "--collect", "positives-only", "--patience", 2)

@@ -8,7 +8,7 @@ from aeenc import AsyncClient
 from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
-from support.models.hashed_encoder import SPACE
+from support.worlds.index_world import SPACE
 
 OTHER = "s00000000000000bb"
 DONE = trainer_pb2.Job(id="j", state=trainer_pb2.JOB_STATE_SUCCEEDED, version="q1")

@@ -13,7 +13,14 @@ import pytest
 from aeenc import errors
 from services.store.artifacts import MANIFEST, ArtifactStore, sha256_of
 from services.store.registry import Registry
-from support.models.tinymodel import DIM, TINY_SPACE, TinyCheckpoint, register, tiny_tokenizer, write_tiny_checkpoint
+from support.models.tiny_checkpoints import (
+    DIM,
+    TINY_SPACE,
+    TinyCheckpoint,
+    register,
+    tiny_tokenizer,
+    write_tiny_checkpoint,
+)
 from support.waiting import eventually, serves, until
 
 

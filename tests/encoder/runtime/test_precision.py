@@ -10,7 +10,7 @@ from aeenc.v1 import types_pb2
 from services.encoder.runtime.runners import SingleRunner
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tinymodel import TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
 
 PASSED = {"passed": True, "map_loss": 0.0, "cosine_mean": 0.995, "cosine_min": 0.98, "queries": 3, "reason": ""}
 

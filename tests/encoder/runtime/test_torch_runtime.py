@@ -17,8 +17,8 @@ from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_sentence_models import write_sentence_model
-from support.models.tinymodel import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_base_models import write_sentence_model
+from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

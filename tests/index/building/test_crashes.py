@@ -9,10 +9,10 @@ import pytest
 
 from aeenc import Channel, IndexClient
 from aeenc.v1 import types_pb2
-from benchmarks.harness.quick_encoder import QuickEncoder
 from benchmarks.index.crash import crash
-from benchmarks.index.index_process import IndexProcess
-from support.models.hashed_encoder import until
+from benchmarks.index.fleet import running_index
+from benchmarks.index.stand_in_encoder import StandInEncoder
+from support.waiting import until
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ async def test_nothing_acknowledged_is_lost_by_kills_and_nothing_half_built_is_s
 
 
 @pytest.mark.slow
-async def test_a_caller_whose_machine_is_gone_does_not_keep_his_build_from_him(tmp_path):
+async def test_a_caller_whose_machine_is_gone_does_not_keep_his_build_from_him():
     caller = """
 import sys, time
 import aeenc
@@ -42,43 +42,43 @@ def premises():
 aeenc.connect(index=sys.argv[1]).index.build("science", premises(), request_id="r")
 """
     settings = {"build_sync_s": 0.02, "build_batch": 8, "ping_s": 0.5}
-    async with QuickEncoder() as encoder, IndexProcess(tmp_path, encoder.target, **settings) as index:
-        await index.start()
-        command = [sys.executable, "-c", caller, index.client.channel.target]
+    async with StandInEncoder() as encoder, running_index(encoder_target=encoder.target, **settings) as index:
+        command = [sys.executable, "-c", caller, index.process.target]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         await process.stdout.readline()
         process.send_signal(signal.SIGSTOP)  # its connection stays, and nobody is there
         try:
             premises = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}") for n in range(600)]
-            generation = await index.client.build("science", premises, request_id="r", timeout_s=15)
+            client = index.client()
+            generation = await client.build("science", premises, request_id="r", timeout_s=15)
         finally:
             process.kill()
             await process.wait()
         assert generation.premises == 600
-        await index.disconnect()
+        await client.channel.close()
 
 
 @pytest.mark.slow
-async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed(tmp_path):
+async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed():
     premises = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}") for n in range(400)]
     reported: list[tuple[int, int]] = []
     settings = {"build_sync_s": 0.02, "build_batch": 8}
-    async with QuickEncoder(0.005) as encoder, IndexProcess(tmp_path, encoder.target, **settings) as index:
-        await index.start()
-        client = IndexClient(Channel(index.client.channel.target))
+    async with (
+        StandInEncoder(pause_s=0.005) as encoder,
+        running_index(encoder_target=encoder.target, **settings) as index,
+    ):
+        client = IndexClient(Channel(index.process.target))
         build = asyncio.ensure_future(
             client.build("science", premises, request_id="r", on_progress=lambda *seen: reported.append(seen))
         )
         await until(lambda: any(encoded > 100 for _, encoded in reported), timeout_s=10)
-        index.kill()
+        index.process.kill()
         assert not build.done(), "the index was killed too late to show anything"
-        await index.disconnect()
-        await index.start()
+        await index.process.restart()
         generation = await build
         assert (generation.premises, generation.active) == (400, True)
-        listed = [(one.id, one.text) async for one in index.client.list_premises("science")]
+        listed = [(one.id, one.text) async for one in client.list_premises("science")]
         assert listed == [(one.id, one.text) for one in premises]
         assert sum(encoder.encoded.values()) < 400 + 100, "what was durable was encoded again"
-        await index.disconnect()
         await client.channel.close()

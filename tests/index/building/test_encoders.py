@@ -9,7 +9,8 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import RunningEncoder, files_of, premise, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import RunningEncoder, files_of, premise, raises, vector_of
 
 PREMISES = [premise(f"p{n}", f"fact {n} about {n % 7}") for n in range(400)]
 

@@ -27,8 +27,17 @@ from services.index.lexical.bm25 import write_lexical
 from services.index.settings import IndexSettings
 from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
-from support.broken_builds import indexing_processes
-from support.models.hashed_encoder import SPACE, RunningEncoder, facts, files_of, premise, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import (
+    SPACE,
+    RunningEncoder,
+    facts,
+    files_of,
+    indexing_processes,
+    premise,
+    raises,
+    vector_of,
+)
 
 KINDS = ["metal", "star", "plant", "frog", "cloud", "rock", "wave", "magnet", "glass", "seed"]
 TEXTS = [f"{KINDS[n % 10]} {KINDS[n // 10 % 10]} of {n % 37} in {n % 53} or {n}" for n in range(1500)]

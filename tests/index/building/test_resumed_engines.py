@@ -8,8 +8,8 @@ import os
 import signal
 
 from aeenc import errors
-from support.broken_builds import broken_build, indexing_processes, works
-from support.models.hashed_encoder import premise, raises, until
+from support.waiting import until
+from support.worlds.index_world import broken_build, indexing_processes, premise, raises, works
 
 PREMISES = [premise(f"p{n}", f"fact {n} of {n % 37} in {n % 53}") for n in range(1500)]
 QUICK = {"recall": 0.9, "build_threads": 1}

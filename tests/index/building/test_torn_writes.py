@@ -17,8 +17,8 @@ from services.corpus.generation import folder_of, open_generation, read_active
 from services.index.building.journal import FinishedBuilds, Journal
 from services.index.values import BuildSpec
 from services.store.artifacts import ArtifactStore
-from support.models.hashed_encoder import FACTS, premise
 from support.torn_disk import State, TornDisk
+from support.worlds.index_world import FACTS, premise
 
 CORPUS = "science"
 FOLDER = folder_of(CORPUS)

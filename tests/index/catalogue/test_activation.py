@@ -4,7 +4,7 @@ import numpy as np
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import FACTS, SPACE, facts, files_of, raises, vector_of
+from support.worlds.index_world import FACTS, SPACE, facts, files_of, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

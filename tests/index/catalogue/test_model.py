@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from aeenc import AsyncClient, errors
-from benchmarks.index.crash_model import Premise, folded
+from benchmarks.index.crash_caller import Premise, folded
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
-from support.models.hashed_encoder import SPACE, RunningEncoder, premise, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import SPACE, RunningEncoder, premise, vector_of
 
 CORPORA = st.sampled_from(["science", "history"])
 # A text with and one without the exclamation mark have the same vector: ties.

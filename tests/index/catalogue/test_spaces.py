@@ -6,7 +6,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
-from support.models.hashed_encoder import SPACE
+from support.worlds.index_world import SPACE
 
 OTHER = "s00000000000000bb"
 PREMISES = [types_pb2.Premise(id=f"p{n}", text=f"fact number {n}", splits=("facts",)) for n in range(20)]

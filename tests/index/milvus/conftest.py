@@ -13,7 +13,7 @@ from aeenc import AsyncClient
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
-from support.models.hashed_encoder import until
+from support.waiting import until
 
 
 @pytest.fixture

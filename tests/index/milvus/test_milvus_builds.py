@@ -10,7 +10,8 @@ import pytest
 from aeenc import errors
 from services.index.building.folding import Draft
 from support.milvus_server import need_milvus
-from support.models.hashed_encoder import FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 
 need_milvus()
 

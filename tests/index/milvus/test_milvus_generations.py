@@ -13,7 +13,8 @@ from aeenc.v1 import index_pb2
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from support.milvus_server import need_milvus
-from support.models.hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

@@ -7,7 +7,8 @@ import pytest
 
 from aeenc import errors
 from support.milvus_server import MilvusServer
-from support.models.hashed_encoder import FACTS, SPACE, facts, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 

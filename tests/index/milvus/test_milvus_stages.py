@@ -9,7 +9,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.models.hashed_encoder import FACTS, SPACE, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
 ACCEPTED = [["f4"], ["also-f0", "f3", "f0"], []]

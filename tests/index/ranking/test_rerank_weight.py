@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc import Fusion, Retrieval, errors
-from support.models.hashed_encoder import facts, raises
+from support.worlds.index_world import facts, raises
 
 TEXT = "a star that heats the ice"
 WEIGHT = 0.25

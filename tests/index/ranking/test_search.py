@@ -8,7 +8,8 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, index_pb2, types_pb2
-from support.models.hashed_encoder import DIM, FACTS, SPACE, VERSION, facts, premise, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import DIM, FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 
 
 def query(text: str) -> np.ndarray:

@@ -3,10 +3,10 @@
 import pytest
 
 from aeenc.v1 import sampler_pb2, types_pb2
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, honest, pair_set
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, honest, pair_set
 
 
-async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: World):
+async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
         assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED, run.error
@@ -22,7 +22,7 @@ async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: World):
 
 @pytest.mark.parametrize(("wave_nodes", "batch_tasks", "max_concurrency"), [(1, 1, 1), (3, 2, 4), (256, 16, 1)])
 async def test_batching_and_concurrency_do_not_change_the_pairs(
-    world: World, wave_nodes: int, batch_tasks: int, max_concurrency: int
+    world: SamplerWorld, wave_nodes: int, batch_tasks: int, max_concurrency: int
 ):
     oracle = {"batch_tasks": batch_tasks, "max_concurrency": max_concurrency}
     async with world.sampler(wave_nodes=wave_nodes, oracle=oracle) as client:
@@ -31,7 +31,7 @@ async def test_batching_and_concurrency_do_not_change_the_pairs(
     assert world.oracle.most_in_flight <= max_concurrency
 
 
-async def test_independent_nodes_are_retrieved_in_one_call(world: World):
+async def test_independent_nodes_are_retrieved_in_one_call(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
     depths = 10
@@ -40,7 +40,7 @@ async def test_independent_nodes_are_retrieved_in_one_call(world: World):
     assert world.index.requests[0].model.label == "stable", "a run that names no encoder is no traffic for a canary"
 
 
-async def test_nothing_is_asked_twice_in_a_run(world: World):
+async def test_nothing_is_asked_twice_in_a_run(world: SamplerWorld):
     async with world.sampler() as client:
         await finish(client)
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
@@ -49,7 +49,7 @@ async def test_nothing_is_asked_twice_in_a_run(world: World):
     assert sum(query == "fact 7" for query, _ in world.oracle.asked) <= 6, "the hypothesis is a premise elsewhere too"
 
 
-async def test_neither_a_query_nor_its_ancestors_are_candidates(world: World):
+async def test_neither_a_query_nor_its_ancestors_are_candidates(world: SamplerWorld):
     async with world.sampler() as client:
         await finish(client)
     assert any(len(task.path) >= 2 for task in world.oracle.tasks)
@@ -58,7 +58,7 @@ async def test_neither_a_query_nor_its_ancestors_are_candidates(world: World):
         assert not texts & {task.query, *task.path}
 
 
-async def test_a_leaf_is_never_expanded(world: World):
+async def test_a_leaf_is_never_expanded(world: SamplerWorld):
     world.oracle.behaviour = lambda task: [
         type(verdict)(premise_id=verdict.premise_id, judgement=verdict.judgement, leaf=True) for verdict in honest(task)
     ]
@@ -69,7 +69,7 @@ async def test_a_leaf_is_never_expanded(world: World):
 
 
 @pytest.mark.parametrize("max_depth", [0, 1, 2])
-async def test_nodes_below_the_depth_limit_are_not_expanded(world: World, max_depth: int):
+async def test_nodes_below_the_depth_limit_are_not_expanded(world: SamplerWorld, max_depth: int):
     async with world.sampler() as client:
         run = await finish(client, max_depth=max_depth)
         assert await pair_set(client, run.id) == brute_force(max_depth=max_depth)
@@ -78,7 +78,7 @@ async def test_nodes_below_the_depth_limit_are_not_expanded(world: World, max_de
 @pytest.mark.parametrize("max_judgements", [1, 5, 13, 60, 200])
 @pytest.mark.parametrize("max_nodes", [0, 4])
 async def test_the_budget_is_spent_in_the_order_of_hypothesis_depth_and_rank(
-    world: World, max_judgements: int, max_nodes: int
+    world: SamplerWorld, max_judgements: int, max_nodes: int
 ):
     async with world.sampler() as client:
         run = await finish(client, max_judgements=max_judgements, max_nodes_per_tree=max_nodes)
@@ -88,7 +88,7 @@ async def test_the_budget_is_spent_in_the_order_of_hypothesis_depth_and_rank(
     assert run.progress.judgements == len(world.oracle.asked) <= max_judgements
 
 
-async def test_a_tree_stops_at_its_node_limit(world: World):
+async def test_a_tree_stops_at_its_node_limit(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, max_nodes_per_tree=3)
         assert await pair_set(client, run.id) == brute_force(max_nodes=3)
@@ -105,21 +105,21 @@ async def test_a_query_keeps_its_best_scored_negatives_only(by_wave_nodes):
     assert len(best - pairs) <= len(best) // 10
 
 
-async def test_positives_only_records_no_negative(world: World):
+async def test_positives_only_records_no_negative(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
         assert await pair_set(client, run.id) == {pair for pair in brute_force() if pair[2] == "+"}
     assert run.progress.negatives == run.progress.skipped == 0
 
 
-async def test_premises_of_other_splits_are_never_put_before_the_oracle(world: World):
+async def test_premises_of_other_splits_are_never_put_before_the_oracle(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, split="train")
         assert await pair_set(client, run.id) == brute_force(splits=("facts", "train"))
     assert {int(premise.split()[1]) % 5 for _, premise in world.oracle.asked} == {0, 1, 2, 4}
 
 
-async def test_version_and_generation_are_resolved_once_at_the_start(world: World):
+async def test_version_and_generation_are_resolved_once_at_the_start(world: SamplerWorld):
     world.oracle.delay_s = 0.02
     async with world.sampler() as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)

@@ -31,7 +31,7 @@ def brute_force_conditioned(*, k: int = 6, max_depth: int = 8) -> set[tuple[str,
     return pairs
 
 
-async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: World):
+async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: SamplerWorld):
     expected = brute_force_conditioned(max_depth=1)
     async with world.sampler() as client:
         run = await finish(client, conditioned=True, max_depth=1)
@@ -43,7 +43,7 @@ async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: World
     assert max(map(len, conditioned)) >= 3
 
 
-async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: World):
+async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: SamplerWorld):
     async with world.sampler() as client:
         await finish(client, conditioned=True, max_depth=1)
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
@@ -74,7 +74,7 @@ async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_a
         assert run.progress.judgements == len(brute_force_conditioned(max_depth=1))
 
 
-async def test_the_budget_of_a_conditioned_run_holds(world: World):
+async def test_the_budget_of_a_conditioned_run_holds(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, conditioned=True, max_judgements=40)
     assert run.progress.judgements == len(world.oracle.asked) == 40

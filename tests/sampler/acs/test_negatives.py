@@ -90,7 +90,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("fields", FILTERS)
-async def test_filtered_refusals_are_recorded_as_skipped_with_the_reason(world: World, fields: dict):
+async def test_filtered_refusals_are_recorded_as_skipped_with_the_reason(world: SamplerWorld, fields: dict):
     negatives, filtered = expected_pairs(NegativeFilter(**fields))
     async with world.sampler() as client:
         run = await finish(client, negative_filter=fields)
@@ -119,7 +119,7 @@ async def test_batching_changes_neither_filtered_nor_capped_negatives(by_wave_no
     assert len(negatives - kept) <= len(negatives) // 5  # the place of an ancestor may stay empty
 
 
-async def test_a_rewording_of_the_query_is_no_negative(world: World):
+async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
     text = next(f"fact {n}" for n in range(60) if not explains(f"A fact {n}!", f"fact {n}"))
     config = {"hypotheses": [("root", f"A {text}!")], "k": 60, "max_depth": 0}
     async with world.sampler() as client:
@@ -130,7 +130,7 @@ async def test_a_rewording_of_the_query_is_no_negative(world: World):
     assert run.progress.negatives == plain.progress.negatives - 1
 
 
-async def test_positives_only_records_nothing_filtered(world: World):
+async def test_positives_only_records_nothing_filtered(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, negative_filter={"min_rank": 3}, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
         assert await pair_set(client, run.id, "-?") == set()

@@ -7,12 +7,12 @@ import pytest
 
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
 
-async def test_the_same_idempotency_key_starts_one_run(world: World):
+async def test_the_same_idempotency_key_starts_one_run(world: SamplerWorld):
     async with world.sampler() as client:
         first = await client.start_run(HYPOTHESES, idempotency_key="once", **CONFIG)
         again = await client.start_run(HYPOTHESES, idempotency_key="once", **CONFIG)
@@ -48,14 +48,14 @@ async def test_the_same_idempotency_key_starts_one_run(world: World):
         ({}, [("a", "x" * 20_000)], errors.TooLarge, "over the limit"),
     ],
 )
-async def test_a_wrong_start_is_refused_by_name(world: World, change, hypotheses, error, message: str):
+async def test_a_wrong_start_is_refused_by_name(world: SamplerWorld, change, hypotheses, error, message: str):
     async with world.sampler() as client:
         with pytest.raises(error, match=message):
             await client.start_run(hypotheses, **{**CONFIG, **change})
         assert await client.runs() == []
 
 
-async def test_events_are_replayed_from_any_position_and_end_with_the_run(world: World):
+async def test_events_are_replayed_from_any_position_and_end_with_the_run(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
         events = [event async for event in client.watch(run.id)]
@@ -91,7 +91,7 @@ async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(
             await client.resume(run.id)
 
 
-async def test_unknown_runs_and_malformed_tokens_are_refused(world: World):
+async def test_unknown_runs_and_malformed_tokens_are_refused(world: SamplerWorld):
     async with world.sampler() as client:
         for call in (client.run("x"), client.cancel("x"), client.resume("x"), anext(client.watch("x"))):
             with pytest.raises(errors.NotFound, match="'x'"):
@@ -106,7 +106,7 @@ async def test_unknown_runs_and_malformed_tokens_are_refused(world: World):
             await client.channel.unary(client._stub.ListRuns, request)
 
 
-async def test_runs_and_pairs_are_listed_page_by_page(world: World):
+async def test_runs_and_pairs_are_listed_page_by_page(world: SamplerWorld):
     async with world.sampler() as client:
         ids = [(await finish(client, hypotheses=[(f"t{n}", f"hypothesis {n}")])).id for n in range(3)]
         stub, unary = client._stub, client.channel.unary
@@ -127,7 +127,7 @@ async def test_runs_and_pairs_are_listed_page_by_page(world: World):
         assert len(negatives) == (await client.run(ids[0])).progress.negatives
 
 
-async def test_the_trees_of_a_run_read_as_entailment_trees(world: World):
+async def test_the_trees_of_a_run_read_as_entailment_trees(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client)
         exported = [tree async for tree in client.export_trees(run.id)]
@@ -141,7 +141,7 @@ async def test_the_trees_of_a_run_read_as_entailment_trees(world: World):
         assert edges <= positive
 
 
-async def test_imported_pairs_are_a_run_of_their_own(world: World):
+async def test_imported_pairs_are_a_run_of_their_own(world: SamplerWorld):
     pair = types_pb2.Pair(query="q", premise="p", sign=types_pb2.PAIR_SIGN_NEGATIVE)
     pair.provenance.annotator = "ann"
     async with world.sampler() as client:
@@ -164,7 +164,7 @@ async def test_imported_pairs_are_a_run_of_their_own(world: World):
             await client.import_pairs("science", [pair], run_id=sampled.id)
 
 
-async def test_info_names_the_oracles_and_the_limits(world: World):
+async def test_info_names_the_oracles_and_the_limits(world: SamplerWorld):
     async with world.sampler() as client:
         info = await client.info()
     assert list(info.oracles) == ["fake"]

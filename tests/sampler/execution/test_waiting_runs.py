@@ -17,8 +17,17 @@ from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
 from support.waiting import eventually
-from support.worlds.queue_world import NEVER, QUEUE, at_work, take
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    NEVER,
+    QUEUE,
+    SamplerWorld,
+    at_work,
+    brute_force,
+    finish,
+    pair_set,
+    take,
+)
 
 CONFIG = {"corpus": "science", "k": 4}
 
@@ -27,7 +36,7 @@ async def waits(sampler: aeenc.SamplerClient) -> dict[str, str]:
     return {run.run_id: run.reason for run in (await sampler.info()).waiting_runs}
 
 
-async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_for(world: World):
+async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_for(world: SamplerWorld):
     settings = {"queues": {"team": {**QUEUE, "undo_s": NEVER}}, "max_active_runs": 1, "max_people_runs": 2}
     async with world.sampler(**settings) as sampler:
         people = [await sampler.start_run(HYPOTHESES[n : n + 1], oracle="team", **CONFIG) for n in range(3)]
@@ -44,7 +53,7 @@ async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_fo
         assert states == sorted([running, running, pending])
 
 
-async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: World):
+async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: SamplerWorld):
     world.oracle.status = grpc.StatusCode.UNAVAILABLE
     settings = {"patience_s": 600.0, "breaker_failures": 2, "max_attempts": 50}
     async with world.sampler(oracle=settings) as sampler:
@@ -61,7 +70,7 @@ async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: World)
         assert await waits(sampler) == {}
 
 
-async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
     active, failures = RunStore.active, 0
 
     async def broken(store: RunStore) -> list[str]:
@@ -79,7 +88,7 @@ async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: World, monk
 
 
 async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_others_is_told(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(task_store, "EVENTS_KEPT", 50)
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):

@@ -12,7 +12,7 @@ from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, explains, finish, is_leaf, pair_set
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
@@ -56,7 +56,7 @@ async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(
 
 @pytest.mark.parametrize("max_judgements", [25, 40, 70])
 async def test_a_budget_that_may_not_suffice_is_spent_in_order_however_slow_single_answers_are(
-    world: World, max_judgements: int
+    world: SamplerWorld, max_judgements: int
 ):
     world.oracle.silent = frozenset(f"fact {n}" for n in range(60) if n % 2)
     world.oracle.silent_s = 0.1
@@ -83,7 +83,7 @@ async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: Wor
     assert sorted(asked) == [[text for _, text in HYPOTHESES[n : n + 2]] for n in (0, 2, 4, 6)]
 
 
-async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: World):
+async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: SamplerWorld):
     hypotheses = [(str(n), f"hypothesis {n}") for n in range(60)]
     most = 0
     async with world.sampler(wave_nodes=8) as client:
@@ -103,7 +103,7 @@ async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(wo
         assert await pair_set(client, run.id) == brute_force(others)
 
 
-async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: World):
+async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: SamplerWorld):
     honest = world.oracle.behaviour
     world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
     async with world.sampler(wave_nodes=4, oracle={"max_attempts": 1}) as client:
@@ -112,7 +112,7 @@ async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_othe
     assert (run.state, run.progress.nodes_failed) == (sampler_pb2.RUN_STATE_SUCCEEDED, 1)
 
 
-async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: World):
+async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: SamplerWorld):
     expected = brute_force()
     limit = len(expected) // 2
     async with world.sampler(oracle={"max_judgements": limit}) as client:
@@ -160,7 +160,7 @@ async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url
     await redis.aclose()
 
 
-async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: World, monkeypatch):
+async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: SamplerWorld, monkeypatch):
     """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
     monkeypatch.setattr("services.sampler.execution.runner.LEASES_A_TERM", 0.001)
     async with world.sampler(lease_s=0.2, poll_s=60.0) as client:
@@ -184,7 +184,7 @@ async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_a
         await redis.aclose()
 
 
-async def test_samplers_share_the_runs_that_wait(world: World):
+async def test_samplers_share_the_runs_that_wait(world: SamplerWorld):
     world.oracle.delay_s = 0.02
     one = world.sampler(max_active_runs=1, wave_nodes=4, instance="one")
     other = world.sampler(max_active_runs=1, wave_nodes=4, instance="other")
@@ -201,7 +201,7 @@ async def test_samplers_share_the_runs_that_wait(world: World):
 
 
 @pytest.mark.parametrize("breaker_failures", [5, 8])  # 8: it opens with the last failure, and nobody waits
-async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: World, breaker_failures: int):
+async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: SamplerWorld, breaker_failures: int):
     async with world.sampler(wave_nodes=4, oracle={"max_attempts": 2, "breaker_failures": breaker_failures}) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await world.oracle.called(3)
@@ -216,7 +216,7 @@ async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: W
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_a_start_with_too_many_bytes_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_a_start_with_too_many_bytes_is_refused(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.sampler.convert.START_BYTES", 1 << 20)
     async with world.sampler() as client:
         hypotheses = ((str(n), "x" * 2000) for n in range(1000))

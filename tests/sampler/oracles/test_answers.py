@@ -101,7 +101,7 @@ async def raw(**broken: Any) -> AsyncIterator[str]:
     ids=["bytes", "nothing", "trailer"],
 )
 async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
-    world: World, broken: dict[str, Any], told: str
+    world: SamplerWorld, broken: dict[str, Any], told: str
 ):
     async with raw(**broken) as target, world.sampler(oracle={"target": target}) as client:
         run = await finish(client)
@@ -111,7 +111,7 @@ async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
         assert await pair_set(client, run.id, "+-?") == set()
 
 
-async def test_every_pair_says_where_it_comes_from(world: World):
+async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
     def signed(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
         verdicts = honest(task)
         verdicts[0].annotator, verdicts[-1].grade = "a person", 0.25
@@ -136,7 +136,7 @@ async def test_every_pair_says_where_it_comes_from(world: World):
         assert run.created_at.ToNanoseconds() <= origin.judged_at.ToNanoseconds() <= run.ended_at.ToNanoseconds()
 
 
-async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: World):
+async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: SamplerWorld):
     class Nameless(FakeOracle):
         async def Judge(self, request: Any, context: Any) -> Any:
             response = await super().Judge(request, context)

@@ -13,11 +13,11 @@ import pytest
 
 from aeenc.v1 import oracle_pb2_grpc, sampler_pb2
 from support.certificates import certify, needs_openssl
-from support.worlds.sampler_world import World, brute_force, finish, pair_set
+from support.worlds.sampler_world import SamplerWorld, brute_force, finish, pair_set
 
 
 @asynccontextmanager
-async def strict(world: World, cert: Path, key: Path, clients: Path) -> AsyncIterator[int]:
+async def strict(world: SamplerWorld, cert: Path, key: Path, clients: Path) -> AsyncIterator[int]:
     """The world's oracle behind TLS, for callers whose certificate is `clients`."""
     pair = (await asyncio.to_thread(key.read_bytes), await asyncio.to_thread(cert.read_bytes))
     known = await asyncio.to_thread(clients.read_bytes)
@@ -30,7 +30,7 @@ async def strict(world: World, cert: Path, key: Path, clients: Path) -> AsyncIte
 
 
 @needs_openssl
-async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_else(world: World, tmp_path: Path):
+async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_else(world: SamplerWorld, tmp_path: Path):
     made = [await asyncio.to_thread(certify, tmp_path, name) for name in ("oracle", "sampler", "stranger")]
     (cert, key), (mine, my_key), (other, other_key) = made
     async with strict(world, cert, key, mine) as port:
@@ -52,7 +52,7 @@ async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_el
     ("given", "told"),
     [(("cert",), "belong together"), (("ca", "key"), "belong together"), (("cert", "key"), "needs ca")],
 )
-def test_half_an_identity_stops_the_start(world: World, tmp_path: Path, given: tuple[str, ...], told: str):
+def test_half_an_identity_stops_the_start(world: SamplerWorld, tmp_path: Path, given: tuple[str, ...], told: str):
     (tmp_path / "some.pem").write_text("")
     with pytest.raises(ValueError, match=told):
         world.configure(oracle=dict.fromkeys(given, str(tmp_path / "some.pem")))

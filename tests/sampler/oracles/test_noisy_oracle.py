@@ -8,7 +8,7 @@ import aeenc
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
 from aeenc.oracles.noisy import GARBAGE, Noise, NoisyOracle
 from aeenc.v1 import oracle_pb2, sampler_pb2
-from support.worlds.sampler_world import E_, World, brute_force, explains, finish, is_leaf, pair_set
+from support.worlds.sampler_world import E_, SamplerWorld, brute_force, explains, finish, is_leaf, pair_set
 
 
 class Honest(aeenc.Oracle):
@@ -51,7 +51,9 @@ class Recorded(NoisyOracle):
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.slow
-async def test_timeouts_abstentions_and_garbage_become_no_negatives_and_the_run_finishes(world: World, seed: int):
+async def test_timeouts_abstentions_and_garbage_become_no_negatives_and_the_run_finishes(
+    world: SamplerWorld, seed: int
+):
     oracle = Recorded(Noise(hang=0.1, abstain=0.1, garbage=0.05, failure=0.05), seed)
     server = await oracle.start()
     settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 0.5, "patience_s": 60.0, "max_attempts": 6}
@@ -72,7 +74,7 @@ async def test_timeouts_abstentions_and_garbage_become_no_negatives_and_the_run_
 
 
 @pytest.mark.parametrize("kind", sorted(GARBAGE))
-async def test_no_kind_of_garbage_becomes_a_pair(world: World, kind: str, monkeypatch: pytest.MonkeyPatch):
+async def test_no_kind_of_garbage_becomes_a_pair(world: SamplerWorld, kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("aeenc.oracles.noisy.GARBAGE", {kind: GARBAGE[kind]})
     server = await NoisyOracle(Honest(), Noise(garbage=1.0)).start()
     async with world.sampler(oracle={"target": f"127.0.0.1:{server.port}"}) as client:
@@ -81,7 +83,7 @@ async def test_no_kind_of_garbage_becomes_a_pair(world: World, kind: str, monkey
     await server.stop(0)
 
 
-async def test_a_noisy_oracle_without_noise_changes_nothing(world: World):
+async def test_a_noisy_oracle_without_noise_changes_nothing(world: SamplerWorld):
     server = await NoisyOracle(Honest(), Noise()).start()
     async with world.sampler(oracle={"target": f"127.0.0.1:{server.port}"}) as client:
         run = await finish(client)

@@ -21,7 +21,7 @@ from support.worlds.sampler_world import (
     E_,
     HYPOTHESES,
     FakeOracle,
-    World,
+    SamplerWorld,
     brute_force,
     explains,
     finish,
@@ -67,7 +67,7 @@ async def test_a_run_waits_while_an_oracle_fails_everybody(world: World, monkeyp
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_a_run_that_waits_can_be_cancelled_and_another_tries_at_once(world: World):
+async def test_a_run_that_waits_can_be_cancelled_and_another_tries_at_once(world: SamplerWorld):
     world.oracle.status = grpc.StatusCode.UNAVAILABLE
     async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 1}) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
@@ -93,7 +93,7 @@ class Busy(FakeOracle):
         return await super().Judge(request, context)
 
 
-async def test_an_oracle_that_asks_for_a_pause_gets_it(world: World):
+async def test_an_oracle_that_asks_for_a_pause_gets_it(world: SamplerWorld):
     busy = Busy(0.6)
     async with serving(REGISTER, busy) as port, world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client:
         assert (await finish(client)).state == SUCCEEDED
@@ -118,7 +118,7 @@ class Careful(aeenc.Oracle):
 
 
 @pytest.mark.slow
-async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(world: World):
+async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(world: SamplerWorld):
     server = await Careful("hypothesis 3").start()
     settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 1.0, "max_attempts": 3, "breaker_failures": 50}
     async with world.sampler(oracle=settings) as client:
@@ -139,7 +139,7 @@ async def secured(folder: Path) -> AsyncIterator[dict[str, Any]]:
 
 
 @needs_openssl
-async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: World, tmp_path: Path):
+async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: SamplerWorld, tmp_path: Path):
     other, _ = await asyncio.to_thread(certify, tmp_path, "other")
     async with secured(tmp_path) as settings:
         async with world.sampler(oracle=settings) as client:
@@ -158,7 +158,7 @@ async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: Worl
                 assert await pair_set(client, run.id) == set()
 
 
-def test_a_certificate_that_is_not_there_stops_the_start(world: World, tmp_path: Path):
+def test_a_certificate_that_is_not_there_stops_the_start(world: SamplerWorld, tmp_path: Path):
     with pytest.raises(ValueError, match="ca"):
         world.configure(oracle={"ca": str(tmp_path / "nothing.pem")})
 
@@ -178,7 +178,7 @@ class Poisoned(FakeOracle):
         return await super().Judge(request, context)
 
 
-async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answered_is_asked_again(world: World):
+async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answered_is_asked_again(world: SamplerWorld):
     oracle = Poisoned("hypothesis 3")
     settings = {"max_attempts": 5, "breaker_failures": 50}
     async with (

@@ -9,7 +9,7 @@ from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
 from support.worlds.sampler_world import (
     HYPOTHESES,
     PairSet,
-    World,
+    SamplerWorld,
     brute_force,
     chance,
     explains,
@@ -29,7 +29,7 @@ def positives(pairs: PairSet) -> PairSet:
 
 
 @pytest.mark.parametrize("judgement", ["ABSTAIN", "UNSEEN", "UNSPECIFIED", 17])
-async def test_what_is_no_clear_refusal_is_recorded_as_skipped(world: World, judgement: str | int):
+async def test_what_is_no_clear_refusal_is_recorded_as_skipped(world: SamplerWorld, judgement: str | int):
     value = judgement if isinstance(judgement, int) else oracle_pb2.Judgement.Value(f"JUDGEMENT_{judgement}")
 
     def unclear(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
@@ -48,7 +48,7 @@ async def test_what_is_no_clear_refusal_is_recorded_as_skipped(world: World, jud
     assert run.progress.skipped == len(brute_force()) - run.progress.positives
 
 
-async def test_missing_verdicts_become_no_negatives(world: World):
+async def test_missing_verdicts_become_no_negatives(world: SamplerWorld):
     world.oracle.behaviour = lambda task: (
         [v for v in honest(task) if chance(task.query, v.premise_id) < 0.5][:3] or (honest(task)[:1])
     )
@@ -61,7 +61,7 @@ async def test_missing_verdicts_become_no_negatives(world: World):
     assert run.progress.skipped > run.progress.judgements / 3
 
 
-async def test_a_premise_judged_twice_becomes_no_pair(world: World):
+async def test_a_premise_judged_twice_becomes_no_pair(world: SamplerWorld):
     def stammer(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
         verdicts = honest(task)
         twin = oracle_pb2.Verdict(premise_id=verdicts[0].premise_id, judgement=REFUSES)
@@ -76,7 +76,7 @@ async def test_a_premise_judged_twice_becomes_no_pair(world: World):
     assert run.progress.skipped == len(HYPOTHESES)
 
 
-async def test_verdicts_on_unknown_premises_and_tasks_are_ignored(world: World):
+async def test_verdicts_on_unknown_premises_and_tasks_are_ignored(world: SamplerWorld):
     world.oracle.behaviour = lambda task: [
         *honest(task),
         oracle_pb2.Verdict(premise_id="p-of-no-corpus", judgement=REFUSES),
@@ -89,7 +89,7 @@ async def test_verdicts_on_unknown_premises_and_tasks_are_ignored(world: World):
 
 
 @pytest.mark.parametrize("nonsense", ["nothing", "no verdicts", "unknown ids"])
-async def test_an_oracle_that_talks_nonsense_fails_the_run_with_a_remedy(world: World, nonsense: str):
+async def test_an_oracle_that_talks_nonsense_fails_the_run_with_a_remedy(world: SamplerWorld, nonsense: str):
     unknown = oracle_pb2.Verdict(premise_id="x", judgement=REFUSES)
     answers = {"nothing": None, "no verdicts": [], "unknown ids": [unknown]}
     world.oracle.behaviour = lambda task: answers[nonsense]
@@ -106,7 +106,7 @@ async def test_an_oracle_that_talks_nonsense_fails_the_run_with_a_remedy(world: 
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: World):
+async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: SamplerWorld):
     async with world.sampler(oracle={"target": "127.0.0.1:1"}) as client:
         run = await finish(client)
         assert run.state == FAILED
@@ -139,7 +139,7 @@ async def test_an_oracle_that_dies_half_way_loses_nothing(world: World, until_pr
 
 
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
-async def test_passing_failures_are_retried(world: World, status: grpc.StatusCode):
+async def test_passing_failures_are_retried(world: SamplerWorld, status: grpc.StatusCode):
     world.oracle.status = status
     async with world.sampler(oracle={"max_attempts": 20, "patience_s": 30.0}) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
@@ -149,7 +149,7 @@ async def test_passing_failures_are_retried(world: World, status: grpc.StatusCod
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_an_oracle_that_is_too_slow_fails_the_run_and_nothing_is_refused(world: World):
+async def test_an_oracle_that_is_too_slow_fails_the_run_and_nothing_is_refused(world: SamplerWorld):
     world.oracle.delay_s = 5
     async with world.sampler(oracle={"timeout_s": 0.1, "max_attempts": 2}) as client:
         run = await finish(client)
@@ -158,7 +158,7 @@ async def test_an_oracle_that_is_too_slow_fails_the_run_and_nothing_is_refused(w
         assert await pair_set(client, run.id) == set()
 
 
-async def test_a_wrong_token_is_not_tried_again(world: World):
+async def test_a_wrong_token_is_not_tried_again(world: SamplerWorld):
     world.oracle.status = grpc.StatusCode.UNAUTHENTICATED
     async with world.sampler() as client:
         run = await finish(client)
@@ -166,7 +166,7 @@ async def test_a_wrong_token_is_not_tried_again(world: World):
     assert world.oracle.calls == 1
 
 
-async def test_a_node_that_always_fails_alone_does_not_stop_the_others(world: World):
+async def test_a_node_that_always_fails_alone_does_not_stop_the_others(world: SamplerWorld):
     world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
     async with world.sampler() as client:
         run = await finish(client)
@@ -176,7 +176,9 @@ async def test_a_node_that_always_fails_alone_does_not_stop_the_others(world: Wo
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_the_last_unanswered_nodes_fail_the_run_once_and_are_left_out_after_a_resume(world: World, count: int):
+async def test_the_last_unanswered_nodes_fail_the_run_once_and_are_left_out_after_a_resume(
+    world: SamplerWorld, count: int
+):
     world.oracle.behaviour = lambda task: None if "hypothesis" in task.query else honest(task)
     async with world.sampler() as client:
         run = await finish(client, hypotheses=HYPOTHESES[:count])

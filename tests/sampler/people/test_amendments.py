@@ -23,8 +23,7 @@ from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
 from services.store.redis import connect
-from support.worlds.queue_world import NEVER, at_work, pairs, take
-from support.worlds.sampler_world import World
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
 
 RUN = Run(
     "run",
@@ -90,7 +89,9 @@ async def settled(people: aeenc.PeopleClient, sampler: aeenc.SamplerClient, run_
     return answer.answer_id, ids
 
 
-async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
     add, held, go_on = PairLog.add, asyncio.Event(), asyncio.Event()
 
     async def add_later(log: PairLog, run_id: str, added: Sequence[Pair], request_id: str) -> int:
@@ -113,7 +114,7 @@ async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(world: 
         assert told[-1] == "?"
 
 
-async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_adds_is(world: World):
+async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_adds_is(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         answer_id, ids = await settled(people, sampler, run_id)
 
@@ -131,7 +132,7 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
         assert await explaining() == {texts[ids[0]]}
 
 
-async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: World):
+async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
         lease = await take(people, "ann")
         ids = [c.premise_id for c in lease.task.candidates]
@@ -152,7 +153,7 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         assert told == ["+", "-"]
 
 
-async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: World):
+async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: SamplerWorld):
     async with at_work(world, 2, overlap=2) as (people, sampler, run_id):
         for name, note in (("ann", "the second is badly put"), ("bob", "x" * 2000)):
             one, two = await people.lease(name, max_tasks=2)
@@ -168,7 +169,7 @@ async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: World
         assert len(notes[first.task.query]) == 1024
 
 
-async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: World):
+async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: SamplerWorld):
     class Remarks(aeenc.Oracle):
         def judge(self, task: Task) -> list[str]:
             return []

@@ -15,10 +15,10 @@ from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
+from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import until
 from support.worlds.people_world import DECK, People, agreement_differs, check
-from support.worlds.sampler_process import SamplerProcess
-from support.worlds.sampler_world import HYPOTHESES, World
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld
 
 PEOPLE = 32
 WAIT_S = 200.0  # on a busy machine; on an idle one it takes a few seconds
@@ -51,7 +51,7 @@ async def finished(sampler: aeenc.SamplerClient, run_id: str, crowd: list[asynci
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("overlap", [2, 3])
-async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: World, overlap: int):
+async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: SamplerWorld, overlap: int):
     redis = connect(world.settings["redis_url"])
     store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
     async with world.sampler(queues={"team": {**TEAM, "overlap": overlap}}) as sampler:
@@ -69,17 +69,16 @@ async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: Worl
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed(world: World):
+async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed(world: SamplerWorld):
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-")))
-        redis = [start_private_redis(directory)]
-        stack.callback(lambda: [server.stop() for server in redis])
-        port = free_port(set())
-        settings = {**world.settings, "port": port, "redis_url": redis[0].url, "queues": {"team": TEAM}}
-        process = SamplerProcess(settings)
+        redis = RedisProcess(directory)
+        stack.callback(redis.stop)
+        settings = {**world.settings, "redis_url": redis.url, "queues": {"team": TEAM}}
+        process = ServiceProcess.of("sampler", directory, **settings)
         stack.callback(process.kill)
         process.start()
-        channels = [aeenc.Channel(f"127.0.0.1:{port}", timeout_s=timeout_s) for timeout_s in (60.0, 2.0)]
+        channels = [aeenc.Channel(process.target, timeout_s=timeout_s) for timeout_s in (60.0, 2.0)]
         for channel in channels:
             stack.push_async_callback(channel.close)
         sampler = aeenc.SamplerClient(channels[0])
@@ -92,12 +91,11 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
                 await until(lambda: len(people.ledger.said) >= enough, WAIT_S)  # noqa: B023 -- awaited at once
                 process.kill()
                 if kill_redis:
-                    redis[-1].process.kill()
-                    redis[-1].process.wait()
-                    redis.append(start_private_redis(directory))
+                    redis.kill()
+                    await redis.restart()
                 process.start()
             await finished(sampler, run.id, tasks)
-        client = connect(redis[-1].url)
+        client = connect(redis.url)
         stack.push_async_callback(client.aclose)
         store = TaskStore(client, TaskKeys(world.settings["namespace"]))
         assert (await check(people, sampler, store, 1, HYPOTHESES)).all() == []

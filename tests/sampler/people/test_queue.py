@@ -14,8 +14,7 @@ from services.sampler.people import steps
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
-from support.worlds.queue_world import NEVER, QUEUE, at_work, pairs, take
-from support.worlds.sampler_world import World
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
 
 async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str]:
@@ -28,7 +27,7 @@ async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str
     return seen
 
 
-async def test_a_leased_task_is_nobody_elses(world: World):
+async def test_a_leased_task_is_nobody_elses(world: SamplerWorld):
     async with at_work(world) as (people, _, run_id):
         first, second = await take(people, "ann"), await take(people, "bob", run_id)
         assert (first.task.query, second.task.query) == ("hypothesis 0", "hypothesis 1")
@@ -39,7 +38,7 @@ async def test_a_leased_task_is_nobody_elses(world: World):
         assert (await events(people, run_id, "RELEASED"))[-3:] == ["LEASED", "LEASED", "RELEASED"]
 
 
-async def test_what_people_say_becomes_the_pairs_of_the_run(world: World):
+async def test_what_people_say_becomes_the_pairs_of_the_run(world: SamplerWorld):
     async with at_work(world) as (people, sampler, run_id):
         one, two = await people.lease("ann", max_tasks=5)
         ids = [c.premise_id for c in one.task.candidates]
@@ -57,7 +56,7 @@ async def test_what_people_say_becomes_the_pairs_of_the_run(world: World):
         assert await people.lease("bob", run_id=run_id) == []
 
 
-async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answer_counts_once(world: World):
+async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answer_counts_once(world: SamplerWorld):
     async with at_work(world, 1, first_lease_s=0.3, undo_s=NEVER) as (people, _, run_id):
         slow = await take(people, "ann")
         await asyncio.sleep(0.4)
@@ -77,7 +76,7 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
 
-async def test_a_lease_lasts_three_mean_answer_times(world: World):
+async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
     async with at_work(world, 3, first_lease_s=600.0, min_lease_s=1.0, undo_s=NEVER) as (people, _, _run):
 
         async def lasts(lease: sampler_pb2.Lease) -> float:
@@ -93,14 +92,14 @@ async def test_a_lease_lasts_three_mean_answer_times(world: World):
         assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=15)
 
 
-async def world_time(world: World) -> float:
+async def world_time(world: SamplerWorld) -> float:
     redis = connect(world.settings["redis_url"])
     seconds, microseconds = await redis.time()
     await redis.aclose()
     return float(seconds + microseconds / 1e6)
 
 
-async def test_an_undone_answer_is_judged_again_first(world: World):
+async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
     async with at_work(world, 3, undo_s=NEVER) as (people, _, run_id):
         first = await take(people, "ann")
         answer = await people.submit(first, [])
@@ -115,7 +114,7 @@ async def test_an_undone_answer_is_judged_again_first(world: World):
         assert [c async for c in people.tasks(run_id, state=sampler_pb2.TASK_STATE_DECIDED)] == []
 
 
-async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: World):
+async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
         ids = [c.premise_id for c in lease.task.candidates]
@@ -137,7 +136,7 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Wor
         assert {v.premise_id: v.judgement for v in task.decision} == dict.fromkeys(ids, REFUSES) | {ids[1]: EXPLAINS}
 
 
-async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: World):
+async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: SamplerWorld):
     async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
         ids: list[str] = []
         for name, ticked in (("ann", 0), ("bob", 1)):
@@ -160,7 +159,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Worl
             await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
 
 
-async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: World):
+async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
@@ -175,7 +174,7 @@ async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(wor
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
 
 
-async def test_control_items_measure_annotators_and_become_no_pairs(world: World, tmp_path):
+async def test_control_items_measure_annotators_and_become_no_pairs(world: SamplerWorld, tmp_path):
     control = {"query": "what is iron", "explains": ["iron is a metal"], "refuses": ["ice is cold", "salt is white"]}
     file = tmp_path / "controls.jsonl"
     file.write_text(json.dumps(control) + "\n")
@@ -194,7 +193,7 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: World
         assert {pair.query for pair in await pairs(sampler, run_id)} <= {"hypothesis 0", "hypothesis 1"}
 
 
-async def test_a_retried_lease_is_the_same_lease(world: World):
+async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
     async with at_work(world, 3) as (people, _, _run):
         first = await people.lease("ann", max_tasks=2, request_id="r1")
         again = await people.lease("ann", max_tasks=2, request_id="r1")
@@ -202,7 +201,7 @@ async def test_a_retried_lease_is_the_same_lease(world: World):
         assert len(await people.lease("ann", max_tasks=2, request_id="r2")) == 1
 
 
-async def test_wrong_calls_are_refused_by_name(world: World):
+async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
         pushed = await sampler.start_run([("t", "hypothesis 5")], corpus="science", oracle="fake", k=2)
@@ -227,7 +226,7 @@ async def test_wrong_calls_are_refused_by_name(world: World):
                 await call
 
 
-def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: World, tmp_path):
+def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: SamplerWorld, tmp_path):
     with pytest.raises(ValueError, match="other names"):
         world.configure(queues={"fake": {}})
     for text, message in (("{", ":1: not a control item"), ('{"query": "q"}', "neither"), ("", "holds no")):

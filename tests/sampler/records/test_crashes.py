@@ -2,10 +2,6 @@
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,52 +15,30 @@ from services.launcher.private_redis import start_private_redis
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, pair_set
+from support.service_process import RedisProcess, ServiceProcess
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
 
 @contextlib.asynccontextmanager
-async def sampler_process(world: World) -> AsyncIterator[tuple[asyncio.subprocess.Process, aeenc.SamplerClient]]:
+async def sampler_process(world: SamplerWorld, home: Path) -> AsyncIterator[tuple[ServiceProcess, aeenc.SamplerClient]]:
     """`python -m services.sampler` as an operator starts it; killed at the end."""
-    settings = {**world.settings, "log_format": "json", "wave_nodes": 4}
-    environment = {
-        f"AEENC_SAMPLER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
-        for name, value in settings.items()
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "services.sampler",
-        cwd=ROOT,
-        env={**os.environ, **environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    port, lines = 0, []
-    while not port:
-        line = await process.stderr.readline()
-        lines.append(line.decode())
-        assert line, "".join(lines)
-        with contextlib.suppress(ValueError):
-            port = json.loads(line).get("port", 0)
-    draining = asyncio.create_task(process.stderr.read())
-    client = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{port}"))
-    await client.runs()
+    process = ServiceProcess.of("sampler", home, **world.settings, wave_nodes=4)
+    process.start()
+    client = aeenc.SamplerClient(aeenc.Channel(process.target))
     try:
+        await process.ready()
         yield process, client
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await draining
+        process.kill()
         await client.channel.close()
 
 
 async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: World, until_progress):
     world.oracle.delay_s = 0.05
-    async with sampler_process(world) as (process, client):
+    async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         seen = await until_progress(client, run.id, nodes_judged=8)
         acknowledged = seen.positives + seen.negatives
@@ -78,7 +52,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     assert len(kept) < len(expected), "the sampler was killed too late to show anything"
     world.oracle.asked.clear()
     world.oracle.delay_s = 0.0
-    async with sampler_process(world) as (_, client):
+    async with sampler_process(world, tmp_path) as (_, client):
         finished = await asyncio.wait_for(client.wait(run.id), 30)
         assert finished.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == expected
@@ -91,7 +65,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
 
 async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: World, until_progress):
     world.oracle.delay_s = 0.05
-    async with sampler_process(world) as (process, client):
+    async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await until_progress(client, run.id, nodes_judged=4)
         process.send_signal(signal.SIGTERM)
@@ -102,7 +76,7 @@ async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: 
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_two_samplers_never_work_on_one_run(world: World):
+async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
     world.oracle.delay_s = 0.01
     async with world.sampler(wave_nodes=4) as one, world.sampler(wave_nodes=4) as other:
         run = await one.start_run(HYPOTHESES, **CONFIG)
@@ -115,13 +89,12 @@ async def test_two_samplers_never_work_on_one_run(world: World):
 async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: World, until_progress):
     world.oracle.delay_s = 0.03
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
-        redis = start_private_redis(Path(directory))
+        redis = RedisProcess(Path(directory))
         async with world.sampler(redis_url=redis.url, wave_nodes=4) as client:
             run = await client.start_run(HYPOTHESES, **CONFIG)
             await until_progress(client, run.id, nodes_judged=8)
             kept = await pair_set(client, run.id)
-            redis.process.kill()
-            redis.process.wait()
+            redis.kill()
             with pytest.raises(errors.Unavailable, match="is it running"):
                 await client.channel.unary(
                     client._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run.id), retry=False, timeout_s=10
@@ -129,7 +102,7 @@ async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: Worl
             with pytest.raises(errors.Unavailable):
                 await client.start_run(HYPOTHESES, **CONFIG)
             world.oracle.asked.clear()
-            redis = start_private_redis(Path(directory))
+            await redis.restart()
             try:
                 run = await asyncio.wait_for(client.wait(run.id), 20)
                 assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED

@@ -14,7 +14,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, World, brute_force, finish, pair_set, serving
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set, serving
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
 COMMIT = NodeCommit(
@@ -38,7 +38,7 @@ class Stores:
 
 
 @pytest.fixture
-async def stores(world: World) -> AsyncIterator[Stores]:
+async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
     async with world.sampler(max_active_runs=1, poll_s=60.0) as client:
         await client.channel.unary(client._stub.ListRuns, sampler_pb2.ListRunsRequest())
         world.oracle.delay_s = 60
@@ -116,7 +116,7 @@ class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
         return registry_pb2.DeleteLabelResponse()
 
 
-async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: World):
+async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: SamplerWorld):
     registry = FakeRegistry()
     async with (
         serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
@@ -128,7 +128,7 @@ async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: 
 
 
 @pytest.mark.slow
-async def test_a_registry_that_is_away_does_not_stop_a_run(world: World):
+async def test_a_registry_that_is_away_does_not_stop_a_run(world: SamplerWorld):
     async with world.sampler(trainer_target="127.0.0.1:1") as client:
         run = await finish(client)
         assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED

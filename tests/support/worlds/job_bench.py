@@ -24,7 +24,7 @@ from services.trainer.jobs.store import JobStore
 from services.trainer.processes.child import Child
 
 
-class Services:
+class StandInServices:
     """A sampler without pairs and an index that builds anything. The first of their answers are errors."""
 
     def __init__(self, *errors: Exception) -> None:
@@ -63,10 +63,10 @@ class Bench:
         self.runner = JobRunner(
             store,
             Checkpoints(jobs_dir.parent),  # type: ignore[arg-type]
-            Services(),  # type: ignore[arg-type]
+            StandInServices(),  # type: ignore[arg-type]
             DataSets({}, 1024),
             self.readiness,
-            tandems=Services(),  # type: ignore[arg-type]
+            tandems=StandInServices(),  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
             means=ComputeOptions(),

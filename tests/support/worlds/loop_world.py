@@ -29,7 +29,7 @@ TRIAL = "loop-"
 
 
 @dataclass
-class Services(
+class CountingServices(
     sampler_pb2_grpc.SamplerServiceServicer,
     trainer_pb2_grpc.TrainerServiceServicer,
     registry_pb2_grpc.RegistryAdminServiceServicer,

@@ -7,6 +7,7 @@ function of names and numbers (see `sampler_world`), so an independent reading s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
@@ -31,7 +32,7 @@ WAIT_S = 0.05
 
 
 @dataclass
-class Said:
+class AcknowledgedAnswer:
     """An answer that was acknowledged: on which query, and yes or no by premise."""
 
     annotator: str
@@ -42,20 +43,20 @@ class Said:
 
 @dataclass
 class Ledger:
-    """What was acknowledged to all people together."""
+    """Everything that was acknowledged to the people."""
 
-    said: dict[str, Said] = field(default_factory=dict)
+    said: dict[str, AcknowledgedAnswer] = field(default_factory=dict)
     undone: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def holding(self) -> dict[str, Said]:
+    def holding(self) -> dict[str, AcknowledgedAnswer]:
         """The answers that were not taken back."""
         return {answer_id: said for answer_id, said in self.said.items() if answer_id not in self.undone}
 
 
 def says_yes(annotator: str, query: str, premise: str, flip: float) -> bool:
-    """What a person says: the truth, and now and then its opposite."""
+    """A person's verdict: the truth, and now and then its opposite."""
     return explains(query, premise) ^ (chance("errs", annotator, query, premise) < flip)
 
 
@@ -91,7 +92,7 @@ class People:
             for task in tasks:
                 texts = {c.premise_id: c.text for c in task.task.candidates}
                 verdicts = {i: _truth(task.task.query, texts[i]) for i in task.conflicts}
-                with _suppressed(errors.NotFound):
+                with contextlib.suppress(errors.NotFound):
                     await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
                     self.ledger.counts["adjudicated"] += 1
             await asyncio.sleep(WAIT_S)
@@ -112,7 +113,7 @@ class People:
             left_s = lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
             await asyncio.sleep(max(left_s, 0) + rng.random() * self.think_s)
         elif mood == "renew":
-            with _suppressed(errors.FailedPrecondition):  # on a slow machine the lease may be over
+            with contextlib.suppress(errors.FailedPrecondition):  # on a slow machine the lease may be over
                 await self._insist(lambda: self.client.renew(lease.lease_id))
             await asyncio.sleep(rng.expovariate(1 / self.think_s))
         self._submitted += 1
@@ -120,7 +121,7 @@ class People:
         answer_id = await self._submit(rng, name, lease, twice=twice)
         if answer_id and undoes:
             self.ledger.counts["undo"] += 1
-            with _suppressed(errors.FailedPrecondition):
+            with contextlib.suppress(errors.FailedPrecondition):
                 undone = await self._insist(lambda: self.client.undo(name, self.run_id, request_id=f"u{answer_id}"))
                 self.ledger.undone.update(undone)
                 if undone != [answer_id]:
@@ -146,7 +147,7 @@ class People:
             return ""
         if answer.answer_id in self.ledger.said:
             self.ledger.wrong.append(f"{answer.answer_id} was acknowledged twice")
-        self.ledger.said[answer.answer_id] = Said(name, query, premises, answer.late)
+        self.ledger.said[answer.answer_id] = AcknowledgedAnswer(name, query, premises, answer.late)
         self.ledger.counts["late" if answer.late else "in time"] += 1
         return answer.answer_id
 
@@ -164,20 +165,9 @@ def _truth(query: str, premise: str) -> Verdict:
     return Verdict(EXPLAINS, leaf=is_leaf(premise)) if explains(query, premise) else Verdict(REFUSES)
 
 
-class _suppressed:  # noqa: N801 -- reads as contextlib.suppress, which counts nothing
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self._kinds)
-
-
 @dataclass
 class Problems:
-    """What does not fit in a finished run; all empty when everything does."""
+    """Contradictions in a finished run; all empty when there are none."""
 
     lost: list[str]
     unanswered: list[str]
@@ -256,7 +246,7 @@ async def _held_twice(store: TaskStore, run_id: str, overlap: int) -> list[str]:
     return problems
 
 
-def _decided(holding: dict[str, Said]) -> Callable[[str, str], bool]:
+def _decided(holding: dict[str, AcknowledgedAnswer]) -> Callable[[str, str], bool]:
     """The majority of what was said, and the truth where people were equally many."""
     votes: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for said in holding.values():

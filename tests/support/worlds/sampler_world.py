@@ -16,12 +16,15 @@ from typing import Any
 import grpc
 
 import aeenc
-from aeenc.v1 import index_pb2, index_pb2_grpc, oracle_pb2, oracle_pb2_grpc, sampler_pb2
+from aeenc.v1 import index_pb2, index_pb2_grpc, oracle_pb2, oracle_pb2_grpc, sampler_pb2, types_pb2
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build
 from services.sampler.settings import SamplerSettings
+from support.waiting import eventually
 
 FACTS = 60
+QUEUE = {"undo_s": 0.0, "min_lease_s": 30.0, "first_lease_s": 30.0}
+NEVER = 3600.0
 HYPOTHESES = [(f"tree-{n}", f"hypothesis {n}") for n in range(8)] + [("tree-fact", "fact 7")]
 E_, R_, A_, U_ = (
     oracle_pb2.JUDGEMENT_EXPLAINS,
@@ -172,7 +175,7 @@ async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int
 
 
 @dataclass
-class World:
+class SamplerWorld:
     """The fakes, and how to start samplers over them."""
 
     index: FakeIndex
@@ -214,7 +217,7 @@ def brute_force(
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
 ) -> PairSet:
-    """Algorithm 2 read aloud: tree after tree, node after node, one candidate at a time."""
+    """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
     for _, hypothesis in hypotheses:
         visited, queue, judged = {hypothesis}, [(hypothesis, 0, ())], 0
@@ -231,15 +234,15 @@ def brute_force(
                 if seen[query, premise] and not is_leaf(premise) and premise not in visited and depth < max_depth:
                     visited.add(premise)
                     queue.append((premise, depth + 1, (*path, query)))
-    pairs: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
+    found: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
     for query in {query for query, _ in seen}:
         refused = [p for _, p, _ in nearest(query, k, splits) if seen.get((query, p)) is False]
-        pairs |= {(query, premise, "-") for premise in refused[:max_negatives]}
-    return pairs
+        found |= {(query, premise, "-") for premise in refused[:max_negatives]}
+    return found
 
 
 async def pair_set(client: aeenc.SamplerClient, run_id: str, signs: str = "+-") -> PairSet:
-    """What a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
+    """The pairs that a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
     listed = [(p.query, p.premise, " +-?"[p.sign]) async for p in client.pairs(run_id)]
     assert len(listed) == len(set(listed)), "a pair stands twice in the log"
     return {pair for pair in listed if pair[2] in signs}
@@ -251,3 +254,29 @@ async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:
     fields = {"corpus": "science", "oracle": "fake", "k": 6, **config}
     run = await client.start_run(hypotheses, **fields)
     return await asyncio.wait_for(client.wait(run.id), 40)
+
+
+@asynccontextmanager
+async def at_work(
+    world: SamplerWorld, hypotheses: int = 2, **queue: Any
+) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str]]:
+    """A run of some hypotheses, none of which grows, whose oracle is the queue `team`."""
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
+
+        async def queued() -> bool:
+            return len([task async for task in people.tasks(run.id)]) == hypotheses
+
+        await eventually(queued)
+        yield people, sampler, run.id
+
+
+async def take(people: aeenc.PeopleClient, name: str, run_id: str = "") -> sampler_pb2.Lease:
+    [lease] = await people.lease(name, run_id=run_id)
+    return lease
+
+
+async def pairs(sampler: aeenc.SamplerClient, run_id: str) -> list[types_pb2.Pair]:
+    return [pair async for pair in sampler.pairs(run_id)]

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from aeenc import AsyncClient, Channel, EncoderClient, IndexClient, RegistryClient, TrainerClient
+from aeenc import AsyncClient, EncoderClient, IndexClient, RegistryClient, TrainerClient
 from aeenc.v1 import types_pb2
-from services.encoder.__main__ import build as build_encoder
-from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
@@ -30,14 +28,14 @@ from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.tandems import Tandem, Tandems
 from support.models.tinymodel import TINY_SPACE, write_tiny_checkpoint
 from support.waiting import until
-from support.worlds.trainer_world import FACTS, Space, serve_trainer
+from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer
 
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
 CORPUS = "science"
 
 
 @dataclass(frozen=True)
-class Made:
+class TandemCheckpoints:
     """The two checkpoints of a tandem, and their space."""
 
     version: str
@@ -45,18 +43,18 @@ class Made:
     space_id: str
 
 
-def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) -> Made:
+def make_pair(space: Space, seed: int, metrics: dict[str, Any] | None = None) -> TandemCheckpoints:
     """Two encoders in a space of their own, as a job in mode DUAL leaves them; `metrics` are the query encoder's."""
     space_id = f"s{seed:016x}"
     premise = write_tiny_checkpoint(space.store, seed=100 + seed, space_id=space_id)
     query = write_tiny_checkpoint(space.store, seed=200 + seed, base_version=space.version, space_id=space_id)
     if metrics is None:
-        return Made(query.version, premise.version, space_id)
+        return TandemCheckpoints(query.version, premise.version, space_id)
     with space.store.writer("checkpoint", "checkpoints") as writer:
         for name in query.artifact.files:
             shutil.copyfile(query.artifact.path / name, writer.path / name)
         (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        return Made(writer.commit(query.artifact.meta, id_prefix="q").id, premise.version, space_id)
+        return TandemCheckpoints(writer.commit(query.artifact.meta, id_prefix="q").id, premise.version, space_id)
 
 
 @pytest.fixture
@@ -73,14 +71,14 @@ def tandem_space(tmp_path: Path) -> Space:
 
 
 @pytest.fixture
-def pairs(tandem_space: Space) -> list[Made]:
+def pairs(tandem_space: Space) -> list[TandemCheckpoints]:
     """Three pairs of encoders in the store."""
     return [make_pair(tandem_space, seed) for seed in (1, 2, 3)]
 
 
 @dataclass
-class World:
-    """What runs, and the way to each."""
+class TandemWorld:
+    """The running services, and the way to each."""
 
     space: Space
     trainer: TrainerClient
@@ -101,7 +99,7 @@ class World:
         options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": JobProgress(), "version": ""}
         return Job(uuid.uuid4().hex[:8], config, created_at=now, ended_at=None, **{**options, **fields})
 
-    async def tandem(self, made: Made, job: Job | None = None) -> Tandem:
+    async def tandem(self, made: TandemCheckpoints, job: Job | None = None) -> Tandem:
         """Has the generation built, as the last step of a job does."""
         for version in dict.fromkeys((made.premise_version, made.version)):
             await self.checkpoints.register(version)
@@ -122,21 +120,19 @@ class World:
 
 
 @pytest.fixture
-async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[TandemWorld]:
     """All three services over one store, with a corpus of their own that the pre-trained encoder serves."""
     redis = connect(redis_url)
     rows, tandems = Registry(redis, namespace), Tandems(redis, namespace)
     corpus = f"c-{uuid.uuid4().hex[:8]}"
-    common = {"port": 0, "artifacts_dir": tandem_space.store.root}
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
-        options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1}
-        encoder_server = await stack.enter_async_context(
-            build_encoder(EncoderSettings(**common, **options, poll_s=0.2, instance="encoder-1"))
+        encoder_server, encoder = await stack.enter_async_context(
+            serve_encoder(tandem_space, redis_url, namespace, tmp_path / "e", poll_s=0.2, instance="encoder-1")
         )
         encoder_target = f"127.0.0.1:{encoder_server.port}"
         index_server = await stack.enter_async_context(
-            build_index(IndexSettings(**common, encoder_target=encoder_target))
+            build_index(IndexSettings(port=0, artifacts_dir=tandem_space.store.root, encoder_target=encoder_target))
         )
         index_target = f"127.0.0.1:{index_server.port}"
         targets = {"encoder_target": encoder_target, "index_target": index_target}
@@ -144,8 +140,6 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
             serve_trainer(tandem_space, redis_url, namespace, tmp_path / "t", **targets)
         )
         client = await stack.enter_async_context(AsyncClient(index=index_target))
-        encoder = EncoderClient(Channel(encoder_target, timeout_s=10))
-        stack.push_async_callback(encoder.channel.close)
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
         building = TandemBuilder(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)

@@ -1,11 +1,11 @@
-"""A tiny space that was exported once, a corpus in it, the files of a job over it, and a running trainer."""
+"""A tiny space that was exported once, a corpus in it, the files of a job over it, and services that run its jobs."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Channel, TrainerClient
+from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient
+from aeenc.v1 import types_pb2
 from services.corpus.generation import (
     KIND,
     VECTORS,
@@ -24,7 +25,11 @@ from services.corpus.generation import (
     write_active,
     write_premises,
 )
+from services.encoder.__main__ import build as build_encoder
+from services.encoder.settings import EncoderSettings
 from services.kit.server import GrpcServer
+from services.sampler.__main__ import build as build_sampler
+from services.sampler.settings import SamplerSettings
 from services.store.artifacts import ArtifactStore
 from services.trainer.__main__ import build
 from services.trainer.data.training_set import JudgedPair
@@ -186,6 +191,18 @@ async def serve_trainer(
         await client.channel.close()
 
 
+@asynccontextmanager
+async def serve_encoder(
+    space: Space, redis_url: str, namespace: str, state: Path, **fields: Any
+) -> AsyncIterator[tuple[GrpcServer, EncoderClient]]:
+    """An encoder over the tiny space's store, which may not be ready yet; and its client."""
+    own = {"redis_url": redis_url, "namespace": namespace, "artifacts_dir": space.store.root, "state_dir": state}
+    async with build_encoder(EncoderSettings(**{"port": 0, "workers": 1, "poll_s": 0.1, **own, **fields})) as server:
+        client = EncoderClient(Channel(f"127.0.0.1:{server.port}", timeout_s=10))
+        yield server, client
+        await client.channel.close()
+
+
 def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) -> dict[str, Any]:
     """Settings of a trainer that finds the tiny space exported already."""
     state.mkdir(parents=True, exist_ok=True)
@@ -204,3 +221,60 @@ def trainer_settings(space: Space, redis_url: str, namespace: str, state: Path) 
         "poll_s": 0.1,
         "lease_s": 1.0,
     }
+
+
+SIGNS = {"POSITIVE": types_pb2.PAIR_SIGN_POSITIVE, "NEGATIVE": types_pb2.PAIR_SIGN_NEGATIVE}
+
+
+@dataclass
+class TrainerWorld:
+    trainer: TrainerClient
+    trainer_server: GrpcServer
+    sampler: SamplerClient
+    encoder: EncoderClient
+    space: Space
+    corpus: str
+    run_id: str
+
+    def start(self, **fields: Any) -> Any:
+        """Starts a job over the imported pairs."""
+        validation = [(query.text, query.gold) for query in VALIDATION]
+        options = {"corpus": self.corpus, "run_ids": [self.run_id], "split": "train", "learning_rate": 1e-3}
+        return self.trainer.start_job(**{"validation": validation, **options, **fields})
+
+
+@pytest.fixture
+async def world(
+    space: Space, corpus: str, redis_url: str, namespace: str, tmp_path: Path
+) -> AsyncIterator[TrainerWorld]:
+    imported = tmp_path / "imported.jsonl"
+    common = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.1}
+    async with AsyncExitStack() as stack:
+        sampler_server = await stack.enter_async_context(build_sampler(SamplerSettings(**common)))
+        sampler = SamplerClient(Channel(f"127.0.0.1:{sampler_server.port}", timeout_s=10))
+        stack.push_async_callback(sampler.channel.close)
+        encoder_server, encoder = await stack.enter_async_context(
+            serve_encoder(space, redis_url, namespace, tmp_path / "encoder")
+        )
+        targets = {
+            "sampler_target": f"127.0.0.1:{sampler_server.port}",
+            "encoder_target": f"127.0.0.1:{encoder_server.port}",
+        }
+        trainer_server, trainer = await stack.enter_async_context(
+            serve_trainer(
+                space,
+                redis_url,
+                namespace,
+                tmp_path / "trainer",
+                **targets,
+                data_sets={"imported": imported},
+                tensorboard_dir=str(tmp_path / "curves"),
+            )
+        )
+        imported.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
+        pairs = [
+            types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
+            for pair in PAIRS
+        ]
+        run_id = (await sampler.import_pairs(corpus, pairs)).run_id
+        yield TrainerWorld(trainer, trainer_server, sampler, encoder, space, corpus, run_id)

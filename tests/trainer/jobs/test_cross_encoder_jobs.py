@@ -8,13 +8,12 @@ import pytest
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2
-from support.worlds.job_world import World
-from support.worlds.trainer_world import FACTS, QUERIES
+from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: World):
+async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: TrainerWorld):
     job = await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, epochs=1)
     config = job.config
     assert (config.loss, config.batching) == (trainer_pb2.LOSS_REGRESSION, trainer_pb2.BATCHING_QUERIES)
@@ -40,6 +39,6 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
         ({"hard_negatives": 0}, "config.hard_negatives: is 0; give 1 to 64"),
     ],
 )
-async def test_what_a_cross_encoder_has_no_use_for_is_refused(world: World, fields: dict[str, Any], told: str):
+async def test_what_a_cross_encoder_has_no_use_for_is_refused(world: TrainerWorld, fields: dict[str, Any], told: str):
     with pytest.raises(errors.InvalidArgument, match=told):
         await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)

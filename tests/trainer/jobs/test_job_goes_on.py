@@ -13,7 +13,7 @@ from aeenc import errors
 from services.trainer.jobs import runner
 from services.trainer.jobs.job import Job
 from support.waiting import eventually, until
-from support.worlds.job_bench import Bench, Services, starting
+from support.worlds.job_bench import Bench, StandInServices, starting
 
 ENDS_WHEN_ASKED_ONCE = """
 import json, os, pathlib, signal, sys

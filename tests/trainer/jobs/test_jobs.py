@@ -39,7 +39,7 @@ def children() -> list[int]:
     return found
 
 
-async def until_training(world: World, job_id: str, from_seq: int = 0) -> int:
+async def until_training(world: TrainerWorld, job_id: str, from_seq: int = 0) -> int:
     """Waits for a step after an event, and returns its event."""
     async for seq, job in world.trainer.watch(job_id, from_seq=from_seq):
         if job.progress.phase == "training" and job.state == trainer_pb2.JOB_STATE_RUNNING:
@@ -48,7 +48,7 @@ async def until_training(world: World, job_id: str, from_seq: int = 0) -> int:
 
 
 @pytest.mark.slow
-async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: World, tmp_path: Path):
+async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world: TrainerWorld, tmp_path: Path):
     job = await world.start(epochs=2, idempotency_key="once", seed=3)
     again = await world.start(epochs=2, idempotency_key="once", seed=3)
     assert (again.id, job.state, list(job.config.validation)) == (job.id, trainer_pb2.JOB_STATE_PENDING, [])
@@ -75,7 +75,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
 
 
 @pytest.mark.slow
-async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: World):
+async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: TrainerWorld):
     fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
     fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
     fields |= {"initial_share": 0.25}
@@ -89,7 +89,7 @@ async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(w
 
 
 @pytest.mark.slow
-async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_resumed(world: World):
+async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_resumed(world: TrainerWorld):
     job = await world.start(epochs=60, batch_size=1)
     seq = await until_training(world, job.id)
     (pid,) = children()
@@ -112,7 +112,7 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     assert children() == [], "a cancelled job's process ends"
 
 
-async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failure(world: World, monkeypatch):
+async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failure(world: TrainerWorld, monkeypatch):
     job = await world.start(epochs=50)
     unary = Channel.unary
 
@@ -127,7 +127,7 @@ async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failur
         await world.trainer.cancel(job.id)
 
 
-async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: World, monkeypatch):
+async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: TrainerWorld, monkeypatch):
     queries = [(query.text, query.gold) for query in VALIDATION]
     asked: list[dict[str, Any]] = []
     encode = EncoderClient.encode
@@ -145,7 +145,7 @@ async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: W
     assert 0 < report.strict.map <= 1
 
 
-async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
+async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
     empty = (await world.sampler.import_pairs(world.corpus, [types_pb2.Pair(query="q", premise="p", sign=2)])).run_id
     wrong: list[tuple[dict[str, Any], type[errors.AeencError], str]] = [
         ({"corpus": ""}, errors.InvalidArgument, "name a corpus"),
@@ -182,7 +182,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: World):
             await world.trainer.job(job_id)
 
 
-async def test_wrong_evaluations_are_refused_with_a_remedy(world: World):
+async def test_wrong_evaluations_are_refused_with_a_remedy(world: TrainerWorld):
     wrong: list[tuple[str, Any, dict[str, Any], type[errors.AeencError], str]] = [
         (world.corpus, [], {}, errors.InvalidArgument, "at least one gold query"),
         ("unknown", [("q", [FACTS[0]])], {}, errors.NotFound, "build it"),

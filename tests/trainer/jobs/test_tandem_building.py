@@ -9,13 +9,13 @@ import pytest
 from aeenc import IndexClient, errors
 from services.trainer.jobs.tandem_building import TandemBuilder
 from support.waiting import eventually
-from support.worlds.tandem_world import PREMISES, Made, World, pairs, tandem_space, world
+from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, pairs, tandem_space, world
 
 __all__ = ["pairs", "tandem_space", "world"]
 
 
 async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_serves_moves(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     before = await world.served()
     tandem = await world.tandem(pairs[0])
@@ -38,7 +38,7 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
 
 
 async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_again(
-    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, build = world.job(), IndexClient.build
     asked: list[str] = []
@@ -57,7 +57,9 @@ async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_a
     assert len({*asked, f"tandem {job.id}"}) == 1, "the index is asked for the same build again"
 
 
-async def test_labels_of_jobs_that_have_ended_are_swept_at_a_start(world: World, pairs: list[Made]) -> None:
+async def test_labels_of_jobs_that_have_ended_are_swept_at_a_start(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
     job = world.job(state="CANCELLED")
     await world.checkpoints.register(pairs[0].version)
     await world.rows.set_space(pairs[0].space_id, pairs[0].premise_version)

@@ -29,7 +29,7 @@ from support.models.base_model_vectors import (
     theirs,
     try_one_step,
 )
-from support.models.tiny_sentence_models import CONFIGS, POSITIONS, write_sentence_model
+from support.models.tiny_base_models import CONFIGS, POSITIONS, write_sentence_model
 from support.worlds.trainer_world import MakeJob, Space, trainer_settings
 
 

@@ -24,8 +24,13 @@ from support.models.base_model_vectors import (
     theirs,
     try_one_step,
 )
-from support.models.tiny_sentence_models import write_modules, write_sentence_model
-from support.models.tiny_table_models import write_dpr, write_sentence_t5, write_simcse
+from support.models.tiny_base_models import (
+    write_dpr,
+    write_modules,
+    write_sentence_model,
+    write_sentence_t5,
+    write_simcse,
+)
 from support.worlds.trainer_world import MakeJob, Space, export_space
 
 

@@ -22,7 +22,7 @@ from services.trainer.processes.child import Child
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import EXPORTER
 from services.trainer.settings import TrainerSettings
-from support.models.tiny_cross_encoder import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
+from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
 from support.worlds.trainer_world import Space, trainer_settings
 
 

@@ -17,13 +17,13 @@ from services.trainer.registry import tandem_publishing
 from services.trainer.registry.tandem_publishing import TandemPublisher
 from support.models.tinymodel import write_tiny_checkpoint
 from support.waiting import eventually, until
-from support.worlds.tandem_world import PREMISES, Made, World, make_pair, pairs, tandem_space, world
+from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, make_pair, pairs, tandem_space, world
 
 __all__ = ["pairs", "tandem_space", "world"]
 
 
 async def test_callers_get_encoder_and_premises_of_one_space_while_a_tandem_is_published_and_taken_back(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem = await world.tandem(pairs[0])
     old = (world.space.version, world.base)
@@ -54,7 +54,7 @@ async def test_callers_get_encoder_and_premises_of_one_space_while_a_tandem_is_p
 
 
 async def test_a_caller_with_vectors_of_the_old_space_is_refused_and_may_pin_the_old_generation(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem = await world.tandem(pairs[0])
     old = await world.encoder.encode(["the sun"])
@@ -72,14 +72,14 @@ async def test_a_caller_with_vectors_of_the_old_space_is_refused_and_may_pin_the
         await world.index.retrieve(world.corpus, ["the sun"], version=world.space.version)
 
 
-async def unmoved(world: World, made: Made, before: tuple[str, str]) -> None:
+async def unmoved(world: TandemWorld, made: TandemCheckpoints, before: tuple[str, str]) -> None:
     """The old pair serves, and nothing is left of the attempt."""
     assert await world.served() == before
     assert await world.rows.labels(made.space_id) == []
 
 
 async def test_an_encoder_that_does_not_follow_keeps_the_old_pair_serving(
-    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.trainer.registry.tandem_publishing.LEAST_WAIT_S", 0.5)
     tandem, before = await world.tandem(pairs[0]), await world.served()
@@ -91,7 +91,7 @@ async def test_an_encoder_that_does_not_follow_keeps_the_old_pair_serving(
 
 
 async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem, before = await world.tandem(pairs[0]), await world.served()
     path = world.space.store.path(folder_of(world.corpus), tandem.generation) / VECTORS
@@ -105,7 +105,7 @@ async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
 
 
 async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
-    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tandem = await world.tandem(pairs[0])
     activate = IndexClient.activate
@@ -123,7 +123,7 @@ async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
 
 
 async def test_an_answer_of_the_index_that_is_lost_is_no_failure(
-    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tandem = await world.tandem(pairs[0])
     activate = IndexClient.activate
@@ -137,7 +137,9 @@ async def test_an_answer_of_the_index_that_is_lost_is_no_failure(
     assert await world.served() == (tandem.version, tandem.generation)
 
 
-async def test_a_corpus_with_other_premises_by_now_is_refused_unless_forced(world: World, pairs: list[Made]) -> None:
+async def test_a_corpus_with_other_premises_by_now_is_refused_unless_forced(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
     tandem = await world.tandem(pairs[0])
     more = [types_pb2.Premise(id="new", text="a new fact")]
     now = await world.index.build(world.corpus, more, base_generation=world.base)
@@ -150,7 +152,7 @@ async def test_a_corpus_with_other_premises_by_now_is_refused_unless_forced(worl
     assert back.generation == now.id == await world.active()
 
 
-async def test_a_tandem_that_is_measurably_worse_is_refused(world: World) -> None:
+async def test_a_tandem_that_is_measurably_worse_is_refused(world: TandemWorld) -> None:
     bad, good = [0.3 + 0.01 * n for n in range(10)], [0.8 + 0.01 * n for n in range(10)]
     metrics = {"generation": "g", "queries_sha256": "x", "base_version": world.space.version}
     metrics |= {"before": {"average_precisions": good}, "after": {"average_precisions": bad}}
@@ -163,7 +165,7 @@ async def test_a_tandem_that_is_measurably_worse_is_refused(world: World) -> Non
 
 
 async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_forced(
-    world: World, pairs: list[Made], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tandem = await world.tandem(pairs[0])
     better = write_tiny_checkpoint(world.space.store, seed=7).version
@@ -186,7 +188,7 @@ async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_fo
 
 
 async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_back_once(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     with pytest.raises(errors.FailedPrecondition, match="no publication has activated"):
         await world.registry.rollback(corpus=world.corpus)
@@ -202,7 +204,7 @@ async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_ba
     assert await world.served() == (world.space.version, world.base)
 
 
-async def test_the_space_before_the_way_back_is_closed(world: World, pairs: list[Made]) -> None:
+async def test_the_space_before_the_way_back_is_closed(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:
     tandems = [await world.tandem(made) for made in pairs]
     await world.rows.set_label(pairs[1].space_id, "run-1", pairs[1].version)
     for tandem in tandems:
@@ -222,7 +224,7 @@ async def test_the_space_before_the_way_back_is_closed(world: World, pairs: list
 
 
 async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alone(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem = await world.tandem(pairs[0])
     await world.registry.publish(tandem.version, wait_s=20)
@@ -235,7 +237,7 @@ async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alon
 
 
 async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_generation(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem, before = await world.tandem(pairs[0]), await world.served()
     assert (await world.registry.publish(tandem.version, label="trial", wait_s=20)).complete
@@ -246,7 +248,7 @@ async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_gene
 
 
 async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_leaves_nothing_behind(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
@@ -267,7 +269,7 @@ async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_lea
 
 
 async def test_a_trainer_that_dies_before_the_switch_leaves_the_old_pair_and_a_retry_finishes(
-    world: World, pairs: list[Made]
+    world: TandemWorld, pairs: list[TandemCheckpoints]
 ) -> None:
     tandem, before = await world.tandem(pairs[0]), await world.served()
     row = await world.rows.set_label(tandem.space_id, "stable", tandem.version)

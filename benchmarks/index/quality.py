@@ -1,4 +1,4 @@
-"""Strict MAP on EntailmentBank's queries of what Retrieve answers, in all its modes (docs/evaluation.md)."""
+"""Strict MAP of Retrieve in all its modes on EntailmentBank's queries (docs/evaluation.md)."""
 
 from __future__ import annotations
 

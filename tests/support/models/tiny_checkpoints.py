@@ -1,4 +1,4 @@
-"""A tiny checkpoint made without torch: two layers, 32 dimensions, real tokenizer, probes and manifest."""
+"""Tiny checkpoints made without torch: two layers, 32 dimensions, real tokenizer, probes and manifest."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ from services.store.registry import CheckpointRow, Registry
 
 DIM = 32
 TINY_SPACE = "s" + "0" * 16
+AXES = {"axis1": np.array([1], dtype=np.int64), "axis2": np.array([2], dtype=np.int64)}
+META: dict[str, Any] = {  # of every tiny checkpoint's manifest
+    "max_tokens": 64,
+    "pad_id": 0,
+    "query_prefix": "",
+    "premise_prefix": "",
+    "base_version": "",
+    "job_id": "",
+    "validation_map": 0.0,
+}
 WORDS = re.findall(
     r"\w+",
     """
@@ -66,8 +76,7 @@ def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
     constants = {
         "table": table,
         "weight": weight,
-        "axis1": np.array([1], dtype=np.int64),
-        "axis2": np.array([2], dtype=np.int64),
+        **AXES,
         "tiny": np.array([1e-9], dtype=np.float32),
     }
     nodes = [
@@ -98,8 +107,7 @@ def tiny_cross_encoder(vocabulary_size: int, seed: int) -> bytes:
     constants = {
         "table": rng.normal(size=(vocabulary_size, DIM)).astype(np.float32),
         "weight": rng.normal(size=(DIM, 1)).astype(np.float32) / DIM,
-        "axis1": np.array([1], dtype=np.int64),
-        "axis2": np.array([2], dtype=np.int64),
+        **AXES,
     }
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
@@ -125,7 +133,7 @@ PAIRS = [
 ]
 
 
-def write_tiny_cross_encoder(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
+def write_tiny_cross_encoder_checkpoint(store: ArtifactStore, *, seed: int = 5) -> TinyCheckpoint:
     """Commits a checkpoint of the tiny cross-encoder."""
     import onnxruntime
 
@@ -141,20 +149,8 @@ def write_tiny_cross_encoder(store: ArtifactStore, *, seed: int = 5) -> TinyChec
             "token_type_ids": np.array([encoding.type_ids]),
         }
         scores.append(session.run(None, feeds)[0][0])
-    meta = {
-        "model_type": "cross-encoder",
-        "space_id": "cross-encoder",
-        "pretrained": False,
-        "dim": 1,
-        "max_tokens": 64,
-        "pad_id": 0,
-        "query_prefix": "",
-        "premise_prefix": "",
-        "base_version": "",
-        "job_id": "",
-        "validation_map": 0.0,
-        "lineage": {"seed": seed},
-    }
+    own = {"model_type": "cross-encoder", "space_id": "cross-encoder", "pretrained": False, "dim": 1}
+    meta = {**META, **own, "lineage": {"seed": seed}}
     with store.writer("checkpoint", "checkpoints") as writer:
         (writer.path / "model.onnx").write_bytes(model)
         tokenizer.save(str(writer.path / "tokenizer.json"))
@@ -208,20 +204,15 @@ def write_tiny_checkpoint(
             vectors.append(session.run(None, feeds)[0][0])
         return np.stack(vectors)
 
-    meta = {
+    meta: dict[str, Any] = {
+        **META,
         "space_id": space_id,
         "pretrained": not base_version,
         "dim": DIM,
-        "max_tokens": 64,
-        "pad_id": 0,
         "pooling": "mean",
         "normalize": True,
-        "query_prefix": "",
-        "premise_prefix": "",
         "truncation_side": "right",
         "base_version": base_version,
-        "job_id": "",
-        "validation_map": 0.0,
         "lineage": {"seed": seed},
     }
     with store.writer("checkpoint", "checkpoints") as writer:

@@ -1,16 +1,19 @@
-"""A cross-encoder small enough to export in seconds (two layers, 32 dimensions), its checkpoint and its scores."""
+"""Tiny models of pairs: a cross-encoder of two layers, its checkpoint and scores; a classifier made without torch."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, processors
 
 from services.store.artifacts import Artifact, ArtifactStore
-from support.models.tinymodel import DIM, tiny_tokenizer
+from support.models.tiny_checkpoints import DIM, tiny_tokenizer
 
 MAX_TOKENS = 64
 PAIRS = [
@@ -73,7 +76,7 @@ class Exported:
     artifact: Artifact
 
     def scores(self, pairs: list[tuple[str, str]]) -> Any:
-        """What the checkpoint gives for pairs in one batch, from nothing but its own files."""
+        """The checkpoint's scores of pairs in one batch, from nothing but its own files."""
         import onnxruntime
 
         tokenizer = Tokenizer.from_file(str(self.artifact.file("tokenizer.json")))
@@ -102,15 +105,15 @@ def export_tiny_cross_encoder(root: Path, **options: Any) -> Exported:
 
 
 def reference(directory: Path, pairs: list[tuple[str, str]]) -> Any:
-    """transformers' logits, each pair alone."""
+    """transformers' classifier_logits, each pair alone."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     with torch.inference_mode():
-        logits = [model(**tokenizer(*pair, return_tensors="pt", truncation=True)).logits for pair in pairs]
-    return torch.cat(logits)[:, 0].numpy()
+        scores = [model(**tokenizer(*pair, return_tensors="pt", truncation=True)).logits for pair in pairs]
+    return torch.cat(scores)[:, 0].numpy()
 
 
 def take_head(directory: Path) -> None:
@@ -119,3 +122,47 @@ def take_head(directory: Path) -> None:
 
     tensors = load_file(directory / "model.safetensors")
     save_file({name: t for name, t in tensors.items() if "classifier" not in name}, directory / "model.safetensors")
+
+
+def write_tiny_classifier(
+    folder: Path, outputs: int, *, id2label: dict[str, str] | None = None, typed: bool = False
+) -> Any:
+    """Writes a model whose classifier_logits are the sums of a table's rows over the tokens; returns the table.
+
+    If `typed`, the tokens of the second text count twice. `classifier_logits` computes the same from the table.
+    """
+    folder.mkdir(exist_ok=True)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"max_position_embeddings": 64, **({"id2label": id2label} if id2label else {})}
+    (folder / "config.json").write_text(json.dumps(config))
+    table = np.random.default_rng(3).normal(0, 0.6, (tokenizer.get_vocab_size(), outputs)).astype(np.float32)
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"], axis=0),
+        helper.make_node("Add", ["attention_mask", "token_type_ids"], ["counts"])
+        if typed
+        else helper.make_node("Identity", ["attention_mask"], ["counts"]),
+        helper.make_node("Cast", ["counts"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["floats", "last"], ["weights"]),
+        helper.make_node("Mul", ["rows", "weights"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "tokens"], ["logits"], keepdims=0),
+    ]
+    constants = [
+        numpy_helper.from_array(table, "table"),
+        numpy_helper.from_array(np.array([-1], np.int64), "last"),
+        numpy_helper.from_array(np.array([1], np.int64), "tokens"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in names]
+    output = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", outputs])]
+    graph = helper.make_graph(nodes, "tiny", inputs, output, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(folder / "model.onnx"))
+    return table
+
+
+def classifier_logits(table: Any, first: str, second: str, *, typed: bool = False) -> Any:
+    """The classifier_logits of the tiny classifier for a pair, computed from its table."""
+    encoding = tiny_tokenizer().encode(first, second)
+    weights = 1 + np.array(encoding.type_ids) if typed else np.ones(len(encoding.ids))
+    return (table[encoding.ids] * weights[:, None]).sum(0)

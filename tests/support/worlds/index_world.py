@@ -1,4 +1,4 @@
-"""What the index's tests share: an encoder that is a real server with hashed vectors for a model, facts, assertions."""
+"""An encoder for tests of the index: a real server with hashed vectors for a model; facts, builds that break off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,6 @@ class RunningEncoder:
         await self.server.stop(0)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Waits for something that happens soon."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 -- what is awaited has no event
-            await asyncio.sleep(0.005)
-
-
 async def raises(expected: type[Exception], call: Awaitable[Any], *words: str) -> Exception:
     """Awaits a call that must fail with exactly this class, and each of the words in its message."""
     with pytest.raises(expected) as caught:
@@ -176,3 +169,46 @@ def files_of(store: ArtifactStore) -> dict[Path, bytes]:
     return {
         path: path.read_bytes() for path in sorted(store.root.rglob("*")) if path.is_file() and path.suffix != ".lock"
     }
+
+
+PREMISES = [premise(f"p{n}", f"fact {n}") for n in range(60)]
+
+
+async def broken_build(
+    index: Any,
+    premises: Sequence[types_pb2.Premise] = PREMISES,
+    *,
+    durable: int = 40,
+    rows: int = 16,
+    request_id: str = "r",
+    **fields: Any,
+) -> index_pb2.BuildGenerationResponse:
+    """Streams premises until so many are durable, and the vectors of so many; then the caller goes away."""
+    wait = asyncio.Event()
+    header = index_pb2.BuildHeader(corpus="science", request_id=request_id, **fields)
+
+    async def requests():
+        yield index_pb2.BuildGenerationRequest(header=header)
+        for start in range(0, len(premises), 20):
+            chunk = index_pb2.PremiseChunk(premises=premises[start : start + 20])
+            yield index_pb2.BuildGenerationRequest(chunk=chunk)
+        await wait.wait()
+
+    stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20)
+    async for report in stream:
+        is_durable = report.ack_level == index_pb2.ACK_LEVEL_DURABLE
+        if report.durable >= durable and is_durable and report.encoded >= rows:
+            await stream.aclose()
+            return report
+    raise AssertionError("the build ended")
+
+
+def works(store: ArtifactStore) -> list[Path]:
+    """The directories of unfinished builds of `science`."""
+    return list((store.root / "generations/science").glob(f"{PREFIX}*"))
+
+
+def indexing_processes() -> list[int]:
+    """The ids of our children that index."""
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    return [int(pid) for pid in children if b"services.index.indexing" in Path(f"/proc/{pid}/cmdline").read_bytes()]

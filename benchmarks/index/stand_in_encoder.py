@@ -1,10 +1,11 @@
-"""An encoder that is as real a server as any but has no model: the vector of a text is a hash of it."""
+"""An encoder without a model: a real server that makes vectors up from the text."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -18,24 +19,35 @@ DIM = 32
 SPACE = "s00000000000000aa"
 VERSION = "q00000000000000aa"
 
+Matrix = NDArray[np.float32]
 
-def vector_of(text: str) -> NDArray[np.float32]:
-    """A unit vector (32,) that any other text has not."""
+
+def vector_of(text: str) -> Matrix:
+    """A unit vector (32,) by the text's hash, so that no two texts share one."""
     raw = np.frombuffer(hashlib.shake_128(text.encode()).digest(2 * DIM), dtype="<i2").astype(np.float64)
     return (raw / np.linalg.norm(raw)).astype(np.float32)
 
 
-class QuickEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers EncodeStream after `pause_s` a batch; `encoded` counts how often each text was encoded."""
+def hashed(texts: Sequence[str]) -> Matrix:
+    """The vectors of texts by their hashes, (n, 32)."""
+    return np.stack([vector_of(text) for text in texts])
 
-    def __init__(self, pause_s: float = 0.0) -> None:
-        self.pause_s = pause_s
+
+class StandInEncoder(encoder_pb2_grpc.EncoderServiceServicer):
+    """Answers EncodeStream with `embed`, after `pause_s` a batch; `encoded` counts how often each text was encoded.
+
+    Used by `async with`.
+    """
+
+    def __init__(self, embed: Callable[[Sequence[str]], Matrix] = hashed, *, pause_s: float = 0.0) -> None:
         self.encoded: Counter[str] = Counter()
+        self._embed = embed
+        self._pause_s = pause_s
         self._server = grpc.aio.server()
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
-    async def __aenter__(self) -> QuickEncoder:
+    async def __aenter__(self) -> StandInEncoder:
         await self._server.start()
         return self
 
@@ -45,9 +57,9 @@ class QuickEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def EncodeStream(self, request_iterator: Any, _context: Any) -> Any:
         """One answer a batch, in order."""
         async for request in request_iterator:
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(self._pause_s)
             texts = request.batch.texts
             self.encoded.update(texts)
-            embeddings = vectors.to_proto(np.stack([vector_of(text) for text in texts]))
+            embeddings = vectors.to_proto(self._embed(texts))
             batch = encoder_pb2.EncodeResponse(embeddings=embeddings, model_version=VERSION, space_id=SPACE)
             yield encoder_pb2.EncodeStreamResponse(batch=batch, batch_seq=request.batch_seq)

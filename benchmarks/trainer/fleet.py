@@ -1,17 +1,12 @@
-"""One trainer as operators run it, and what its jobs need: a base model, a corpus in its space, a private Redis."""
+"""One trainer as operators run it, and the needs of its jobs: a base model, a corpus in its space, a private Redis."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,6 @@ import psutil
 from aeenc import Channel, TrainerClient
 from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.trees import Dataset
-from benchmarks.encoder.encoder_fleet import end, serving
 from benchmarks.harness.checkpoints import FOLDER
 from benchmarks.harness.rows import ROOT
 from services.corpus.generation import (
@@ -69,36 +63,18 @@ def build_corpus(store: ArtifactStore, base: Artifact, dataset: Dataset) -> tupl
     return corpus, generation
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainerFleet:
     """A trainer's process, which can be killed and started again, beside a Redis that stays."""
 
-    environment: dict[str, str]
-    target: str
-    log: Path
-    process: subprocess.Popen[bytes] | None = field(default=None)
+    process: ServiceProcess
 
-    async def start(self) -> None:
-        """Starts the trainer and waits until it serves."""
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(  # noqa: ASYNC220 -- nothing else runs on this loop yet
-                [sys.executable, "-m", "services.trainer"],
-                cwd=ROOT,
-                env=self.environment,
-                stdout=output,
-                stderr=output,
-            )
-        await serving(self.target, self.process, self.log)
+    def client(self, timeout_s: float = 30.0) -> TrainerClient:
+        """A client that waits for a trainer that restarts."""
+        return TrainerClient(Channel(self.process.target, timeout_s=timeout_s))
 
-    async def kill(self) -> None:
-        """Kills the trainer by SIGKILL; its job's process ends by itself."""
-        assert self.process is not None
-        self.process.kill()
-        await asyncio.to_thread(self.process.wait)
-
-    def kill_child(self) -> bool:
-        """Kills the process of the running job by SIGKILL. False: there is none."""
-        assert self.process is not None
+    def kill_job(self) -> bool:
+        """Kills the process of the running job by SIGKILL. False: no job has a process now."""
         for child in psutil.Process(self.process.pid).children():
             try:
                 if "job" in child.cmdline():
@@ -126,33 +102,14 @@ async def running_trainer(store: ArtifactStore, base: Artifact, **settings: Any)
         }
         (home / "state" / "pretrained.json").write_text(json.dumps(source))
         (home / "state" / "pretrained.result").write_text(json.dumps({"version": base.id}))
-        redis_server = start_private_redis(home / "redis")
-        port = free_port(set())
-        chosen = {
-            "port": port,
-            "redis_url": redis_server.url,
-            "artifacts_dir": store.root,
-            "state_dir": home / "state",
-            "lease_s": 2.0,
-            "poll_s": 0.1,
-            "log_level": "warning",
-            **{name: json.dumps(value) if isinstance(value, dict) else value for name, value in settings.items()},
-        }
-        environment = {**os.environ, **{f"AEENC_TRAINER_{name.upper()}": str(value) for name, value in chosen.items()}}
-        fleet = TrainerFleet(environment, f"127.0.0.1:{port}", home / "trainer.log")
+        redis = RedisProcess(home / "redis")
+        own = {"redis_url": redis.url, "artifacts_dir": store.root, "state_dir": home / "state"}
+        pace = {"lease_s": 2.0, "poll_s": 0.1}
         try:
-            await fleet.start()
-            yield fleet
+            async with ServiceProcess.of("trainer", home, **{**own, **pace, **settings}).running() as process:
+                yield TrainerFleet(process)
         finally:
-            assert fleet.process is not None
-            fleet.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(end, fleet.process)
-            redis_server.stop()
-
-
-def client_of(fleet: TrainerFleet, timeout_s: float = 30.0) -> TrainerClient:
-    """A client that waits for a trainer that restarts."""
-    return TrainerClient(Channel(fleet.target, timeout_s=timeout_s))
+            redis.stop()
 
 
 def weights_digest(store: ArtifactStore, version: str) -> str:
