@@ -25,10 +25,10 @@ from benchmarks.harness.checkpoints import STORE, base_checkpoint, int8_checkpoi
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import closed_loop
 from benchmarks.harness.rows import Rows
-from services.encoder.batching import Batcher
-from services.encoder.cost import CostModel
+from services.encoder.batching.admission import CostModel
+from services.encoder.batching.batcher import Batcher
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.runners import Tokens
+from services.encoder.runtime.runners import Tokens
 from services.kit import logs
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model

@@ -86,8 +86,8 @@ def variant(store: ArtifactStore, base: Artifact, number: int) -> Artifact:
 
 def int8_checkpoint(store: ArtifactStore, base: Artifact) -> Artifact:
     """A checkpoint of the base's weights with fp32 and, where the trainer's gate on dev passes, int8; made once."""
-    from services.trainer.evaluation import EvaluationQuery
-    from services.trainer.learning.quantization import Trial, add_int8
+    from services.trainer.evaluation.protocol import EvaluationQuery
+    from services.trainer.learning.checkpoint.quantization import Trial, add_int8
 
     def write(folder: Path) -> dict[str, Any]:
         dataset = entailmentbank()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc import Channel, IndexClient
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 from support.service_process import ServiceProcess
 
 

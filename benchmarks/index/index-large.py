@@ -29,7 +29,7 @@ from benchmarks.harness.rows import Rows
 from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
 from services.corpus.generation import VECTORS, folder_of
-from services.index.search import FlatIndex
+from services.index.dense.exact import FlatIndex
 from services.store.artifacts import ArtifactStore
 
 CORPUS = "large"

@@ -32,6 +32,7 @@ from benchmarks.index.fleet import IndexFleet, running_index
 from benchmarks.index.quality import Queries, ask_for_the_others
 from services.corpus.generation import open_generation
 from services.index.dense.exact import FlatIndex
+from services.index.dense.int8 import Int8Proposer
 from services.store.artifacts import ArtifactStore
 
 ROUNDS = 5
@@ -47,7 +48,7 @@ Matrix = np.ndarray[Any, np.dtype[np.float32]]
 def kernels(rows: Rows, matrix: Matrix, queries: Matrix) -> None:
     """Processor time of an exact search, re-scoring included: FAISS alone proposes, or integers do, in turn."""
     faiss.omp_set_num_threads(1)
-    alone, coarse = FlatIndex(matrix), FlatIndex(matrix, coarse=CodesProposer(matrix))
+    alone, coarse = FlatIndex(matrix), FlatIndex(matrix, coarse=Int8Proposer(matrix))
     usual = faiss.cvar.distance_compute_blas_threshold
     for size in (1, 8, 64):
         milliseconds: dict[str, list[float]] = {"FAISS": [], "integers": []}

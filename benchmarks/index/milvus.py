@@ -12,14 +12,15 @@ import time
 from pathlib import Path
 
 from benchmarks.harness.rows import Rows
-from benchmarks.index.sizing_vectors import clustered
+from benchmarks.index.sizing import clustered
 from services.index.building.folding import Draft
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
 from services.index.milvus.retrieval import search_collection
 from services.index.milvus.writer import GenerationWriter
-from services.index.values import Scope
+from services.index.ranking.retrieval import Scope
+from support.milvus_server import MilvusServer
 
 ROUNDS = 10
 K = 10

@@ -17,7 +17,7 @@ from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
 from benchmarks.index.fleet import IndexFleet, running_index
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
 from support.service_process import RedisProcess, ServiceProcess
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import aeenc
 from aeenc.v1 import index_pb2_grpc, sampler_pb2
-from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import free_port
+from benchmarks.harness.rows import Rows
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess

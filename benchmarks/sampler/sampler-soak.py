@@ -31,6 +31,7 @@ from benchmarks.sampler.fleet import CORPUS, RetrievalFleet, running_retrieval
 from benchmarks.sampler.people import people
 from benchmarks.sampler.witness_oracle import asked_at
 from services.launcher.processes import free_port
+from support.service_process import RedisProcess, ServiceProcess
 
 K = 20
 SPLIT = "train"

@@ -20,7 +20,7 @@ from benchmarks.tables.drawing import draw_table1
 from benchmarks.tables.research import Unfinished, at_hand, research
 from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
 from benchmarks.tables.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow
-from benchmarks.tables.table_text import Measured, markdown
+from benchmarks.tables.table_text import MeasuredRow, markdown
 from services.trainer.models.base_model import DEFAULT_NAME
 
 Todo = Sequence[tuple[TableRow, int]]

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
-from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
-from services.trainer.evaluation.protocol import GoldStandard, Ranks
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report, evaluate
 
 DEPTH = 1000
 Mask = NDArray[np.bool_]

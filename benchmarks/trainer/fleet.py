@@ -28,10 +28,9 @@ from services.corpus.generation import (
     write_active,
     write_premises,
 )
-from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import free_port
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
+from support.service_process import RedisProcess, ServiceProcess
 
 STORE = ROOT / ".aeenc" / "bench" / "trainer" / "artifacts"
 

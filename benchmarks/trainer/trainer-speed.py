@@ -27,10 +27,12 @@ import numpy as np
 from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import Rows
-from benchmarks.trainer.trainer_fleet import STORE, build_corpus
-from benchmarks.trainer.trainer_speed import gold_triplets, ours, theirs
-from services.store.artifacts import ArtifactStore
+from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.trainer.fleet import STORE, build_corpus
+from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
+from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig, defaults_of
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 
@@ -135,7 +137,7 @@ def ours(
     shutil.rmtree(files.directory, ignore_errors=True)
     files.directory.mkdir(parents=True)
     config = replace(config, data_sets=("triplets",), base_version=base.id, split="train")
-    means = Means(threads=threads, int8=False, precision="auto")
+    means = ComputeOptions(threads=threads, int8=False, precision="auto")
     files.write_plan(TrainingPlan("speed", config, generation, str(store.root), means))
     pairs = [
         JudgedPair(query, "", premise, sign, "train")

@@ -32,9 +32,10 @@ from aeenc.v1 import (
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
-from support.models.hashed_encoder import DIM, SPACE, VERSION, HashedEncoder, until
 from support.small_trees import record, write_small_trees
-from support.worlds.sampler_world import FakeIndex, FakeOracle, World, serving
+from support.waiting import until
+from support.worlds.index_world import DIM, SPACE, VERSION, HashedEncoder
+from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, serving
 
 
 @dataclass(frozen=True)

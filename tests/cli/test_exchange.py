@@ -8,8 +8,7 @@ import json
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import Dataset, read_trees
 from aeenc.v1 import oracle_pb2, sampler_pb2
-from support.worlds.queue_world import at_work, take
-from support.worlds.sampler_world import World
+from support.worlds.sampler_world import SamplerWorld, at_work, take
 
 
 async def sampled(aeenc, sampler, trees):
@@ -137,7 +136,7 @@ async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, f
     assert (ended.json["explains"], ended.json["refused"]) == (run["positives"], run["negatives"])
 
 
-async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: World, tmp_path):
+async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, world: SamplerWorld, tmp_path):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")
         ids = [c.premise_id for c in lease.task.candidates]

@@ -15,7 +15,7 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.model import ModelOracle
-from support.models.tiny_classifier import write_model
+from support.models.tiny_cross_encoders import write_tiny_classifier
 from support.waiting import reached
 
 AEENC = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle"]
@@ -103,7 +103,7 @@ async def test_a_composite_passes_on_what_gold_does_not_know(trees):
 
 
 async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
-    write_model(tmp_path / "nli", 2, id2label={"0": "neutral", "1": "entailment"})
+    write_tiny_classifier(tmp_path / "nli", 2, id2label={"0": "neutral", "1": "entailment"})
     expected = ModelOracle(tmp_path / "nli").probabilities("the nail moves", TEXTS)
     with served("model", tmp_path / "nli", "--accept", 0.5, "--refuse", 0.4999) as model:
         verdicts = await ask(model)

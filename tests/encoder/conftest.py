@@ -14,7 +14,7 @@ from services.encoder.__main__ import build
 from services.encoder.settings import EncoderSettings
 from services.kit.server import GrpcServer
 from services.store.artifacts import Artifact, ArtifactStore
-from support.models.tinymodel import TinyCheckpoint
+from support.models.tiny_checkpoints import TinyCheckpoint
 from support.waiting import until
 
 Serve = Callable[..., Any]

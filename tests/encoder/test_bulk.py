@@ -6,7 +6,7 @@ import numpy as np
 
 from aeenc import Channel, EncoderClient
 from aeenc.calls.bulk import BatchQueue, BulkStream
-from support.models.tinymodel import WORDS, register
+from support.models.tiny_checkpoints import WORDS, register
 
 TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)) for n in range(2000)]
 

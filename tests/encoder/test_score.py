@@ -88,7 +88,7 @@ def other_scores(path, meta) -> None:
 
 
 async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, copied, cross, artifact_store, registry) -> None:
-    other = write_tiny_cross_encoder(artifact_store, seed=6)
+    other = write_tiny_cross_encoder_checkpoint(artifact_store, seed=6)
     bad = copied(other.artifact, other_scores)
     async with serve(poll_s=30) as (server, client):
         await register(registry, bad)

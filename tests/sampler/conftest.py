@@ -8,7 +8,7 @@ import pytest
 
 import aeenc
 from aeenc.v1 import index_pb2_grpc, oracle_pb2_grpc, sampler_pb2
-from support.worlds.sampler_world import FakeIndex, FakeOracle, World, finish, pair_set, serving
+from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, finish, pair_set, serving
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
 
 
 @pytest.fixture
-def by_wave_nodes(world: World) -> Callable[..., Awaitable[list[tuple[sampler_pb2.Run, set]]]]:
+def by_wave_nodes(world: SamplerWorld) -> Callable[..., Awaitable[list[tuple[sampler_pb2.Run, set]]]]:
     """Runs one configuration with several values of `wave_nodes`, each alone; gives the runs and their pairs."""
 
     async def runs(*sizes: int, **config: object) -> list[tuple[sampler_pb2.Run, set]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.ports import free_port
+from services.launcher.processes import free_port
 from support.service_process import ServiceProcess
 
 REASON = "milvus-lite and pymilvus are not installed (extra index-milvus, and milvus-lite of the extra dev)"

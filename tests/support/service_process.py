@@ -23,8 +23,8 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.launcher.ports import becomes_free, free_port, taken
-from services.store.local_redis import PrivateRedis, start_private_redis
+from services.launcher.private_redis import PrivateRedis, start_private_redis
+from services.launcher.processes import becomes_free, free_port, is_taken
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -115,7 +115,7 @@ class ServiceProcess:
 
     def wait_listening(self) -> None:
         """Waits until it accepts connections; raises as `ready` does."""
-        while not taken(self.target):
+        while not is_taken(self.target):
             self._check_starting()
             time.sleep(POLL_S)
 

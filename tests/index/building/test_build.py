@@ -10,7 +10,8 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.building import vectors
 from services.index.lexical.bm25 import ARRAYS, WORDS
-from support.models.hashed_encoder import FACTS, SPACE, facts, files_of, premise, raises, until, vector_of
+from support.waiting import until
+from support.worlds.index_world import FACTS, SPACE, facts, files_of, premise, raises, vector_of
 
 
 async def reports(index, *messages):

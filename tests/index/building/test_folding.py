@@ -5,7 +5,7 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.building.folding import normalized
-from support.models.hashed_encoder import premise, raises
+from support.worlds.index_world import premise, raises
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from aeenc.v1 import index_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
-from support.broken_builds import PREMISES, broken_build, works
-from support.models.hashed_encoder import VERSION, files_of, premise, raises, until
+from support.waiting import until
+from support.worlds.index_world import PREMISES, VERSION, broken_build, files_of, premise, raises, works
 
 SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
 

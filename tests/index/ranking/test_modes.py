@@ -11,7 +11,7 @@ from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.fusion import fuse
-from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 
 @pytest.fixture

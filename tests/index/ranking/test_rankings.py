@@ -6,7 +6,7 @@ import pytest
 
 from aeenc import Retrieval, errors
 from aeenc.calls import retrieval as calls
-from support.models.hashed_encoder import FACTS, facts, raises
+from support.worlds.index_world import FACTS, facts, raises
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking.fusion import fuse
 from services.index.ranking.prior import FILE, Prior
 from services.index.values import Explanation
-from support.models.hashed_encoder import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 EXPLAINED = [
     ("magnets pull iron nails", ["f0", "f1", "gone"]),

@@ -4,7 +4,7 @@ import asyncio
 
 from aeenc.v1 import sampler_pb2
 from services.sampler.acs.algorithm import ROUNDS
-from support.worlds.sampler_world import HYPOTHESES, World, explains, finish, is_leaf, nearest, pair_set
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, explains, finish, is_leaf, nearest, pair_set
 
 ID = {f"fact {number}": f"p{number}" for number in range(100)}
 
@@ -58,7 +58,9 @@ async def test_batching_does_not_change_a_conditioned_run(by_wave_nodes):
     assert recorded == [brute_force_conditioned(max_depth=1)] * 3
 
 
-async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(world: World, until_progress):
+async def test_a_conditioned_run_that_is_cancelled_between_rounds_asks_nothing_again(
+    world: SamplerWorld, until_progress
+):
     world.oracle.delay_s = 0.03
     async with world.sampler(wave_nodes=4) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, conditioned=True, max_depth=1)

@@ -8,7 +8,7 @@ from aeenc.v1 import sampler_pb2, types_pb2
 from services.sampler.acs import algorithm
 from services.sampler.acs.algorithm import PairState, RetrievedPremise, Rules
 from services.sampler.acs.negatives import NegativeFilter, RefusalFilter, wording
-from support.worlds.sampler_world import World, brute_force, explains, finish, nearest, pair_set
+from support.worlds.sampler_world import SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 
 @pytest.mark.parametrize(

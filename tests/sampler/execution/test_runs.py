@@ -68,7 +68,7 @@ async def test_events_are_replayed_from_any_position_and_end_with_the_run(world:
         assert tail == events[4:]
 
 
-async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(world: World, until_progress):
+async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(world: SamplerWorld, until_progress):
     world.oracle.delay_s = 0.03
     async with world.sampler(wave_nodes=4) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)

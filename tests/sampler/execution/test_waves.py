@@ -45,7 +45,7 @@ def test_trees_go_together_only_while_the_budget_covers_their_worst_cases():
     assert chosen(100, [grown(1, 0)], max_depth=2**32 - 1) == (1, True)
 
 
-async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: World, until_progress):
+async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: SamplerWorld, until_progress):
     world.oracle.silent = frozenset({"hypothesis 3"})
     async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
         run = await client.start_run(HYPOTHESES, max_nodes_per_tree=3, max_judgements=1000, **CONFIG)
@@ -73,7 +73,7 @@ async def test_a_conditioned_run_keeps_to_its_budget_whatever_is_asked_together(
     assert found[0][1] == found[1][1] != set()
 
 
-async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: World):
+async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: SamplerWorld):
     world.oracle.delay_s = 60
     async with world.sampler(wave_nodes=8) as client:
         await client.start_run(HYPOTHESES, **CONFIG)
@@ -94,7 +94,7 @@ async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are
     assert most <= 8
 
 
-async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: World, until_progress):
+async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: SamplerWorld, until_progress):
     world.oracle.silent = frozenset({"hypothesis 0", "hypothesis 5"})
     async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
         run = await client.start_run(HYPOTHESES, **CONFIG)

@@ -17,7 +17,16 @@ from aeenc.oracles.client import Answer
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, sampler_pb2
 from services.sampler.acs.algorithm import PairState
 from services.sampler.oracles.answers import MAX_ANNOTATOR, read_answers
-from support.worlds.sampler_world import HYPOTHESES, FakeOracle, World, brute_force, finish, honest, pair_set, serving
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    FakeOracle,
+    SamplerWorld,
+    brute_force,
+    finish,
+    honest,
+    pair_set,
+    serving,
+)
 
 IDS = ("p1", "p2", "p3")
 TASKS = [Task(name, "run", "query", (), (), tuple(Candidate(i, i, 1, 0.5) for i in IDS)) for name in ("t1", "t2")]

@@ -34,7 +34,7 @@ REGISTER = oracle_pb2_grpc.add_OracleServiceServicer_to_server
 SUCCEEDED, FAILED = sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED
 
 
-async def test_a_run_waits_for_an_oracle_that_restarts(world: World, until_progress):
+async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, until_progress):
     oracle = FakeOracle(delay_s=0.02)
     async with serving(REGISTER, oracle) as port:
         pass
@@ -54,7 +54,7 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: World, until_progr
             assert run.progress.nodes_failed == 0
 
 
-async def test_a_run_waits_while_an_oracle_fails_everybody(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_a_run_waits_while_an_oracle_fails_everybody(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.sampler.oracles.breaker.MAX_PAUSE_S", 0.05)
     async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3, "max_attempts": 1}) as client:
         assert (await finish(client, hypotheses=HYPOTHESES[:1])).state == SUCCEEDED  # it has answered before
@@ -194,7 +194,9 @@ async def test_after_a_failed_call_the_next_are_half_as_large_and_nothing_answer
     assert len(oracle.asked) == len(set(oracle.asked))
 
 
-async def test_an_oracle_that_was_never_there_is_not_waited_for_long(world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_an_oracle_that_was_never_there_is_not_waited_for_long(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("services.sampler.oracles.gateway.FIRST_PATIENCE_S", 0.2)
     async with world.sampler(oracle={"target": "127.0.0.1:1", "patience_s": 3600.0}) as client:
         run = await finish(client)

@@ -118,7 +118,7 @@ async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: Samp
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_an_oracle_that_dies_half_way_loses_nothing(world: World, until_progress):
+async def test_an_oracle_that_dies_half_way_loses_nothing(world: SamplerWorld, until_progress):
     world.oracle.delay_s = 0.02
     other = type(world.oracle)(delay_s=0.02)
     register = oracle_pb2_grpc.add_OracleServiceServicer_to_server

@@ -11,8 +11,6 @@ import pytest
 import aeenc
 from aeenc.v1 import sampler_pb2
 from services.kit.concurrency import cancel_all
-from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess

@@ -11,14 +11,12 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
-from services.launcher.private_redis import start_private_redis
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 
-ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
 
 
@@ -36,14 +34,15 @@ async def sampler_process(world: SamplerWorld, home: Path) -> AsyncIterator[tupl
         await client.channel.close()
 
 
-async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(world: World, until_progress):
+async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(
+    world: SamplerWorld, until_progress, tmp_path
+):
     world.oracle.delay_s = 0.05
     async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         seen = await until_progress(client, run.id, nodes_judged=8)
         acknowledged = seen.positives + seen.negatives
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
+        process.kill()
     redis = connect(world.settings["redis_url"])
     kept, _ = await PairLog(redis, RunKeys(world.settings["namespace"])).page(run.id, 0, 10_000, None)
     await redis.aclose()
@@ -63,13 +62,12 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
     assert not set(world.oracle.asked) & {(pair.query, pair.premise) for pair in kept}
 
 
-async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: World, until_progress):
+async def test_a_drained_sampler_exits_clean_and_another_goes_on_at_once(world: SamplerWorld, until_progress, tmp_path):
     world.oracle.delay_s = 0.05
     async with sampler_process(world, tmp_path) as (process, client):
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await until_progress(client, run.id, nodes_judged=4)
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 15) == 0
+        assert await process.stop() == 0
     world.oracle.delay_s = 0.0
     async with world.sampler(lease_s=60.0) as client:
         await asyncio.wait_for(client.wait(run.id), 10)
@@ -86,7 +84,7 @@ async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
 
 
 @pytest.mark.slow
-async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: World, until_progress):
+async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: SamplerWorld, until_progress):
     world.oracle.delay_s = 0.03
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
         redis = RedisProcess(Path(directory))

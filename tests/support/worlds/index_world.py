@@ -16,8 +16,9 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.transport import status
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, types_pb2
 from services.encoder.servicer import ordered
+from services.index.building.journal import PREFIX
 from services.store.artifacts import ArtifactStore
 
 DIM = 32
@@ -211,4 +212,8 @@ def works(store: ArtifactStore) -> list[Path]:
 def indexing_processes() -> list[int]:
     """The ids of our children that index."""
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return [int(pid) for pid in children if b"services.index.indexing" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid)
+        for pid in children
+        if b"services.index.building.index_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

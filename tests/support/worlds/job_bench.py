@@ -16,7 +16,7 @@ import pytest
 from services.kit.readiness import Readiness
 from services.store.redis import connect
 from services.trainer.data.pair_sources import DataSets
-from services.trainer.jobs import runner
+from services.trainer.jobs import runner as job_runner
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.job import Job, JobConfig, JobProgress
 from services.trainer.jobs.runner import JobRunner
@@ -123,5 +123,5 @@ def starting(monkeypatch: pytest.MonkeyPatch, script: str, *further: str) -> lis
         children.append(cls(sys.executable, "-c", script, directory, *further))
         return children[-1]
 
-    monkeypatch.setattr(runner.Child, "start", classmethod(start))
+    monkeypatch.setattr(job_runner.Child, "start", classmethod(start))
     return children

@@ -26,7 +26,7 @@ from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.tandems import Tandem, Tandems
-from support.models.tinymodel import TINY_SPACE, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, write_tiny_checkpoint
 from support.waiting import until
 from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer
 
@@ -143,7 +143,7 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
         building = TandemBuilder(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
-        yield World(
+        yield TandemWorld(
             tandem_space,
             trainer,
             RegistryClient(trainer.channel),

@@ -38,8 +38,8 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.learning.loop import training
 from services.trainer.settings import TrainerSettings
-from support.models.tiny_base import write_tiny_base
-from support.models.tinymodel import WORDS
+from support.models.tiny_base_models import write_tiny_base
+from support.models.tiny_checkpoints import WORDS
 
 
 class Killed(Exception):
@@ -49,15 +49,15 @@ class Killed(Exception):
 @contextmanager
 def killed_after(epochs: int) -> Iterator[None]:
     """Within the block the job that is run dies as soon as so many epochs are saved."""
-    saved = training.save_state
+    saved = training.save_standing
 
-    def die(directory: Any, state: Any, learner: Any, optimizer: Any) -> None:
-        saved(directory, state, learner, optimizer)
-        if state.epochs_done == epochs:
+    def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
+        saved(directory, standing, learner, optimizer)
+        if standing.epochs_done == epochs:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "save_state", die)
+        patch.setattr(training, "save_standing", die)
         try:
             yield
         except Killed:

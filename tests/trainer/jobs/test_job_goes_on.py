@@ -61,7 +61,7 @@ async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: B
 @pytest.mark.parametrize("kind", [errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded])
 async def test_a_job_waits_for_a_service_that_is_away(bench: Bench, monkeypatch, part: str, kind: Any):
     monkeypatch.setattr(runner, "FIRST_S", 0.1)
-    away = Services(*[kind("nobody answers there")] * 2)
+    away = StandInServices(*[kind("nobody answers there")] * 2)
     setattr(bench.runner, f"_{part}", away)
     children = starting(monkeypatch, MAKES_BOTH_ENCODERS)
     bench.runner.start()

@@ -14,8 +14,7 @@ import pytest
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.trainer.data.pair_sources import SampledPairs
-from support.worlds.job_world import World
-from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION
+from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
 
 SUCCEEDED, FAILED, CANCELLED = (
     trainer_pb2.JOB_STATE_SUCCEEDED,

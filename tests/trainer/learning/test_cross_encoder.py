@@ -14,7 +14,7 @@ import pytest
 from aeenc import errors
 from services.store.artifacts import ArtifactStore
 from services.trainer.learning.cross_encoders.cross_encoder import export_cross_encoder
-from support.models.tiny_cross_encoder import (
+from support.models.tiny_cross_encoders import (
     MAX_TOKENS,
     PAIRS,
     Exported,

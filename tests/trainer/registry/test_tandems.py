@@ -15,7 +15,7 @@ from services.corpus.generation import VECTORS, folder_of
 from services.store.registry import LabelRow, Registry, RolloutRow
 from services.trainer.registry import tandem_publishing
 from services.trainer.registry.tandem_publishing import TandemPublisher
-from support.models.tinymodel import write_tiny_checkpoint
+from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
 from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, make_pair, pairs, tandem_space, world
 
