@@ -57,10 +57,11 @@ conformance: setup ## ask an index of yours whether it keeps the contract: TARGE
 test-soak: setup ## keep a fleet under load for a long time
 	@$(PYTEST) -m soak --timeout 7200
 
-check: setup ## ruff, mypy, buf, and whether the generated code is fresh
+check: setup ## ruff, mypy, layers of imports, buf, and whether the generated code is fresh
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(PY) -m tools.protos lint
 	@$(PY) -m tools.protos breaking
 	@$(PY) -m tools.protos check

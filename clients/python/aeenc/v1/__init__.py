@@ -1,0 +1,1 @@
+"""The contract: messages and stubs generated from protos/aeenc/v1 by `make proto`. Never edited by hand."""
