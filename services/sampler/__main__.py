@@ -77,14 +77,9 @@ def build(settings: SamplerSettings) -> GrpcServer:
         await warn_unless_durable(redis)
         runner.start()  # the runner's first look at Redis makes the service ready
 
-    async def stop() -> None:
-        await runner.stop()
-        await labels.close()
-        await index.close()
-        await redis.aclose()
-
     server.on_start(start)
-    server.on_stop(stop)
+    for close in (redis.aclose, index.close, labels.close, runner.stop):  # the last one is called first
+        server.on_stop(close)
     return server
 
 

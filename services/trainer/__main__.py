@@ -100,16 +100,10 @@ def build(settings: TrainerSettings) -> GrpcServer:
         runner.start()  # the runner's first look at Redis makes the service ready
         device.ask()
 
-    async def stop() -> None:
-        await runner.stop()
-        await device.close()
-        await pairs.close()
-        await evaluator.close()
-        await index_admin.close()
-        await redis.aclose()
-
     server.on_start(start)
-    server.on_stop(stop)
+    # The last one is called first.
+    for close in (redis.aclose, index_admin.close, evaluator.close, pairs.close, device.close, runner.stop):
+        server.on_stop(close)
     return server
 
 

@@ -167,52 +167,28 @@ class NodeStore:
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
-        keys = self._keys
-        return await self._run(
-            f"store the answers of run {run_id}",
-            self._commit,
-            [
-                (
-                    [
-                        keys.record(run_id),
-                        keys.lease(run_id),
-                        keys.tree(run_id, node.tree),
-                        keys.pairs(run_id),
-                        keys.events(run_id),
-                        keys.answers(run_id),
-                    ],
-                    [owner, now(), *_commit_arguments(node)],
-                )
-                for node in nodes
-            ],
-        )
+        pairs, events, answers = self._keys.pairs(run_id), self._keys.events(run_id), self._keys.answers(run_id)
+        calls = [
+            (
+                [*self._tree_keys(run_id, node.tree), pairs, events, answers],
+                [owner, now(), *_commit_arguments(node)],
+            )
+            for node in nodes
+        ]
+        return await self._run(f"store the answers of run {run_id}", self._commit, calls)
 
     async def advance(self, run_id: str, owner: str, trees: Sequence[TreeAdvance]) -> list[Written]:
         """Opens the next level of trees, each on its own, in one round trip."""
-        keys = self._keys
-        return await self._run(
-            f"store the frontier of run {run_id}",
-            self._advance,
-            [
-                (
-                    [
-                        keys.record(run_id),
-                        keys.lease(run_id),
-                        keys.tree(run_id, step.tree),
-                        keys.events(run_id),
-                        keys.open(run_id),
-                    ],
-                    [
-                        owner,
-                        now(),
-                        step.tree,
-                        step.depth,
-                        *(text for node in step.nodes for text in (node.ordinal, _node_json(node))),
-                    ],
-                )
-                for step in trees
-            ],
-        )
+        events, unfinished = self._keys.events(run_id), self._keys.open(run_id)
+        calls: list[tuple[list[str], list[Any]]] = []
+        for step in trees:
+            level = [text for node in step.nodes for text in (node.ordinal, _node_json(node))]
+            keys = [*self._tree_keys(run_id, step.tree), events, unfinished]
+            calls.append((keys, [owner, now(), step.tree, step.depth, *level]))
+        return await self._run(f"store the frontier of run {run_id}", self._advance, calls)
+
+    def _tree_keys(self, run_id: str, tree: int) -> list[str]:
+        return [self._keys.record(run_id), self._keys.lease(run_id), self._keys.tree(run_id, tree)]
 
     async def _run(self, doing: str, script: Any, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Written]:
         if not calls:
