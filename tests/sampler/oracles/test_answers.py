@@ -103,7 +103,7 @@ async def raw(**broken: Any) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        ({"content": b"\xff\xfe no protobuf"}, "no JudgeResponse"),
+        ({"content": b"\xff\xfe no protobuf"}, "not a JudgeResponse"),
         ({"content": b""}, "no verdict on any candidate"),
         ({"content": b"", "trailer": b"\x0a\xff\xff\xff"}, "broken"),
     ],
