@@ -41,7 +41,13 @@ def build(settings: EncoderSettings) -> GrpcServer:
     follower = Follower(
         FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
         registry,
-        CandidateLoader(registry, ArtifactStore(settings.artifacts_dir), options),
+        CandidateLoader(
+            registry,
+            ArtifactStore(settings.artifacts_dir),
+            options,
+            load_s=settings.load_s,
+            loaded_bytes=settings.loaded_bytes,
+        ),
         versions,
         history,
         server.readiness,

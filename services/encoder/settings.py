@@ -38,4 +38,8 @@ class EncoderSettings(ServiceSettings):
         "auto", description="how exactly queries are computed; auto: float32 on a CPU, float16 on a GPU"
     )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
+    load_s: float = Field(120.0, gt=0, description="how long loading one checkpoint may take")
+    loaded_bytes: int = Field(
+        0, ge=0, description="most bytes of model files loaded at once; 0: half of the machine's or container's memory"
+    )
     model_bytes: int = Field(4 * 1024**3, ge=1024, description="largest checkpoint file accepted, in bytes")
