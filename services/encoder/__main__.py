@@ -8,6 +8,7 @@ from dataclasses import replace
 from aeenc.v1 import encoder_pb2_grpc
 from services.encoder.batching.admission import Admission, CostModel
 from services.encoder.batching.batcher import Batcher
+from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader
@@ -67,7 +68,8 @@ def build(settings: EncoderSettings) -> GrpcServer:
         cost=cost,
         metrics=metrics,
     )
-    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
+    breaker = Breaker(versions, batcher, follower.show_readiness)
+    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), breaker, limits)
     servicer = EncoderServicer(server, encoder, versions, history, limits, _name_of(options))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
