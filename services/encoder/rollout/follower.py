@@ -85,14 +85,15 @@ class Follower:
 
     async def start(self) -> None:
         """Serves the registry's labels, or without the registry the saved ones; then keeps following."""
+        last_event, away = "0-0", ""
         try:
             last_event = await self._registry.last_event()
-        except errors.Unavailable:
-            last_event = "0-0"
+        except errors.Unavailable as error:
+            away = error.message
         self._spawn(self._watch(last_event))
         self._spawn(self._beat())
         try:
-            await self._apply(retry_failed=True)
+            await (self._restore(away) if away else self._apply(retry_failed=True))
         except errors.Unavailable as error:
             await self._restore(error.message)
         except errors.AeencError as error:  # such as a checkpoint missing from the store: tried again later

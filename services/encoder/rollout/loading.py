@@ -78,6 +78,18 @@ class LoadOptions:
         return self.torch_device == "cuda" if self.torch_device else CUDA in self.providers
 
 
+def check_runtime(options: LoadOptions) -> None:
+    """Raises FailedPrecondition for a precision asked for by name that this runtime can give no version."""
+    if not options.strict:
+        return
+    if options.torch_device and options.precision == INT8:
+        raise FailedPrecondition(
+            "AEENC_ENCODER_PRECISION=int8, but the torch runtime has no int8; use onnxruntime for it"
+        )
+    if options.precision == FLOAT16 and not options.on_gpu:
+        raise FailedPrecondition("AEENC_ENCODER_PRECISION=float16, but half precision is for a GPU; set prefer-float16")
+
+
 def load_model(
     artifact: Artifact,
     options: LoadOptions,

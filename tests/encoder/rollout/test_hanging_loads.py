@@ -31,6 +31,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
         return original(path, *arguments, **options)
 
     monkeypatch.setattr(loading, "open_session", open_session)
+    monkeypatch.setattr(candidates, "GRACE_S", 0.1)
     yield lambda checkpoint: begun.setdefault(checkpoint.version, threading.Event())
     end.set()
 
@@ -85,12 +86,12 @@ async def test_a_label_that_is_deleted_during_its_load_is_waited_for_no_longer(s
 async def test_a_load_that_hangs_is_given_up_with_a_reason_and_the_next_one_goes_on(
     serve, tuned, registry, hang
 ) -> None:
-    async with serve(poll_s=30, load_s=1) as (server, client):
+    async with serve(poll_s=30, load_s=0.5) as (server, client):
         hang(tuned[1])
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         (rollout,) = await registry.await_rollout(row, 10)
         assert not rollout.ok
-        assert "took longer than 1 s" in rollout.reason
+        assert "took longer than 0.5 s" in rollout.reason
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "SERVING"
         row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
