@@ -8,23 +8,27 @@ from dataclasses import replace
 from aeenc.v1 import encoder_pb2_grpc
 from services.encoder.batching.admission import Admission, CostModel
 from services.encoder.batching.batcher import Batcher
+from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower, FollowerOptions
 from services.encoder.rollout.history import SwapHistory
-from services.encoder.rollout.loading import LoadOptions
+from services.encoder.rollout.loading import LoadOptions, check_runtime
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import FLOAT16, FLOAT32
-from services.encoder.runtime.onnx_session import providers_of
+from services.encoder.runtime.onnx_session import CPU, CUDA, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
-from services.kit.limits import Limits
+from services.kit.checks import Limits
+from services.kit.logs import get
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
+
+log = get(__name__)
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
@@ -35,13 +39,23 @@ def build(settings: EncoderSettings) -> GrpcServer:
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
     versions, history, cost = Versions(), SwapHistory(metrics), CostModel(settings.workers)
-    options = _options(settings)
+    options, handicap = _options(settings)
+    runtime = _name_of(options)
+    metrics.runs_on(runtime, handicap)
+    if handicap:
+        log.warning("computes on a CPU", reason=handicap)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
     follower = Follower(
-        FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s),
+        FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s, handicap),
         registry,
-        CandidateLoader(registry, ArtifactStore(settings.artifacts_dir), options),
+        CandidateLoader(
+            registry,
+            ArtifactStore(settings.artifacts_dir),
+            options,
+            load_s=settings.load_s,
+            loaded_bytes=settings.loaded_bytes,
+        ),
         versions,
         history,
         server.readiness,
@@ -61,8 +75,9 @@ def build(settings: EncoderSettings) -> GrpcServer:
         cost=cost,
         metrics=metrics,
     )
-    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), limits)
-    servicer = EncoderServicer(server, encoder, versions, history, limits, _name_of(options))
+    breaker = Breaker(versions, batcher, follower.show_readiness)
+    encoder = Encoder(versions, batcher, Admission(settings.queued_tokens, cost, metrics), breaker, limits)
+    servicer = EncoderServicer(server, encoder, versions, history, limits, (runtime, handicap))
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
 
     async def close() -> None:
@@ -75,21 +90,27 @@ def build(settings: EncoderSettings) -> GrpcServer:
     return server
 
 
-def _options(settings: EncoderSettings) -> LoadOptions:
+def _options(settings: EncoderSettings) -> tuple[LoadOptions, str]:
+    """Returns how models are loaded, and why that is not on the CUDA that was installed."""
+    torch_device = reason = ""
     if settings.runtime == "torch":
-        torch_device = torch_device_of(settings.device)
-        providers = providers_of("auto" if torch_device == "cuda" else "cpu")  # of cross-encoders
-    else:
-        torch_device, providers = "", providers_of(settings.device)
-    options = LoadOptions(settings.model_bytes, settings.precision, providers, torch_device)
-    if settings.precision == "auto":
+        torch_device, reason = torch_device_of(settings.device)
+    device = settings.device if not torch_device else "auto" if torch_device == "cuda" else "cpu"
+    placement = providers_of(device)  # with torch, of cross-encoders only
+    precision = settings.precision.removeprefix("prefer-")
+    options = LoadOptions(settings.model_bytes, precision, placement.providers, torch_device)
+    if precision == "auto":
         options = replace(options, precision=FLOAT16 if options.on_gpu else FLOAT32)
-    return options
+    else:
+        options = replace(options, strict=precision == settings.precision)
+    check_runtime(options)
+    return options, reason or placement.reason
 
 
 def _name_of(options: LoadOptions) -> str:
     where = f"torch/{options.torch_device}" if options.torch_device else f"onnxruntime/{options.providers[0]}"
-    return f"{where}/{options.precision}"
+    are_apart = options.torch_device == "cuda" and CUDA not in options.providers
+    return f"{where}/{options.precision}" + (f", cross-encoders onnxruntime/{CPU}" if are_apart else "")
 
 
 if __name__ == "__main__":

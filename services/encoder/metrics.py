@@ -51,6 +51,12 @@ class EncoderMetrics:
             ["space", "label", "version"],
             registry=registry,
         )
+        self._runtime = Gauge(
+            "aeenc_encoder_runtime",
+            "1 for what computes here, 0 when it is a fall-back",
+            ["runtime"],
+            registry=registry,
+        )
         self._served: dict[tuple[str, str], str] = {}
 
     def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
@@ -63,6 +69,10 @@ class EncoderMetrics:
     def restarted(self, reason: str) -> None:
         """Records that a worker was replaced."""
         self._restarts.labels(reason).inc()
+
+    def runs_on(self, runtime: str, handicap: str) -> None:
+        """Shows what computes here; `handicap` says why it is not what it could be."""
+        self._runtime.labels(runtime).set(0 if handicap else 1)
 
     def serves(self, space_id: str, label: str, version: str, revision: int) -> None:
         """Shows the version that a label serves, and no longer the one before."""

@@ -32,10 +32,11 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         versions: Versions,
         history: SwapHistory,
         limits: Limits,
-        runtime: str,
+        runtime: tuple[str, str],
     ) -> None:
         self._server, self._encoder, self._versions = server, encoder, versions
-        self._history, self._limits, self._runtime = history, limits, runtime
+        self._history, self._limits = history, limits
+        self._runtime, self._runtime_reason = runtime
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         result = await self._encoder.encode(convert.to_call(request, deadline_s(context), request_id(context)))
@@ -69,6 +70,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             labels=convert.to_labels(self._versions),
             swaps=convert.to_swaps(self._history),
             runtime=self._runtime,
+            runtime_reason=self._runtime_reason,
         )
 
 

@@ -34,8 +34,14 @@ class EncoderSettings(ServiceSettings):
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
     queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")
-    precision: Literal["auto", "float32", "float16", "int8"] = Field(
-        "auto", description="how exactly queries are computed; auto: float32 on a CPU, float16 on a GPU"
+    precision: Literal["auto", "float32", "float16", "int8", "prefer-float16", "prefer-int8"] = Field(
+        "auto",
+        description="how exactly queries are computed; auto: float32 on a CPU, prefer-float16 on a GPU; "
+        "prefer: float32 for a version that cannot be computed so, which is refused otherwise",
     )
     poll_s: float = Field(30.0, gt=0, description="how often labels are read again without an event")
+    load_s: float = Field(120.0, gt=0, description="how long loading one checkpoint may take")
+    loaded_bytes: int = Field(
+        0, ge=0, description="most bytes of model files loaded at once; 0: half of the machine's or container's memory"
+    )
     model_bytes: int = Field(4 * 1024**3, ge=1024, description="largest checkpoint file accepted, in bytes")

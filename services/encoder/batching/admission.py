@@ -2,7 +2,8 @@
 
 A call is admitted as a whole or refused with RESOURCE_EXHAUSTED and a retry delay. It is refused when its lane is full,
 or early, when the cost model says that its deadline cannot be met. A batch of a stream waits a while for room first;
-its sender stops reading meanwhile. An empty lane admits a call of any size.
+its sender stops reading meanwhile. A call enters with an estimate and is judged again when its tokens are counted. One
+that is larger than its lane holds the whole lane, and is computed in parts of that size.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from aeenc.errors import DeadlineExceeded, Overloaded
 from services.encoder.batching.queues import LANES, Lane
@@ -42,28 +44,46 @@ class Admission:
     @asynccontextmanager
     async def admitted(
         self, lane: Lane, tokens: int, deadline: float | None, patience_s: float = 0.0
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Hold]:
         """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
         Raises Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
-        must_line_up = bool(patience_s and self._waiting[lane])
-        if self._has_room(lane, tokens) and not must_line_up:
-            self._held[lane] += tokens
-        elif not (patience_s and await self._wait_in_line(lane, tokens, patience_s)):
-            self._metrics.refused.labels("queue_full").inc()
-            raise self._full(lane, tokens)
+        hold = Hold(self, lane, patience_s)
         try:
-            self._check_deadline(lane, tokens, deadline)
-            yield
+            await hold.resize(tokens, deadline)
+            yield hold
         finally:
-            self._held[lane] -= tokens
+            self._held[lane] -= hold.tokens
             self._wake(lane)
+
+    def limit(self, lane: Lane) -> int:
+        """Returns the tokens that a lane holds at most."""
+        return self._limits[lane]
+
+    async def resize(self, hold: Hold, tokens: int, deadline: float | None) -> None:
+        """Lets a call hold that many tokens, or its whole lane if that is less. Raises as `admitted`."""
+        lane, held = hold.lane, min(tokens, self._limits[hold.lane])
+        more = held - hold.tokens
+        must_line_up = bool(hold.patience_s and more > 0 and self._waiting[lane])
+        if self._has_room(lane, more) and not must_line_up:
+            self._held[lane] += more
+        else:
+            if not hold.patience_s:
+                self._refuse(lane, more)
+            self._held[lane] -= hold.tokens  # two calls that wait for each other's tokens would wait in vain
+            hold.tokens = 0
+            if not await self._wait_in_line(lane, held, hold.patience_s):
+                self._refuse(lane, held)
+        hold.tokens = held
+        self._wake(lane)
+        self._check_deadline(hold, tokens, deadline)
 
     async def _wait_in_line(self, lane: Lane, tokens: int, patience_s: float) -> bool:
         """Waits for room. Returns whether the tokens are held now."""
         waiter = (tokens, asyncio.get_running_loop().create_future())
         self._waiting[lane].append(waiter)
+        self._wake(lane)  # a call that lines up anew has let go of its tokens
         try:
             async with asyncio.timeout(patience_s):
                 await waiter[1]
@@ -80,8 +100,7 @@ class Admission:
         return waiter[1].done() and not waiter[1].cancelled()
 
     def _has_room(self, lane: Lane, tokens: int) -> bool:
-        held = self._held[lane]
-        return held == 0 or held + tokens <= self._limits[lane]
+        return tokens <= 0 or self._held[lane] + tokens <= self._limits[lane]
 
     def _wake(self, lane: Lane) -> None:
         """Admits waiters, the oldest first, while there is room. Their tokens are held from here on."""
@@ -92,17 +111,18 @@ class Admission:
                 self._held[lane] += tokens
                 woken.set_result(None)
 
-    def _full(self, lane: Lane, tokens: int) -> Overloaded:
+    def _refuse(self, lane: Lane, tokens: int) -> NoReturn:
+        self._metrics.refused.labels("queue_full").inc()
         held, limit = self._held[lane], self._limits[lane]
         retry_after_s = max(self._cost.queue_s(held + tokens - limit), MIN_RETRY_S)
-        return Overloaded(
+        raise Overloaded(
             f"{held:,} tokens wait in the {lane} lane and {tokens:,} more are over its limit of {limit:,}; "
             f"retry in {retry_after_s:.2f} s",
             reason="QUEUE_FULL",
             retry_after_s=retry_after_s,
         )
 
-    def _check_deadline(self, lane: Lane, tokens: int, deadline: float | None) -> None:
+    def _check_deadline(self, hold: Hold, tokens: int, deadline: float | None) -> None:
         if deadline is None or not self._cost.is_known:
             return
         left_s = deadline - time.monotonic()
@@ -113,7 +133,7 @@ class Admission:
                 f"{tokens:,} tokens take about {alone_s:.2f} s here and the deadline is in {left_s:.2f} s; "
                 "allow more time or split the call"
             )
-        queue_s = self._cost.queue_s(self._ahead(lane) - tokens)
+        queue_s = self._cost.queue_s(self._ahead(hold.lane) - hold.tokens)
         if queue_s + alone_s > left_s:
             self._metrics.refused.labels("deadline_unreachable").inc()
             raise Overloaded(
@@ -125,6 +145,18 @@ class Admission:
 
     def _ahead(self, lane: Lane) -> int:
         return sum(self._held.values()) if lane == "bulk" else self._held[lane]
+
+
+class Hold:
+    """The tokens that an admitted call holds in its lane."""
+
+    def __init__(self, admission: Admission, lane: Lane, patience_s: float) -> None:
+        self._admission, self.lane, self.patience_s = admission, lane, patience_s
+        self.tokens = 0
+
+    async def resize(self, tokens: int, deadline: float | None) -> None:
+        """Holds another number of tokens from now on. Raises Overloaded or DeadlineExceeded."""
+        await self._admission.resize(self, tokens, deadline)
 
 
 class CostModel:

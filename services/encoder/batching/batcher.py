@@ -6,7 +6,8 @@
 
 A call's state changes on the event loop only; a worker thread only computes. The texts of a cancelled call are dropped
 before they are computed. A batch that fails is halved until the bad text is alone, so its neighbours are answered. A
-thread that dies, or never comes back from the runtime, fails only the texts it held and is replaced.
+thread that dies, or never comes back from the runtime, fails only the texts it held and is replaced, the latter as many
+times as there are workers. When every worker hangs, calls fail at once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from services.kit.logs import get
 log = get(__name__)
 
 WATCH_S = 1.0
+MODEL_FAILED, WORKER_DIED, WORKER_STUCK = "MODEL_FAILED", "WORKER_DIED", "WORKER_STUCK"  # reasons of errors
 
 
 class ComputedBatch(NamedTuple):
@@ -69,6 +71,7 @@ class _Worker:
         self.held: Batch | None = None
         self.since = 0.0
         self.given_up = False
+        self.hangs = False
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
     def let_go(self) -> Batch:
@@ -89,6 +92,7 @@ class Workers:
         self._queues, self._report, self._on_restart = queues, report, on_restart
         self._changed = threading.Condition(threading.Lock())
         self._closed = False
+        self._lost: list[_Worker] = []  # given up, and their threads may still hang
         self._workers = [_Worker(self._live, f"encode-{n}") for n in range(count)]
         for worker in self._workers:
             worker.thread.start()
@@ -96,8 +100,11 @@ class Workers:
     def put(self, lane: Lane, runner: Runner, items: Batch) -> None:
         """Queues the texts of one call."""
         with self._changed:
-            self._queues.put(lane, runner, items)
-            self._changed.notify(len(items))
+            if not self._all_hang():
+                self._queues.put(lane, runner, items)
+                self._changed.notify(len(items))
+                return
+        self._report(FailedBatch(items, _hanging()))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stops the threads after the batches they hold."""
@@ -109,16 +116,31 @@ class Workers:
             worker.thread.join(timeout_s)
 
     def replace_stuck(self, after_s: float) -> None:
-        """Gives up threads that have held a batch for `after_s`: fails the batch and starts new threads."""
+        """Fails each batch that a thread has held for `after_s`, and starts a new thread.
+
+        With as many threads lost as there are workers it starts none: one that comes back goes on. When all hang, it
+        fails what waits.
+        """
         now = time.monotonic()
         for worker in list(self._workers):
             with self._changed:
-                if worker.held is None or now - worker.since <= after_s:
+                if not worker.hangs and (worker.held is None or now - worker.since <= after_s):
                     continue
-                worker.given_up = True
+                self._lost = [one for one in self._lost if one.thread.is_alive()]
+                replaces = len(self._lost) < len(self._workers)
+                if replaces:
+                    self._lost.append(worker)
+                worker.given_up, worker.hangs = replaces, True
                 held = worker.let_go()
-            self._report(FailedBatch(held, Unavailable(f"the model did not come back within {after_s:g} s; retry")))
-            self._restart(worker, "stuck")
+                waiting = self._queues.drain() if self._all_hang() and not replaces else []
+            message = f"the model did not come back within {after_s:g} s; retry"
+            self._report(FailedBatch(held, Unavailable(message, reason=WORKER_STUCK)))
+            self._report(FailedBatch(waiting, _hanging()))
+            if replaces:
+                self._restart(worker, "stuck")
+
+    def _all_hang(self) -> bool:
+        return all(worker.hangs for worker in self._workers)
 
     def _live(self, worker: _Worker) -> None:
         lower_priority(WORKER)
@@ -128,7 +150,7 @@ class Workers:
             log.exception("a worker died", worker=worker.thread.name)
             if not worker.given_up:
                 message = f"the worker that computed this call died ({type(error).__name__}); retry"
-                self._report(FailedBatch(worker.let_go(), Unavailable(message, reason="WORKER_DIED")))
+                self._report(FailedBatch(worker.let_go(), Unavailable(message, reason=WORKER_DIED)))
                 self._restart(worker, "died")
 
     def _work(self, worker: _Worker) -> None:
@@ -143,7 +165,7 @@ class Workers:
                 while True:
                     if self._closed or worker.given_up:
                         return None
-                    worker.since = time.monotonic()
+                    worker.since, worker.hangs = time.monotonic(), False
                     taken = self._queues.take(worker.since)
                     dropped = self._queues.dropped()
                     if taken is not None:
@@ -185,11 +207,15 @@ class Workers:
             fresh.thread.start()  # under the lock: `close` never joins a thread that has not started
 
 
+def _hanging() -> Unavailable:
+    return Unavailable("every worker hangs in the model; use another encoder and restart this one", reason=WORKER_STUCK)
+
+
 def _public(error: Exception) -> Exception:
     """Turns an error of the runtime into one that a caller may see."""
     if isinstance(error, AeencError):
         return error
-    public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason="MODEL_FAILED")
+    public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason=MODEL_FAILED)
     public.__cause__ = error  # for the log
     return public
 

@@ -1,29 +1,32 @@
 """The calls Encode and Score, from checked arguments to rows and timings.
 
-    texts ──► resolve one version ──► Admission (estimated tokens) ──► tokenizer ──► Batcher ──► rows, timings
-                   Versions              refuses: RetryInfo          loop or thread   worker threads
+    texts ──► resolve one version ──► Admission (estimate) ──► tokenizer ──► Admission (count) ──► Batcher ──► rows
+                   Versions          refuses: RetryInfo     loop or thread   refuses or waits   worker threads
 
-A call takes one version at its start and keeps it to the end, whatever is swapped meanwhile.
+A call takes one version at its start and keeps it to the end, whatever is swapped meanwhile. One with more tokens than
+its lane is computed in parts, one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import AeencError, InvalidArgument
 from services.encoder.batching.admission import Admission
-from services.encoder.batching.batcher import Batcher
+from services.encoder.batching.batcher import Batcher, CallRows
+from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.versions import Selection, Versions
 from services.encoder.runtime.model import FLOAT32, Model, TokenBatch
-from services.kit.limits import Limits, check_texts
+from services.encoder.runtime.runners import Tokens
+from services.kit.checks import Limits, check_texts
 
 INLINE_CHARACTERS = 1024  # tokenized on the event loop in under 0.5 ms; a thread and back costs 0.2 ms
 CHARACTERS_A_TOKEN = 4  # of English text, to estimate tokens before tokenization
@@ -91,8 +94,10 @@ class _PreparedCall:
 class Encoder:
     """Encodes and scores with the loaded versions."""
 
-    def __init__(self, versions: Versions, batcher: Batcher, admission: Admission, limits: Limits) -> None:
-        self._versions, self._batcher = versions, batcher
+    def __init__(
+        self, versions: Versions, batcher: Batcher, admission: Admission, breaker: Breaker, limits: Limits
+    ) -> None:
+        self._versions, self._batcher, self._breaker = versions, batcher, breaker
         self._admission, self._limits = admission, limits
         self._tokenizers = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
@@ -135,20 +140,24 @@ class Encoder:
 
     async def close(self) -> None:
         """Stops the worker and tokenizer threads."""
+        await self._breaker.close()
         await self._batcher.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, prepared: _PreparedCall, started: float, deadline_s: float | None) -> CallResult:
-        """Admits by the estimate, before any other work; then tokenizes and computes."""
+        """Admits by the estimate, before any other work; tokenizes, admits by the count, and computes."""
         deadline = None if deadline_s is None else started + deadline_s
         with self._versions.held(prepared.model):
             asked = time.monotonic()
-            async with self._admission.admitted(prepared.lane, prepared.estimate, deadline, prepared.patience_s):
+            async with self._admission.admitted(
+                prepared.lane, prepared.estimate, deadline, prepared.patience_s
+            ) as hold:
                 tokenizing = time.monotonic()
                 tokenized = await self._tokenize(prepared)
                 tokenized_at = time.monotonic()
-                runner = prepared.model.runners[prepared.precision]
-                computed = await self._batcher.encode(runner, tokenized.tokens, prepared.lane, deadline)
+                await hold.resize(sum(len(tokens.ids) for tokens in tokenized.tokens), deadline)
+                counted_at = time.monotonic()
+                computed = await self._compute(prepared, tokenized.tokens, deadline)
         return CallResult(
             rows=computed.rows,
             model_version=prepared.model.version,
@@ -157,14 +166,40 @@ class Encoder:
             truncated=tokenized.truncated,
             total_s=time.monotonic() - started,
             tokenize_s=tokenized_at - tokenizing,
-            queue_s=tokenizing - asked + computed.queue_s,
+            queue_s=tokenizing - asked + counted_at - tokenized_at + computed.queue_s,
             compute_s=computed.compute_s,
         )
+
+    async def _compute(self, prepared: _PreparedCall, texts: Sequence[Tokens], deadline: float | None) -> CallRows:
+        """Computes the rows of texts in parts that fit into the lane, and tells the breaker how it went."""
+        model, precision, lane = prepared.model, prepared.precision, prepared.lane
+        parts = _parts(texts, self._admission.limit(lane))
+        try:
+            done = [await self._batcher.encode(model.runners[precision], part, lane, deadline) for part in parts]
+        except AeencError as error:
+            self._breaker.failed(model, precision, error)
+            raise
+        self._breaker.passed(model, precision)
+        if len(done) == 1:
+            return done[0]
+        rows = np.concatenate([part.rows for part in done])
+        return CallRows(rows, sum(part.queue_s for part in done), sum(part.compute_s for part in done))
 
     async def _tokenize(self, prepared: _PreparedCall) -> TokenBatch:
         if prepared.characters <= INLINE_CHARACTERS:
             return prepared.tokenize()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, prepared.tokenize)
+
+
+def _parts(texts: Sequence[Tokens], limit: int) -> Iterator[Sequence[Tokens]]:
+    """Cuts texts, in their order, into parts of at most `limit` tokens and at least one text."""
+    start = held = 0
+    for position, text in enumerate(texts):
+        if held and held + len(text.ids) > limit:
+            yield texts[start:position]
+            start, held = position, 0
+        held += len(text.ids)
+    yield texts[start:]
 
 
 def _estimate(texts: Sequence[str], model: Model) -> int:

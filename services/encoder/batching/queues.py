@@ -93,6 +93,13 @@ class Queues:
                 return runner, batch
         return None
 
+    def drain(self) -> Batch:
+        """Takes out everything that waits."""
+        queues = [queue for lane in self._lanes.values() for queue in lane.values()]
+        for lane in self._lanes.values():
+            lane.clear()
+        return [item for queue in queues for batch in (*queue.batches, queue.waiting) for item in batch]
+
     def dropped(self) -> list[tuple[Item, bool]]:
         """Returns the texts dropped since the last call, and whether each expired (otherwise its caller is gone)."""
         dropped, self._dropped = self._dropped, []

@@ -1,11 +1,13 @@
 """Candidates on their way to serving, and the spaces that they need.
 
-    registry row ──► store: manifest digest, sha256 of every file ──► load_model: open, warm, golden check ──► Model
-                     └──────── idle thread; after PATIENCE_S also a thread of low priority ────────┘
+    registry row ──► store: manifest digest, sizes ──► load_steps: sha256, open, warm, golden check ──► Model
+                                  └── idle thread, after PATIENCE_S a thread of low priority ──┘
 
-While callers are served, an idle-priority thread loads: the kernel gives it only the time they leave. When that is none
-for seconds, a second thread, of low priority but with a share of its own, does the same work again. Sessions create no
-threads (see onnx_session), so none can inherit such a priority.
+While callers are served, an idle-priority thread takes the steps of a load: the kernel gives it only the time they
+leave. When that is too little, a thread of low priority, with a share of its own, goes on with the next step, so
+nothing is done twice. Sessions create no threads (see onnx_session), so none can inherit such a priority. A load that
+is cancelled or out of time ends after its step. A step that never ends keeps its thread, and MAX_HUNG of them end all
+loading.
 """
 
 from __future__ import annotations
@@ -13,45 +15,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import os
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from concurrent.futures import Future
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from aeenc import errors
 from services.encoder.rollout.history import SavedSpace, SwapHistory
-from services.encoder.rollout.loading import LoadOptions, check_place, load_model
-from services.encoder.rollout.versions import STABLE, ServedLabel, Versions
+from services.encoder.rollout.loading import LoadOptions, Steps, check_place, load_steps, model_bytes
+from services.encoder.rollout.versions import STABLE, Versions
 from services.encoder.runtime.model import CROSS_ENCODERS, Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority, run_when_idle
-from services.kit.concurrency import observe_failure
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry
 
 E = TypeVar("E", bound=Exception)
 
 FOLDER = "checkpoints"
-PATIENCE_S = 3.0  # until the thread of low priority starts as well; an idle-priority load takes 1 to 2 s
+PATIENCE_S = 3.0  # until the thread of low priority goes on; an idle-priority load takes 1 to 2 s
+GRACE_S = 2.0  # that a load waits for the last step of the one before
+MAX_HUNG = 2  # threads with a step that never ends
+LOAD_S = 120.0
 PREMISES = "(premises)"  # stands for a label in the swap history: the space's premise encoder
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class CandidateLoader:
-    """Loads checkpoints that the registry knows from the store, one at a time."""
+    """Loads checkpoints that the registry knows from the store, one at a time.
 
-    def __init__(self, registry: Registry, store: ArtifactStore, options: LoadOptions) -> None:
+    `load_s`: the time limit of one load. `loaded_bytes`: most bytes of model files in memory; 0: half of the memory.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: ArtifactStore,
+        options: LoadOptions,
+        *,
+        load_s: float = LOAD_S,
+        loaded_bytes: int = 0,
+    ) -> None:
         self._registry, self._store, self._options = registry, store, options
+        self._load_s, self._memory = load_s, Memory(loaded_bytes or memory_bytes() // 2)
         self._tokenizers = TokenizerCache()
-        self._idle = ThreadPoolExecutor(1, thread_name_prefix="load-idle", initializer=run_when_idle)
-        self._low = ThreadPoolExecutor(
-            1, thread_name_prefix="load-low", initializer=lower_priority, initargs=(CANDIDATE,)
-        )
-        self._idle_is_busy = False
+        self._threads: set[threading.Thread] = set()
 
     async def load(self, space_id: str, version: str, dim: int | None, *, beside: bool = False) -> Model:
         """Loads a version, `beside` a serving one or before any serves.
 
-        Raises NotFound, and errors that name the wrong file or value.
+        Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value.
         """
         row = await self._registry.checkpoint(version)
         if row is None:
@@ -62,21 +78,20 @@ class CandidateLoader:
         self, space_id: str, version: str, manifest_sha256: str, dim: int | None, *, beside: bool = False
     ) -> Model:
         """Loads a version whose manifest digest is known, without the registry."""
-
-        def load() -> Model:
-            try:
-                artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="full")
-                return load_model(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
-            except errors.AeencError as error:
-                raise _strip(error) from None
-            except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
-                reason = f"{type(error).__name__}: {str(error)[:200]}"
-                _strip(error)
-                raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
-            finally:
-                _return_memory()
-
-        return await (self._when_idle(load) if beside else self._at_low_priority(load))
+        await self._await_the_load_before()
+        steps = self._steps(space_id, version, manifest_sha256, dim)
+        try:
+            async with asyncio.timeout(self._load_s):
+                model = await self._advance(version, steps, idle=True) if beside else None
+                return model or await self._finish(version, steps)
+        except TimeoutError:
+            raise errors.DeadlineExceeded(
+                f"loading checkpoint {version} took longer than {self._load_s:g} s; look at the disk, or raise "
+                "AEENC_ENCODER_LOAD_S"
+            ) from None
+        finally:
+            with contextlib.suppress(ValueError):  # it is at a step; then its thread closes it
+                steps.close()
 
     async def release(self, models: list[Model]) -> None:
         """Frees models that no call uses any more, and empties `models`.
@@ -91,29 +106,108 @@ class CandidateLoader:
 
         await asyncio.to_thread(release)
 
-    def close(self) -> None:
-        """Stops the threads after their current load."""
-        self._idle.shutdown(wait=False, cancel_futures=True)
-        self._low.shutdown(wait=False, cancel_futures=True)
+    def check_precision(self, model: Model) -> None:
+        """Raises FailedPrecondition for a query encoder without the precision that was asked for by name."""
+        wanted = self._options.precision
+        if self._options.strict and model.model_type == "sentence-encoder" and wanted not in model.runners:
+            raise errors.FailedPrecondition(
+                f"version {model.version} cannot be computed in {wanted} here: {model.precision_reason}; publish one "
+                f"that can, or set AEENC_ENCODER_PRECISION=prefer-{wanted}"
+            )
 
-    async def _when_idle(self, load: Callable[[], Model]) -> Model:
-        """Loads in the idle thread, or in the one of low priority when the idle one is busy or gets no time."""
-        if not self._idle_is_busy:
-            self._idle_is_busy = True
-            quiet = asyncio.get_running_loop().run_in_executor(self._idle, load)
-            quiet.add_done_callback(self._mark_idle)
-            await asyncio.wait([quiet], timeout=PATIENCE_S)
-            if quiet.done():
-                return quiet.result()
-        return await self._at_low_priority(load)
+    def _steps(self, space_id: str, version: str, manifest_sha256: str, dim: int | None) -> Steps:
+        artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
+        reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
+        model = yield from load_steps(artifact, self._options, space_id=space_id, dim=dim, tokenizers=self._tokenizers)
+        model.reserved = reserved
+        return model
 
-    def _mark_idle(self, quiet: asyncio.Future[Model]) -> None:
-        """Drops the result: a model that came too late must not stay in memory."""
-        self._idle_is_busy = False
-        observe_failure(quiet)
+    async def _await_the_load_before(self) -> None:
+        """Waits a while for a step that goes on after its load was given up. Raises FailedPrecondition for too many."""
+        until = time.monotonic() + GRACE_S
+        for thread in list(self._threads):
+            await asyncio.to_thread(thread.join, max(until - time.monotonic(), 0.0))
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        if len(self._threads) >= MAX_HUNG:
+            raise errors.FailedPrecondition(
+                f"{len(self._threads)} loads hang in this process and nothing more is loaded; look at the disk, and "
+                "restart the encoder"
+            )
 
-    async def _at_low_priority(self, load: Callable[[], Model]) -> Model:
-        return await asyncio.get_running_loop().run_in_executor(self._low, load)
+    async def _finish(self, version: str, steps: Steps) -> Model:
+        model = await self._advance(version, steps, idle=False)
+        if model is None:
+            raise errors.DataLoss(f"checkpoint {version} ended its load without a model")
+        return model
+
+    async def _advance(self, version: str, steps: Steps, *, idle: bool) -> Model | None:
+        """Takes steps in a thread of its own; None when they have not ended after an idle thread's patience."""
+        stop, given_up, taken = threading.Event(), threading.Event(), Future[Model | None]()
+        taken.set_running_or_notify_cancel()  # from here on only the thread ends it
+
+        def take() -> None:
+            run_when_idle() if idle else lower_priority(CANDIDATE)
+            try:
+                model = _take(version, steps, stop)
+                if given_up.is_set():
+                    steps.close()  # frees what it has opened, whoever still refers to it
+            except errors.AeencError as error:
+                taken.set_exception(error)
+            else:
+                taken.set_result(model)
+
+        # A daemon: a hanging step must not keep the process from ending.
+        thread = threading.Thread(target=take, name="load-idle" if idle else "load-low", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        timer = asyncio.get_running_loop().call_later(PATIENCE_S, stop.set) if idle else None
+        try:
+            return await asyncio.wrap_future(taken)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        finally:
+            stop.set()
+            if timer is not None:
+                timer.cancel()
+
+
+class Memory:
+    """Bytes of model files in memory: of loads that have begun and of models that anybody still holds."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
+
+    def reserve(self, version: str, size_bytes: int) -> Reservation:
+        """Returns a reservation that lasts as long as it is referred to. Raises FailedPrecondition over the limit."""
+        held = sum(one.size_bytes for one in self._reserved)
+        if held + size_bytes > self._limit_bytes:
+            raise errors.FailedPrecondition(
+                f"checkpoint {version} has {size_bytes:,} bytes of models, which with the {held:,} loaded is over the "
+                f"limit of {self._limit_bytes:,}; delete a label, or raise AEENC_ENCODER_LOADED_BYTES"
+            )
+        reservation = Reservation(size_bytes)
+        self._reserved.add(reservation)
+        return reservation
+
+
+class Reservation:
+    """A number of bytes, held as long as this object lives."""
+
+    __slots__ = ("__weakref__", "size_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+def memory_bytes() -> int:
+    """Returns the memory of this container or machine."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(int(CGROUP_LIMIT.read_text()), machine)
+    except (OSError, ValueError):  # no control group, or "max"
+        return machine
 
 
 class Spaces:
@@ -127,26 +221,30 @@ class Spaces:
         self._versions, self._history = versions, history
         self._failed: dict[str, str] = {}  # space -> the premise encoder that failed here
 
-    async def open_default(self, space_id: str, version: str, *, retry_failed: bool) -> None:
-        """Makes a space the default and serves its `stable`. Raises the failure when nothing else serves."""
+    async def open_default(self, space_id: str, version: str, *, retry_failed: bool) -> tuple[LabelRow, Model] | None:
+        """Makes a space the default. Raises the failure when nothing else serves.
+
+        Returns the model to serve at once under its `stable`, when that is not served yet and can be.
+        """
         if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
-            return
+            return None
         if self._failed.get(space_id) == version and self._versions.complete and not retry_failed:
-            return
+            return None
         try:
             premises = await self._load(space_id, version)
         except errors.AeencError:
             if not self._versions.complete:
                 raise
-            return
+            return None
         stable = None
         row = await self._registry.label(space_id, STABLE)
         if row is not None and (space_id, STABLE) not in self._versions.labels:
             with contextlib.suppress(errors.AeencError):  # the same round follows the label and records the failure
-                stable = await self._loader.load(space_id, row.version, premises.dim)
+                stable = premises if row.version == version else None
+                stable = stable or await self._loader.load(space_id, row.version, premises.dim)
+                self._loader.check_precision(stable)
         self._versions.open_space(space_id, premises, default=True)
-        if row is not None and stable is not None:
-            self._versions.serve((space_id, STABLE), stable, ServedLabel(row.version, row.revision, row.share))
+        return None if row is None or stable is None else (row, stable)
 
     async def open(self, space_id: str, *, retry_failed: bool) -> None:
         """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""
@@ -161,10 +259,21 @@ class Spaces:
     async def model(self, space_id: str, version: str) -> Model:
         """Returns a version of a space, loaded already or now. Raises the reason to refuse it."""
         dim = self._dim(space_id)
+        model = self._versions.models.get(version) or await self._loader.load(space_id, version, dim, beside=True)
+        check_place(model.description, space_id, dim)
+        self._loader.check_precision(model)
+        return model
+
+    def loaded(self, space_id: str, version: str) -> Model | None:
+        """Returns a version that can serve a label of a space without a load; None when there is none."""
         model = self._versions.models.get(version)
         if model is None:
-            return await self._loader.load(space_id, version, dim, beside=True)
-        check_place(model.description, space_id, dim)
+            return None
+        try:
+            check_place(model.description, space_id, self._dim(space_id))
+            self._loader.check_precision(model)
+        except errors.AeencError:
+            return None
         return model
 
     async def restore(self, saved: SavedSpace, *, default: bool) -> None:
@@ -177,7 +286,9 @@ class Spaces:
         """Returns a version of a space as it was served last, without the registry."""
         dim = self._dim(space_id)
         model = self._versions.models.get(version)
-        return model or await self._loader.load_known(space_id, version, manifest_sha256, dim)
+        model = model or await self._loader.load_known(space_id, version, manifest_sha256, dim)
+        self._loader.check_precision(model)
+        return model
 
     def _dim(self, space_id: str) -> int | None:
         """Returns the dimension of a space; None for cross-encoders."""
@@ -202,6 +313,26 @@ class Spaces:
             raise
         self._failed.pop(space_id, None)
         return model
+
+
+def _take(version: str, steps: Steps, stop: threading.Event) -> Model | None:
+    """Takes steps until they end or `stop` is set, but at least one. Raises errors without causes and frames."""
+    try:
+        while True:
+            next(steps)
+            if stop.is_set():
+                return None
+    except StopIteration as end:
+        model: Model = end.value
+        return model
+    except errors.AeencError as error:
+        raise _strip(error) from None
+    except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        _strip(error)
+        raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
+    finally:
+        _return_memory()
 
 
 def _strip(error: E) -> E:

@@ -1,12 +1,13 @@
 """The follower keeps the served versions in step with the registry's labels.
 
     event or poll ──► rows ──► Spaces.model: fetch, verify, load beside, check ──► Versions.serve ──► acknowledge
-                                        │ fails                                          │ swaps one reference
-                                        ▼                                                ▼
-                        the old version serves on; reason in GetInfo      drop unnamed, drain, release memory
+          │                             │ fails                                          │ swaps one reference
+          ▼                             ▼                                                ▼
+    is loaded: serve at once   the old version serves on; reason in GetInfo   drop unnamed, drain, release memory
 
 It is level-triggered: an event only wakes it and the row decides. It also reads the rows at start and every `poll_s`.
-If a label moves during a load, the newest revision wins. Nothing on the encode path waits for the follower.
+One task waits for events and applies at once what needs no load; another runs rounds, which load. A label that moves
+during its load ends it, and the newest revision wins. Nothing on the encode path waits for the follower.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from aeenc import errors
 from services.encoder.metrics import EncoderMetrics
@@ -35,6 +37,7 @@ log = get(__name__)
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
 DRAIN_POLL_S = 0.1
+START_PATIENCE_S = 10.0
 FALLEN_BACK = 0  # stands for a revision: the label serves another version than its row names
 
 
@@ -43,12 +46,14 @@ class FollowerOptions:
     """The instance that follows, the directory of its state, and its polling interval in seconds.
 
     `space_id` is the one space to serve; empty: the registry's default one and every other that has a label.
+    `handicap`: why the encoder computes on less than it has; such an encoder reports DEGRADED.
     """
 
     instance: str
     space_id: str
     state_dir: Path
     poll_s: float
+    handicap: str = ""
 
 
 class Follower:
@@ -71,41 +76,73 @@ class Follower:
         self._state_file = StateFile(options.state_dir)
         self._spaces = Spaces(registry, loader, versions, history)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
+        self._loading: tuple[LabelRow, asyncio.Task[Model]] | None = None
+        self._wake, self._retry_failed = asyncio.Event(), False
+        self._stable: LabelRow | None = None  # as read last
+        self._elsewhere: list[str] = []  # the other spaces with a `stable`
+        self._behind = ""  # why the labels are not followed
 
     async def start(self) -> None:
         """Serves the registry's labels, or without the registry the saved ones; then keeps following."""
+        last_event, away = "0-0", ""
         try:
             last_event = await self._registry.last_event()
-            await self._apply(retry_failed=True)
         except errors.Unavailable as error:
-            last_event = "0-0"
+            away = error.message
+        self._spawn(self._watch(last_event))
+        self._spawn(self._beat())
+        try:
+            await (self._restore(away) if away else self._apply(retry_failed=True))
+        except errors.Unavailable as error:
             await self._restore(error.message)
         except errors.AeencError as error:  # such as a checkpoint missing from the store: tried again later
-            last_event = "0-0"
             self._readiness.starting(error.message)
-        self._tasks |= {asyncio.create_task(self._follow(last_event)), asyncio.create_task(self._beat())}
+        except Exception:  # the next round may go well
+            log.exception("following the registry failed")
+        self._spawn(self._rounds())
 
     async def stop(self) -> None:
         """Stops following and signs off."""
         await cancel_all(list(self._tasks))
-        self._loader.close()
         with contextlib.suppress(errors.Unavailable, TimeoutError):
             await asyncio.wait_for(self._registry.sign_off(self._options.instance), 1.0)
 
-    async def _follow(self, last_event: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, last_event: str) -> None:
+        """Waits for events, applies at once what needs no load, and wakes the rounds for the rest."""
         while True:
             try:
                 wait_s = self._options.poll_s if self._versions.complete else RETRY_S
                 seen = await self._registry.wait_for_event(last_event, wait_s)
-                await self._apply(retry_failed=seen == last_event)
+                self._retry_failed |= seen == last_event
+                await self._apply_loaded()
                 last_event = seen
             except errors.Unavailable as error:
-                if self._versions.complete:
-                    self._readiness.degraded(f"following no labels: {error.message}")
+                self._fall_behind(f"following no labels: {error.message}")
                 await asyncio.sleep(RETRY_S)
+            except Exception:  # following must survive any error
+                log.exception("following the registry failed")
+                await asyncio.sleep(RETRY_S)
+            self._wake.set()
+
+    async def _rounds(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            retry_failed, self._retry_failed = self._retry_failed, False
+            try:
+                await self._apply(retry_failed=retry_failed)
+            except errors.Unavailable as error:
+                self._fall_behind(f"following no labels: {error.message}")
             except Exception:  # following must survive any error of one round
                 log.exception("following the registry failed")
                 await asyncio.sleep(RETRY_S)
+                self._wake.set()
 
     async def _beat(self) -> None:
         while True:
@@ -124,30 +161,65 @@ class Follower:
         if space_id is None or premise_version is None:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
-        await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
+        started = time.monotonic()
+        opened = await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
+        if opened is not None:
+            row, model = opened
+            self._history.record(row, time.monotonic() - started)
+            self._serve((row.space_id, row.name), model, ServedLabel(row.version, row.revision, row.share))
         space_id = self._versions.space_id
-        rows = await self._rows(space_id)
-        others = {row.space_id for row in rows} - {space_id, CROSS_ENCODERS}
-        for other in sorted(others):
-            await self._spaces.open(other, retry_failed=retry_failed)
+        rows = await self._rows()
+        for other in sorted({row.space_id for row in rows} - {space_id, CROSS_ENCODERS}):
+            opening = asyncio.ensure_future(self._spaces.open(other, retry_failed=retry_failed))
+            await self._patiently(opening)
+            opening.result()
         for row in sorted(rows, key=self._urgency):
             await self._follow_row(row, retry_failed=retry_failed)
-        stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
-        if stable is None:
-            self._nothing_to_follow("label `stable` names nothing")
-            return
-        for key in self._versions.withdraw_all_but({(row.space_id, row.name) for row in rows}):
-            self._metrics.unserved(*key)
+        async with self._applying:
+            rows = await self._rows()  # labels may have moved during the loads
+            self._stable = next((row for row in rows if (row.space_id, row.name) == (space_id, STABLE)), None)
+            if self._stable is None:
+                self._nothing_to_follow("label `stable` names nothing")
+                return
+            self._withdraw_all_but(rows)
         if not self._versions.complete:
-            await self._fall_back(stable)
+            await self._fall_back(self._stable)
+        others = {row.space_id for row in rows} - {space_id, CROSS_ENCODERS}
         self._versions.close_spaces_but(others)
         self._drop_unnamed()
         await self._state_file.save(self._versions)
-        self._set_readiness(stable, [row for row in rows if row.space_id in others and row.name == STABLE])
+        self._behind = ""
+        self._elsewhere = [row.space_id for row in rows if row.space_id in others and row.name == STABLE]
+        self.show_readiness()
 
-    async def _rows(self, space_id: str) -> list[LabelRow]:
+    async def _apply_loaded(self) -> None:
+        """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook."""
+        async with self._applying:
+            rows = await self._rows()
+            named = {(row.space_id, row.name): row for row in rows}
+            if self._loading is not None:
+                loading, task = self._loading
+                latest = named.get((loading.space_id, loading.name))
+                if latest is None or latest.version != loading.version:
+                    task.cancel()
+            for row in sorted(rows, key=self._urgency):
+                model = self._spaces.loaded(row.space_id, row.version)
+                if model is not None and not self._is_served(row):
+                    await self._conclude(row, model, "", 0.0)
+            if self._versions.complete and (self._versions.space_id, STABLE) in named:
+                self._withdraw_all_but(rows)
+                if self._stable is not None:  # otherwise the first round says when it is ready
+                    self._stable = named[self._versions.space_id, STABLE]
+                    self.show_readiness()
+
+    def _withdraw_all_but(self, rows: Iterable[LabelRow]) -> None:
+        for key in self._versions.withdraw_all_but({(row.space_id, row.name) for row in rows}):
+            self._metrics.unserved(*key)
+
+    async def _rows(self) -> list[LabelRow]:
         """Reads the labels to follow: those of the configured space, or all."""
-        if not self._options.space_id:
+        space_id = self._options.space_id
+        if not space_id:
             return await self._registry.labels()
         return [*await self._registry.labels(space_id), *await self._registry.labels(CROSS_ENCODERS)]
 
@@ -158,14 +230,22 @@ class Follower:
     def _nothing_to_follow(self, why: str) -> None:
         """Keeps serving: an empty registry takes no version away."""
         if self._versions.complete:
-            self._readiness.degraded(f"serving the last labels: {why}")
+            self._fall_behind(f"serving the last labels: {why}")
         else:
             self._readiness.starting(why)
 
+    def _fall_behind(self, why: str) -> None:
+        if self._versions.complete:
+            self._behind = why
+            self.show_readiness()
+
+    def _is_served(self, row: LabelRow) -> bool:
+        here = self._versions.labels.get((row.space_id, row.name))
+        return here == ServedLabel(row.version, row.revision, row.share)
+
     async def _follow_row(self, row: LabelRow, *, retry_failed: bool) -> None:
         key, wanted = (row.space_id, row.name), (row.revision, row.version)
-        here = self._versions.labels.get(key)
-        if here == ServedLabel(row.version, row.revision, row.share):
+        if self._is_served(row):
             if self._acknowledged.get(key) != wanted:  # the acknowledgement was lost, or another process sent it
                 await self._acknowledge(row, ok=True)
         elif retry_failed or self._failed.get(key) != wanted:
@@ -182,19 +262,42 @@ class Follower:
             except errors.AeencError as error:
                 log.warning("cannot fall back", version=version, reason=error.message)
                 continue
+            if self._versions.complete:  # the label has moved to a loaded version meanwhile
+                return
             self._serve(key, model, ServedLabel(version, FALLEN_BACK))
             return
 
-    def _set_readiness(self, stable: LabelRow, elsewhere: list[LabelRow]) -> None:
-        here = self._versions.labels.get((stable.space_id, stable.name))
-        reason = self._history.last_failure((stable.space_id, STABLE), (stable.space_id, PREMISES))
+    async def _patiently(self, load: asyncio.Future[Any]) -> None:
+        """Waits for a load. In the first round, readiness does not wait longer than START_PATIENCE_S for it."""
+        try:
+            done, _ = await asyncio.wait([load], timeout=START_PATIENCE_S)
+            if not done:
+                if self._readiness.state == "STARTING" and self._versions.complete:
+                    self.show_readiness()
+                await asyncio.wait([load])
+        finally:
+            load.cancel()
+
+    def show_readiness(self) -> None:
+        """Derives readiness from what is served, what fails and what is followed."""
+        space_id, stable = self._versions.space_id, self._stable
+        here = self._versions.labels.get((space_id, STABLE))
+        reason = self._history.last_failure((space_id, STABLE), (space_id, PREMISES))
         if here is None:
             self._readiness.starting(f"no version can be served: {reason}")
-        elif here.revision == FALLEN_BACK:
+        elif failing := self._versions.failing({here.version, self._versions.premise_version}):
+            self._readiness.starting(failing)
+        elif self._behind:
+            self._readiness.degraded(self._behind)
+        elif here.revision == FALLEN_BACK and stable is not None:
             self._readiness.degraded(f"label `stable` names {stable.version}, serving {here.version}: {reason}")
-        elif unserved := [row.space_id for row in elsewhere if (row.space_id, STABLE) not in self._versions.labels]:
+        elif unserved := [one for one in self._elsewhere if (one, STABLE) not in self._versions.labels]:
             reason = self._history.last_failure((unserved[0], STABLE), (unserved[0], PREMISES))
             self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
+        elif failing := self._versions.failing(self._versions.models):
+            self._readiness.degraded(failing)
+        elif self._options.handicap:
+            self._readiness.degraded(self._options.handicap)
         else:
             self._readiness.serving()
 
@@ -205,19 +308,37 @@ class Follower:
             started = time.monotonic()
             model, failure = None, ""
             try:
-                model = await self._spaces.model(row.space_id, row.version)
+                model = await self._load(row)
             except errors.AeencError as error:
                 failure = error.message
-            latest = await self._registry.label(*key)
-            if latest is None:
-                return
-            if latest.revision == row.revision:
-                break
-            failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
-            self._history.record(row, time.monotonic() - started, failure)
-            await self._acknowledge(row, ok=False, reason=failure)
+            async with self._applying:
+                latest = await self._registry.label(*key)
+                if latest is None:
+                    return
+                if latest.version == row.version and (model is not None or failure):
+                    if not self._is_served(latest):
+                        await self._conclude(latest, model, failure, time.monotonic() - started)
+                    return
+            if latest.version != row.version:
+                failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
+                self._history.record(row, time.monotonic() - started, failure)
+                await self._acknowledge(row, ok=False, reason=failure)
             row = latest
-        self._history.record(row, time.monotonic() - started, failure)
+
+    async def _load(self, row: LabelRow) -> Model | None:
+        """Returns the row's model, loaded already or now; None when the label moved away meanwhile."""
+        task = asyncio.ensure_future(self._spaces.model(row.space_id, row.version))
+        self._loading = (row, task)
+        try:
+            await self._patiently(task)
+        finally:
+            self._loading = None
+        return None if task.cancelled() else task.result()
+
+    async def _conclude(self, row: LabelRow, model: Model | None, failure: str, duration_s: float) -> None:
+        """Serves a model under a label, or keeps what is served; records and acknowledges either."""
+        key = (row.space_id, row.name)
+        self._history.record(row, duration_s, failure)
         if model is None:
             self._failed[key] = (row.revision, row.version)
         else:
@@ -233,9 +354,7 @@ class Follower:
         """Drops versions that nothing names; their memory goes when their last call has ended."""
         dropped = self._versions.drop_unnamed()
         if dropped:
-            task = asyncio.create_task(self._drain(dropped))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._drain(dropped))
 
     async def _drain(self, models: list[Model]) -> None:
         while any(self._versions.in_flight[model] for model in models):  # noqa: ASYNC110 -- no hurry
@@ -261,8 +380,7 @@ class Follower:
             except errors.AeencError as error:
                 log.warning("a saved space cannot be served", space=other.space_id, reason=error.message)
         await self._restore_labels(state.labels)
-        if self._versions.complete:
-            self._readiness.degraded(f"serving the labels of the last run: {why}")
+        self._fall_behind(f"serving the labels of the last run: {why}")
 
     async def _restore_labels(self, labels: Iterable[SavedLabel]) -> None:
         for label in labels:

@@ -1,16 +1,18 @@
-"""Loading: the checks between the verified files of a checkpoint and a model that may serve.
+"""Loading: the checks between the files of a checkpoint and a model that may serve.
 
-    kind, space, dimension ──► file names, sizes ──► ONNX scan ──► session ──► warm every length ──► golden check
+    kind, space, dimension ──► file names, sizes ──► sha256 ──► ONNX scan ──► session ──► warm ──► golden check
 
 The golden check compares the outputs here with those that the same file gave for its probes at export. Nothing here
-touches the serving version. Loading blocks for about a second; run it in a thread of low priority.
+touches the serving version. Loading is a generator of short steps, so it can be stopped, and go on in another thread,
+between two of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from services.store.artifacts import Artifact
 MIN_COSINE = 0.999
 SCORE_TOLERANCE = 1e-2  # of a cross-encoder's logit, which is a few units wide
 SMALL_FILE_BYTES = 64 * 1024 * 1024
+HASHED_BYTES = 8 * 1024 * 1024  # in one step, some 20 ms
 WARM_LENGTHS = (4, 16, 64, 256, 1024, 4096)  # tokens, if below the model's limit
 FILES = {
     "model.onnx",
@@ -50,6 +53,7 @@ FILES = {
     "probes.int8.npy",
     "metrics.json",
 }
+Steps = Generator[None, None, Model]
 _EMBEDDING, _SCORE, _SEGMENTS = "sentence_embedding", "score", "token_type_ids"
 _MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.onnx", "probes.npy")}
 
@@ -58,18 +62,32 @@ _MODELS = {INT8: ("model.int8.onnx", "probes.int8.npy"), FLOAT16: ("model.fp16.o
 class LoadOptions:
     """The largest model file in bytes, the precision of queries, and the device.
 
-    With a `torch_device`, encoders run in torch there. Cross-encoders never do: their weights are in their ONNX file.
+    `strict`: a version that cannot be computed in that precision here is not served under a label. With a
+    `torch_device`, encoders run in torch there. Cross-encoders never do: their weights are in their ONNX file.
     """
 
     max_file_bytes: int
     precision: str
     providers: Sequence[str]
     torch_device: str = ""
+    strict: bool = False
 
     @property
     def on_gpu(self) -> bool:
         """Whether encoders run on a GPU."""
         return self.torch_device == "cuda" if self.torch_device else CUDA in self.providers
+
+
+def check_runtime(options: LoadOptions) -> None:
+    """Raises FailedPrecondition for a precision asked for by name that this runtime can give no version."""
+    if not options.strict:
+        return
+    if options.torch_device and options.precision == INT8:
+        raise FailedPrecondition(
+            "AEENC_ENCODER_PRECISION=int8, but the torch runtime has no int8; use onnxruntime for it"
+        )
+    if options.precision == FLOAT16 and not options.on_gpu:
+        raise FailedPrecondition("AEENC_ENCODER_PRECISION=float16, but half precision is for a GPU; set prefer-float16")
 
 
 def load_model(
@@ -80,22 +98,46 @@ def load_model(
     dim: int | None,
     tokenizers: TokenizerCache | None = None,
 ) -> Model:
-    """Loads, warms and checks a checkpoint whose hashes are verified. `tokenizers` avoids reading one twice.
+    """Takes all the steps of `load_steps` at once."""
+    steps = load_steps(artifact, options, space_id=space_id, dim=dim, tokenizers=tokenizers)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            model: Model = end.value
+            return model
+
+
+def load_steps(
+    artifact: Artifact,
+    options: LoadOptions,
+    *,
+    space_id: str,
+    dim: int | None,
+    tokenizers: TokenizerCache | None = None,
+) -> Steps:
+    """Checks, loads and warms a checkpoint, step by step. `tokenizers` avoids reading one twice.
 
     Raises DataLoss or FailedPrecondition naming the wrong file or value.
     """
     description = Description.of(artifact)
     check_place(description, space_id, dim)
     _check_files(artifact, options.max_file_bytes)
+    yield from _hash(artifact)
     tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
+    yield
     if description.model_type == "cross-encoder":
         pairs = _pair_runner(artifact, description, options)
+        yield
         _check_scores(artifact, description, tokenization, pairs)
         return Model(description, tokenization, {FLOAT32: pairs})
     session = _session(artifact, "model.onnx", options)
+    yield
     runner = PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
     _warm(runner, description)
+    yield
     _check_vectors(artifact, description, tokenization, runner, "probes.npy")
+    yield
     runners: dict[str, Runner] = {FLOAT32: runner}
     reason = ""
     if options.precision in _MODELS:
@@ -167,6 +209,26 @@ def _check_files(artifact: Artifact, max_file_bytes: int) -> None:
         limit = max_file_bytes if name.startswith("model.") else SMALL_FILE_BYTES
         if entry.size_bytes > limit:
             raise DataLoss(f"{artifact.path / name} has {entry.size_bytes:,} bytes, over the limit of {limit:,}")
+
+
+def model_bytes(artifact: Artifact, options: LoadOptions) -> int:
+    """Returns the size of the model files that loading opens, about what the model takes in memory."""
+    names = ["model.safetensors"] if options.torch_device else ["model.onnx"]
+    if options.precision in _MODELS and not options.torch_device:
+        names.append(_MODELS[options.precision][0])
+    return sum(artifact.files[name].size_bytes for name in names if name in artifact.files)
+
+
+def _hash(artifact: Artifact) -> Generator[None, None, None]:
+    """Raises DataLoss for a file that has not the sha256 of the manifest."""
+    for name, entry in artifact.files.items():
+        path, digest = artifact.file(name), hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(HASHED_BYTES):
+                digest.update(block)
+                yield
+        if digest.hexdigest() != entry.sha256:
+            raise DataLoss(f"{path} does not have the sha256 of its manifest; restore it")
 
 
 def _scanned(artifact: Artifact, name: str) -> Path:

@@ -50,6 +50,7 @@ class Versions:
         self._premise_versions: dict[str, str] = {}
         self._labels: dict[LabelKey, ServedLabel] = {}
         self._models: dict[str, Model] = {}
+        self._failing: dict[str, str] = {}
         self.in_flight: Counter[Model] = Counter()
 
     @property
@@ -147,6 +148,20 @@ class Versions:
         self._models[label.version] = model
         self._labels[key] = label
 
+    def failing(self, versions: Collection[str]) -> str:
+        """Says which of these versions fails every run, and why; empty when none does."""
+        return next(
+            (f"version {one} fails every run: {why}" for one, why in self._failing.items() if one in versions), ""
+        )
+
+    def mark(self, version: str, failure: str) -> bool:
+        """Notes that a version fails every run; without a failure, that it computes. Returns whether that is new."""
+        changes = bool(failure) != (version in self._failing)
+        self._failing.pop(version, None)
+        if failure:
+            self._failing[version] = failure
+        return changes
+
     def withdraw_all_but(self, keys: Collection[LabelKey]) -> list[LabelKey]:
         """Stops serving every other label, and returns those."""
         withdrawn = [key for key in self._labels if key not in keys]
@@ -169,4 +184,7 @@ class Versions:
     def drop_unnamed(self) -> list[Model]:
         """Drops every version that neither a label nor a space names, and returns the models."""
         named = {here.version for here in self._labels.values()} | set(self._premise_versions.values())
-        return [self._models.pop(version) for version in set(self._models) - named]
+        dropped = [self._models.pop(version) for version in set(self._models) - named]
+        for model in dropped:
+            self._failing.pop(model.version, None)
+        return dropped

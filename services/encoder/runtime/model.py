@@ -144,7 +144,8 @@ class Tokenization:
 class Model:
     """A checkpoint ready to serve. `runners` are by precision, the default one first.
 
-    `precision_reason` says why the precision set for this encoder is not among them.
+    `precision_reason` says why the precision set for this encoder is not among them. `reserved` is
+    whatever must live as long as the model does.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Model:
         self.tokenization = tokenization
         self.runners = dict(runners)
         self.precision_reason = precision_reason
+        self.reserved: object = None
 
     def choose(self, precision: str, role: str) -> str:
         """Returns the precision for a call that asks for `precision` ("": the default).

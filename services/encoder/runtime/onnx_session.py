@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import onnxruntime as ort
 
@@ -15,6 +16,11 @@ from aeenc.errors import DataLoss, FailedPrecondition
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _SLOWER_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU the fused kernel is slower than the two that it replaces
+
+# A model of one Identity operator, y = x, of one float: ir_version 8, opset 17.
+_IDENTITY = bytes.fromhex(
+    "08083a2f0a100a017812017922084964656e746974791201675a0b0a017812060a0408011200620b0a017912060a040801120042021011"
+)
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 ALLOWED_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
@@ -36,28 +42,52 @@ _LARGEST_NUMBER_BYTES = 8
 VALUES_A_BYTE = 2  # of the densest type, which has four bits
 
 
-def providers_of(device: str) -> list[str]:
+class Placement(NamedTuple):
+    """Where a runtime computes, and why not with the CUDA that its build has."""
+
+    providers: list[str]
+    reason: str = ""
+
+
+def providers_of(device: str) -> Placement:
     """Returns onnxruntime's execution providers for `auto`, `cpu` or `cuda`, the preferred one first.
 
-    Raises FailedPrecondition for `cuda` when this build of onnxruntime has none.
+    It opens a session to see: without a working driver, a build with CUDA computes on the CPU and says nothing. Raises
+    FailedPrecondition for `cuda` when sessions would not be there.
     """
-    if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
-        return [CPU]
-    if CUDA not in ort.get_available_providers():
+    has_cuda = CUDA in ort.get_available_providers()
+    if device == "cpu" or (device == "auto" and not has_cuda):
+        return Placement([CPU])
+    if not has_cuda:
         raise FailedPrecondition(
             "AEENC_ENCODER_DEVICE=cuda, but this onnxruntime has no CUDA; install the extra encoder-gpu"
         )
     ort.preload_dlls()  # the CUDA libraries that were installed as wheels
-    return [CUDA, CPU]
+    if _opens_with_cuda():
+        return Placement([CUDA, CPU])
+    reason = "this onnxruntime has CUDA and its sessions are on the CPU; repair the driver or the CUDA libraries"
+    if device == "cuda":
+        raise FailedPrecondition(f"AEENC_ENCODER_DEVICE=cuda, but {reason}")
+    return Placement([CPU], f"{reason}, or set AEENC_ENCODER_DEVICE=cpu")
+
+
+def _opens_with_cuda() -> bool:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        return CUDA in ort.InferenceSession(_IDENTITY, options, providers=[CUDA, CPU]).get_providers()
+    except Exception:  # noqa: BLE001 -- the runtime raises its own unexported classes
+        return False
 
 
 def open_session(
     path: Path, providers: Sequence[str], output: str, optional_inputs: Iterable[str] = ()
 ) -> ort.InferenceSession:
-    """Opens a model file with the inputs `input_ids` and `attention_mask` and the named output. Raises DataLoss.
+    """Opens a model file with the inputs `input_ids` and `attention_mask` and the named output.
 
     It opens the path, not bytes: so the runtime neither blocks the interpreter nor keeps a second copy. A session
-    creates no threads, so a thread of low priority may open it.
+    creates no threads, so a thread of low priority may open it. Raises DataLoss, or FailedPrecondition when the session
+    is not at the first provider.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # several workers run in parallel, each with its own batch
@@ -70,6 +100,11 @@ def open_session(
         session = ort.InferenceSession(path, options, providers=list(providers), disabled_optimizers=slower)
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error
+    if providers[0] not in session.get_providers():
+        raise FailedPrecondition(
+            f"{path} was to be computed by {providers[0]}, and its session is on {', '.join(session.get_providers())}; "
+            "look at the device's memory and driver"
+        )
     inputs = inputs_of(session)
     outputs = [o.name for o in session.get_outputs()]
     if inputs - set(optional_inputs) != {"input_ids", "attention_mask"} or output not in outputs:

@@ -20,8 +20,11 @@ WEIGHTS = "model.safetensors"
 INSTALL = "install the extra encoder-torch"
 
 
-def torch_device_of(device: str) -> str:
-    """Resolves `auto`, `cpu` or `cuda`. Raises FailedPrecondition without torch, or for `cuda` without CUDA."""
+def torch_device_of(device: str) -> tuple[str, str]:
+    """Resolves `auto`, `cpu` or `cuda`, and says why `auto` is not the CUDA that this torch was built with.
+
+    Raises FailedPrecondition without torch, or for `cuda` without CUDA.
+    """
     try:
         import torch
     except ImportError as error:
@@ -29,7 +32,11 @@ def torch_device_of(device: str) -> str:
     torch.set_num_threads(1)  # several workers run in parallel, each with its own batch
     if device == "cuda" and not torch.cuda.is_available():
         raise FailedPrecondition("AEENC_ENCODER_DEVICE=cuda, but this torch has no CUDA; install a build with CUDA")
-    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if device == "cpu" or torch.cuda.is_available():
+        return ("cpu" if device == "cpu" else "cuda"), ""
+    if torch.version.cuda is None:
+        return "cpu", ""
+    return "cpu", "this torch has CUDA and finds no device; repair the driver, or set AEENC_ENCODER_DEVICE=cpu"
 
 
 def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -> TorchSession:

@@ -160,3 +160,52 @@ async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
     monkeypatch.setattr("services.encoder.batching.admission.time.monotonic", lambda: now + 5)
     async with gate.admitted("interactive", 100, now + 6):
         pass  # who refuses everything learns nothing: after a while somebody is let in
+
+
+async def test_what_a_call_holds_follows_its_tokens_once_they_are_counted():
+    gate = admission(4000)
+    async with gate.admitted("interactive", 2000, None) as hold:
+        await hold.resize(500, None)
+        async with gate.admitted("interactive", 2500, None):
+            with pytest.raises(Overloaded, match="1 more are over its limit of 3,000"):
+                await hold.resize(501, None)
+        await hold.resize(3000, None)
+    async with gate.admitted("interactive", 3000, None):
+        pass
+
+
+async def test_no_call_holds_more_than_its_lane():
+    gate = admission(4000)
+    async with gate.admitted("interactive", 50_000, None) as hold:
+        assert hold.tokens == 3000
+        with pytest.raises(Overloaded):
+            await gate.admitted("interactive", 1, None).__aenter__()
+        await hold.resize(40_000, None)
+        assert hold.tokens == 3000
+
+
+async def test_patient_calls_that_all_prove_larger_are_let_in_one_after_the_other():
+    gate, entered = admission(4000), []
+
+    async def call(estimate: int, tokens: int) -> None:
+        async with gate.admitted("bulk", estimate, None, 5) as hold:
+            await asyncio.sleep(0)
+            await hold.resize(tokens, None)
+            entered.append(tokens)
+
+    await asyncio.wait_for(asyncio.gather(*(call(300, 900 + n) for n in range(3))), 2)
+    assert entered == [900, 901, 902]
+
+
+async def test_a_patient_call_that_proves_larger_waits_for_the_room():
+    gate = admission(4000)
+    async with gate.admitted("bulk", 300, None, 5) as hold:
+        other = gate.admitted("bulk", 700, None)
+        await other.__aenter__()
+        growing = asyncio.create_task(hold.resize(800, None))
+        await asyncio.sleep(0)
+        assert not growing.done()
+        await other.__aexit__(None, None, None)
+        await asyncio.wait_for(growing, 1)
+    async with gate.admitted("bulk", 1000, None):
+        pass

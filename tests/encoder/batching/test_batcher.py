@@ -13,11 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from aeenc.errors import AeencError, Unavailable
+from services.encoder.batching import batcher
 from services.encoder.batching.admission import CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import Tokens
 from services.encoder.runtime.thread_priority import WORKER
+from support.waiting import eventually
 
 POISON, DEADLY, ENDLESS = 13, 17, 19
 
@@ -162,3 +164,25 @@ async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
     assert set(setup.runner.computed) <= {0, 1, 99}, "the cancelled calls were computed"
     dropped = setup.registry.get_sample_value("aeenc_encoder_dropped_texts_total", {"reason": "cancelled"})
     assert dropped >= 38 * 64 - 64
+
+
+async def test_threads_that_never_come_back_are_replaced_a_bounded_number_of_times(monkeypatch) -> None:
+    monkeypatch.setattr(batcher, "WATCH_S", 0.02)
+    setup = Setup(workers=2, stuck_s=0.1)
+    before = threading.active_count()
+    for number in range(4):  # two workers, and the two in their place
+        with pytest.raises(Unavailable, match=r"did not come back|every worker hangs"):
+            await asyncio.wait_for(setup.encode(number, ENDLESS), 5)
+    assert threading.active_count() == before + 2
+    with pytest.raises(Unavailable, match="every worker hangs"):
+        await asyncio.wait_for(setup.encode(1), 5)
+    setup.runner.release.set()
+
+    async def answered() -> bool:
+        try:
+            return (await setup.encode(3)).rows.tolist() == [[3, 3]]
+        except Unavailable:
+            return False
+
+    await eventually(answered)
+    await setup.batcher.close()

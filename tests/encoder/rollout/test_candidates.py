@@ -13,17 +13,16 @@ import weakref
 import pytest
 
 from aeenc import errors
-from services.encoder.rollout import candidates
+from services.encoder.rollout import candidates, loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.loading import LoadOptions
 from services.encoder.runtime.thread_priority import CANDIDATE
+from support.waiting import until
 
 
 @pytest.fixture
 def made(registry, artifact_store):
-    candidate = CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
-    yield candidate
-    candidate.close()
+    return CandidateLoader(registry, artifact_store, LoadOptions(2**30, "float32", ["CPUExecutionProvider"]))
 
 
 def load(made, checkpoint, *, beside=True):
@@ -32,68 +31,69 @@ def load(made, checkpoint, *, beside=True):
 
 
 def threads_of(monkeypatch, before=lambda: None):
-    """Notes in which thread, and with which scheduling, each load begins."""
-    begun = []
-    original = candidates.load_model
+    """Notes in which thread, and with which scheduling and niceness, each session is opened."""
+    opened = []
+    original = loading.open_session
 
     def noted(*arguments, **options):
-        begun.append((threading.current_thread().name.rpartition("_")[0], os.sched_getscheduler(0)))
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) - os.getpriority(os.PRIO_PROCESS, os.getpid())
+        opened.append((threading.current_thread().name, os.sched_getscheduler(0), niceness))
         before()
         return original(*arguments, **options)
 
-    monkeypatch.setattr(candidates, "load_model", noted)
-    return begun
+    monkeypatch.setattr(loading, "open_session", noted)
+    return opened
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
 async def test_a_load_beside_a_serving_version_runs_when_idle_and_the_first_one_does_not_wait_for_that(
     made, tiny_checkpoint, monkeypatch
 ):
-    begun = threads_of(monkeypatch)
+    opened = threads_of(monkeypatch)
     assert (await load(made, tiny_checkpoint, beside=False)).version == tiny_checkpoint.version
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
-    assert begun == [("load-low", os.SCHED_OTHER), ("load-idle", os.SCHED_IDLE)]
-    assert (
-        made._low.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
-        == os.getpriority(os.PRIO_PROCESS, os.getpid()) + CANDIDATE
-    )
+    assert opened == [("load-low", os.SCHED_OTHER, CANDIDATE), ("load-idle", os.SCHED_IDLE, 0)]
 
 
-async def test_a_load_that_gets_no_turn_is_done_by_the_thread_with_a_share(made, tiny_checkpoint, monkeypatch):
-    turn = threading.Event()
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules threads by themselves")
+async def test_a_load_that_takes_too_long_when_idle_goes_on_with_a_share_and_does_nothing_twice(
+    made, tiny_checkpoint, monkeypatch
+):
+    opened, warmed, took_long = threads_of(monkeypatch, lambda: took_long.wait(20)), [], threading.Event()
+    original = loading._warm
 
-    def starve():
-        if threading.current_thread().name.startswith("load-idle"):
-            turn.wait(20)
-            raise errors.DataLoss("nobody waits for this any more")
+    def warm(*arguments):
+        warmed.append(threading.current_thread().name)
+        return original(*arguments)
 
-    begun = threads_of(monkeypatch, starve)
-    monkeypatch.setattr(candidates, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(loading, "_warm", warm)
+    monkeypatch.setattr(candidates, "PATIENCE_S", 0.1)
+    asyncio.get_running_loop().call_later(0.3, took_long.set)
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
-    assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
-    assert [name for name, _ in begun] == ["load-idle", "load-low", "load-low"], "the second did not wait again"
-    turn.set()
+    assert [name for name, *_ in opened] == ["load-idle"], "one session is opened, once"
+    assert warmed == ["load-low"], "the next step is taken by the thread with a share"
 
 
 async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_checkpoint, monkeypatch):
-    turn, loaded = threading.Event(), []
-    original = candidates.load_model
+    go_on, begun, loaded = threading.Event(), threading.Event(), []
+    original = loading.open_session
 
-    def noted(*arguments, **options):
-        if threading.current_thread().name.startswith("load-idle"):
-            turn.wait(20)
-        model = original(*arguments, **options)
-        loaded.append(weakref.ref(model))
-        return model
+    def late(*arguments, **options):
+        begun.set()
+        go_on.wait(20)
+        session = original(*arguments, **options)
+        loaded.append(weakref.ref(session))
+        return session
 
-    monkeypatch.setattr(candidates, "load_model", noted)
-    monkeypatch.setattr(candidates, "PATIENCE_S", 0.1)
-    served = await load(made, tiny_checkpoint)
-    turn.set()
-    async with asyncio.timeout(10):
-        while len(loaded) < 2 or loaded[1]() is not None:  # noqa: ASYNC110 -- a thread lets go of it
-            await asyncio.sleep(0.01)
-    assert loaded[0]() is served
+    monkeypatch.setattr(loading, "open_session", late)
+    waiting = asyncio.create_task(load(made, tiny_checkpoint))
+    await asyncio.to_thread(begun.wait, 10)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    go_on.set()
+    await until(lambda: bool(loaded) and loaded[0]() is None)
+    assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
 
 
 async def test_checkpoints_with_the_same_tokenizer_file_share_it(made, tiny_checkpoint):
@@ -121,7 +121,7 @@ async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(
 ):
     opened = []
 
-    def load_model(*_arguments, **_options):
+    def check(*_arguments, **_options):
         session = Session()
         opened.append(weakref.ref(session))
         try:
@@ -129,12 +129,13 @@ async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(
         except RuntimeError as error:
             raise ValueError("what it led to") from error
 
-    monkeypatch.setattr(candidates, "load_model", load_model)
+    monkeypatch.setattr(loading, "_check_vectors", check)
     gc.collect()
     gc.disable()
     try:
         with contextlib.suppress(errors.AeencError):
             await load(made, tiny_checkpoint, beside=beside)
         assert [one() for one in opened] == [None]
+        assert not list(made._memory._reserved), "the frames of the load are gone, and with them what it reserved"
     finally:
         gc.enable()

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aeenc import errors
-from services.encoder.rollout import candidates
+from services.encoder.rollout import loading
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
@@ -62,19 +62,19 @@ async def test_premises_never_go_to_the_canary(serve, tuned, registry, tiny_chec
 
 
 async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve, tuned, registry, monkeypatch) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    original = candidates.load_model
+    begun, go_on = threading.Event(), threading.Event()
+    original = loading.open_session
 
-    def load(artifact, *arguments, **options):
-        if artifact.id == tuned[1].version:
-            loading.set()
+    def open_session(path, *arguments, **options):
+        if path.parent.name == tuned[1].version:
+            begun.set()
             go_on.wait(5)
-        return original(artifact, *arguments, **options)
+        return original(path, *arguments, **options)
 
-    monkeypatch.setattr(candidates, "load_model", load)
+    monkeypatch.setattr(loading, "open_session", open_session)
     async with serve(poll_s=30) as (_, client):
         overtaken = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        await asyncio.to_thread(loading.wait, 5)
+        await asyncio.to_thread(begun.wait, 5)
         newest = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
         assert (await client.encode(["sun"])).model_version == tuned[0].version, "the old one serves meanwhile"
         go_on.set()
@@ -94,7 +94,7 @@ async def test_the_way_back_is_loaded_already(serve, tuned, registry, monkeypatc
         def never(*_arguments, **_options):
             raise AssertionError("nothing is loaded on the way back")
 
-        monkeypatch.setattr(candidates, "load_model", never)
+        monkeypatch.setattr(loading, "open_session", never)
         back = await registry.set_label(TINY_SPACE, "stable", row.previous)
         assert (await registry.await_rollout(back, 20))[0].ok
         assert (await client.encode(["sun"])).model_version == tuned[0].version
@@ -154,6 +154,17 @@ async def test_an_encoder_that_was_down_catches_up_at_its_start(serve, tuned, re
         async with serve(state_dir=tmp_path / "other") as (_, back):
             assert (await back.encode(["sun"])).model_version == tuned[1].version
             await serves(stays, tuned[1].version)
+
+
+async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(serve, tuned, registry) -> None:
+    async with serve() as (server, client):
+        row = await registry.label(TINY_SPACE, "stable")
+        revision = server.metrics.get_sample_value(
+            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[0].version}
+        )
+        assert revision == row.revision
+        swaps = [(swap.version, swap.ok) for swap in (await client.info()).swaps if swap.label == "stable"]
+        assert swaps == [(tuned[0].version, True)]
 
 
 async def test_every_replica_of_one_store_acknowledges_for_itself(serve, tuned, registry, tmp_path) -> None:

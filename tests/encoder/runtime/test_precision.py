@@ -73,18 +73,38 @@ def no_model(path, meta) -> None:
     ],
     ids=["gate", "other-cpu", "damaged"],
 )
-async def test_an_int8_file_that_is_not_right_here_falls_back_to_float32_and_says_why(
+async def test_a_preferred_int8_that_is_not_right_here_falls_back_to_float32_and_says_why(
     serve, copied, space, registry, artifact_store, figures, change, reason
 ) -> None:
     tuned = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=figures)
     tuned = copied(tuned.artifact, change)
     await register(registry, tuned, label="stable")
-    async with serve(precision="int8") as (server, client):
+    async with serve(precision="prefer-int8") as (server, client):
         answer = await client.encode(["sun"])
         assert (answer.model_version, answer.precision) == (tuned.version, "float32")
         (shown,) = [version for version in (await client.info()).versions if version.version == tuned.version]
         assert reason in shown.precision_reason
         assert server.readiness.state == "SERVING"
+
+
+async def test_a_candidate_without_the_precision_asked_for_by_name_is_refused_and_says_why(
+    serve, space, registry, artifact_store
+) -> None:
+    good = await publish(registry, artifact_store, space, int8=PASSED)
+    async with serve(precision="int8", poll_s=30) as (_, client):
+        row = await registry.set_label(space.space_id, "stable", space.version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert not rollout.ok
+        assert "cannot be computed in int8 here" in rollout.reason
+        assert "has no model.int8.onnx" in rollout.reason
+        answer = await client.encode(["sun"])
+        assert (answer.model_version, answer.precision) == (good.version, "int8")
+
+
+async def test_half_precision_asked_for_by_name_stops_the_start_without_a_gpu(serve) -> None:
+    with pytest.raises(errors.FailedPrecondition, match="half precision is for a GPU"):
+        async with serve(precision="float16", device="cpu", wait=False):
+            pass
 
 
 async def test_int8_is_computed_one_text_a_run_so_that_neighbours_cannot_matter(

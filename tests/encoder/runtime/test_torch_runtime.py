@@ -66,7 +66,10 @@ async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry,
 
 async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
     await register(registry, checkpoint, label="stable")
-    async with serve(runtime="torch", precision="int8") as (_, client):
+    with pytest.raises(errors.FailedPrecondition, match="AEENC_ENCODER_PRECISION=int8, but the torch runtime has no"):
+        async with serve(runtime="torch", precision="int8", wait=False):
+            pass
+    async with serve(runtime="torch", precision="prefer-int8") as (_, client):
         assert len((await client.encode(["sun"])).vectors) == 1
         with pytest.raises(errors.FailedPrecondition, match="the torch runtime has no int8"):
             await client.encode(["sun"], precision="int8")

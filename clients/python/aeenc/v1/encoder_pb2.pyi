@@ -118,7 +118,7 @@ class EncoderServiceGetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EncoderServiceGetInfoResponse(_message.Message):
-    __slots__ = ("service", "default_space_id", "dim", "versions", "labels", "swaps", "runtime")
+    __slots__ = ("service", "default_space_id", "dim", "versions", "labels", "swaps", "runtime", "runtime_reason")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class EncoderServiceGetInfoResponse(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_REASON_FIELD_NUMBER: _ClassVar[int]
     service: _types_pb2.ServiceInfo
     default_space_id: str
     dim: int
@@ -133,7 +134,8 @@ class EncoderServiceGetInfoResponse(_message.Message):
     labels: _containers.RepeatedCompositeFieldContainer[AppliedLabel]
     swaps: _containers.RepeatedCompositeFieldContainer[SwapOutcome]
     runtime: str
-    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[AppliedLabel, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    runtime_reason: str
+    def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., default_space_id: _Optional[str] = ..., dim: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[LoadedVersion, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[AppliedLabel, _Mapping]]] = ..., swaps: _Optional[_Iterable[_Union[SwapOutcome, _Mapping]]] = ..., runtime: _Optional[str] = ..., runtime_reason: _Optional[str] = ...) -> None: ...
 
 class LoadedVersion(_message.Message):
     __slots__ = ("version", "space_id", "labels", "premise_encoder", "in_flight", "model_type", "precisions", "precision_reason")

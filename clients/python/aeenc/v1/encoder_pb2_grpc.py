@@ -68,7 +68,8 @@ class EncoderServiceServicer(object):
         - INVALID_ARGUMENT: no texts, an empty text, a text over a limit, or one too long for the model with
         TRUNCATE_ERROR.
         - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
-        - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full.
+        - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full. With texts of more tokens than their characters suggest
+        this is said after they are counted.
         - DEADLINE_EXCEEDED: the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,170 @@
+"""A load that hangs, or needs too much: it holds up nothing that is loaded, and takes nothing from it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from services.encoder.rollout import candidates, follower, loading
+from services.store.artifacts import ArtifactStore
+from services.store.registry import Registry
+from support.models.tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.waiting import eventually, serves, until
+
+Hang = Callable[[TinyCheckpoint], threading.Event]
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    """Makes opening a checkpoint's model hang until the test ends; the event tells that it does."""
+    begun: dict[str, threading.Event] = {}
+    end = threading.Event()
+    original = loading.open_session
+
+    def open_session(path, *arguments, **options):
+        if path.parent.name in begun:
+            begun[path.parent.name].set()
+            end.wait(30)
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(loading, "open_session", open_session)
+    monkeypatch.setattr(candidates, "GRACE_S", 0.1)
+    yield lambda checkpoint: begun.setdefault(checkpoint.version, threading.Event())
+    end.set()
+
+
+@pytest.fixture
+async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
+    """Three checkpoints of one space, known to the registry; `stable` names the first of them."""
+    await register(registry, tiny_checkpoint)
+    made = [write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2, 3)]
+    for checkpoint in made:
+        await register(registry, checkpoint)
+    await registry.set_label(TINY_SPACE, "stable", made[0].version)
+    return made
+
+
+async def test_a_rollback_to_a_loaded_version_waits_for_no_load(serve, tuned, registry, hang) -> None:
+    async with serve(poll_s=30) as (_, client):
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert (await registry.await_rollout(row, 20))[0].ok
+        begun = hang(tuned[2])
+        await registry.set_label(TINY_SPACE, "canary", tuned[2].version)
+        assert await asyncio.to_thread(begun.wait, 10)
+        back = await registry.set_label(TINY_SPACE, "stable", row.previous)
+        (rollout,) = await registry.await_rollout(back, 5)
+        assert (rollout.revision, rollout.ok) == (back.revision, True)
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+
+
+async def test_moving_a_label_away_ends_the_load_of_what_it_named(serve, tuned, registry, hang) -> None:
+    async with serve(poll_s=30) as (_, client):
+        begun = hang(tuned[1])
+        await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        assert await asyncio.to_thread(begun.wait, 10)
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert (rollout.revision, rollout.ok) == (row.revision, True), rollout.reason
+        assert (await client.encode(["sun"])).model_version == tuned[2].version
+
+
+async def test_a_label_that_is_deleted_during_its_load_is_waited_for_no_longer(serve, tuned, registry, hang) -> None:
+    async with serve(poll_s=30) as (_, client):
+        begun = hang(tuned[1])
+        await registry.set_label(TINY_SPACE, "canary", tuned[1].version)
+        assert await asyncio.to_thread(begun.wait, 10)
+        await registry.delete_label(TINY_SPACE, "canary")
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert rollout.ok, rollout.reason
+        await serves(client, tuned[2].version)
+
+
+async def test_a_load_that_hangs_is_given_up_with_a_reason_and_the_next_one_goes_on(
+    serve, tuned, registry, hang
+) -> None:
+    async with serve(poll_s=30, load_s=0.5) as (server, client):
+        hang(tuned[1])
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert not rollout.ok
+        assert "took longer than 0.5 s" in rollout.reason
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+        assert server.readiness.state == "SERVING"
+        row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
+        assert (await registry.await_rollout(row, 10))[0].ok
+
+
+async def test_loads_that_hang_again_and_again_leave_a_few_threads_at_most(
+    serve, tuned, registry, hang, artifact_store, tiny_checkpoint
+) -> None:
+    async with serve(poll_s=30, load_s=0.3) as (_, client):
+        reasons = []
+        for seed in range(40, 40 + candidates.MAX_HUNG + 1):
+            candidate = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
+            hang(candidate)
+            await register(registry, candidate)
+            row = await registry.set_label(TINY_SPACE, "canary", candidate.version)
+            (rollout,) = await registry.await_rollout(row, 10)
+            reasons.append(rollout.reason)
+        assert "loads hang" in reasons[-1]
+        assert "restart" in reasons[-1]
+        left = [thread for thread in threading.enumerate() if thread.name.startswith("load")]
+        assert len(left) <= candidates.MAX_HUNG
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+
+
+async def test_a_start_serves_stable_while_another_label_still_loads(serve, tuned, registry, hang, monkeypatch) -> None:
+    monkeypatch.setattr(follower, "START_PATIENCE_S", 0.2)
+    begun = hang(tuned[2])
+    await registry.set_label(TINY_SPACE, "canary", tuned[2].version)
+    async with serve(poll_s=30, wait=False) as (server, client):
+        await until(lambda: server.readiness.healthy, 10)
+        assert (await client.encode(["sun"], label="stable")).model_version == tuned[0].version
+        assert await asyncio.to_thread(begun.wait, 10)
+
+
+async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
+    size = tuned[0].artifact.files["model.onnx"].size_bytes
+    async with serve(poll_s=30, loaded_bytes=size * 5 // 2) as (_, client):
+        row = await registry.set_label(TINY_SPACE, "canary", tuned[1].version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert not rollout.ok
+        assert f"over the limit of {size * 5 // 2:,}" in rollout.reason
+        await registry.delete_label(TINY_SPACE, "canary")
+        assert (await client.encode(["sun"])).model_version == tuned[0].version
+
+
+async def test_memory_of_a_version_that_is_gone_is_free_for_the_next(serve, tuned, registry) -> None:
+    size = tuned[0].artifact.files["model.onnx"].size_bytes
+    async with serve(poll_s=30, loaded_bytes=size * 7 // 2) as (_, client):
+        for checkpoint in (tuned[1], tuned[2], tuned[0]):
+
+            async def room() -> bool:
+                return len((await client.info()).versions) == 2
+
+            await eventually(room)
+            row = await registry.set_label(TINY_SPACE, "canary", checkpoint.version)
+            (rollout,) = await registry.await_rollout(row, 10)
+            assert rollout.ok, rollout.reason
+            await registry.delete_label(TINY_SPACE, "canary")
+
+
+async def test_a_file_over_the_limit_is_refused_before_it_is_hashed(
+    serve, copied, tuned, registry, artifact_store
+) -> None:
+    def swell(path, meta) -> None:
+        (path / "model.onnx").write_bytes(bytes(200_000))
+
+    large = copied(tuned[1].artifact, swell)
+    path = large.artifact.path / "model.onnx"
+    path.write_bytes(b"\1" * 200_000)  # as large as its manifest says, with another hash
+    await register(registry, large)
+    async with serve(poll_s=30, model_bytes=100_000):
+        row = await registry.set_label(TINY_SPACE, "stable", large.version)
+        (rollout,) = await registry.await_rollout(row, 10)
+        assert not rollout.ok
+        assert "has 200,000 bytes, over the limit of 100,000" in rollout.reason

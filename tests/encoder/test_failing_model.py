@@ -1,0 +1,109 @@
+"""A model that always fails ends readiness, a text that fails does not; readiness returns with the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from aeenc import errors
+from services.encoder.batching import breaker
+from services.encoder.runtime.runners import PaddedRunner
+from support.models.tinymodel import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
+from support.waiting import eventually, until
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """`runner`: "all" or the runner that fails each run; `token`: the token id that no run bears."""
+    what: dict[str, object] = {"runner": None, "token": None}
+    original = PaddedRunner.run
+
+    def run(self, batch):
+        bad = any(what["token"] in tokens.ids for tokens in batch)
+        if bad or what["runner"] in {"all", self}:
+            raise RuntimeError("the device is lost")
+        return original(self, batch)
+
+    monkeypatch.setattr(PaddedRunner, "run", run)
+    monkeypatch.setattr(breaker, "PROBE_S", 0.05)
+    return what
+
+
+async def fail(client, times: int, text: str = "sun", **options) -> None:
+    for _ in range(times):
+        with pytest.raises(errors.AeencError):
+            await client.encode([text], timeout_s=1, **options)
+
+
+async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
+    serve, registry, tiny_checkpoint, fails
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve() as (server, client):
+        await client.encode(["sun"])
+        fails["runner"] = "all"
+        await fail(client, breaker.FAILURES)
+        await until(lambda: not server.readiness.healthy, 5)
+        assert f"version {tiny_checkpoint.version} fails every run" in server.readiness.reason
+        fails["runner"] = None
+        await until(lambda: server.readiness.state == "SERVING", 5)
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+
+
+async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(serve, registry, tiny_checkpoint, fails) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve() as (server, client):
+        states: list[str] = []
+        server.readiness.on_change(lambda: states.append(server.readiness.state))
+        fails["token"] = tiny_tokenizer().token_to_id("moon")
+        await fail(client, 3 * breaker.FAILURES, "moon")
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (states, server.readiness.state) == ([], "SERVING")
+
+
+async def test_a_canary_that_always_fails_is_named_while_the_others_serve(
+    serve, registry, tiny_checkpoint, artifact_store, fails
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    canary = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    await register(registry, canary, label="canary")
+    runners = []
+    async with serve() as (server, client):
+        original = PaddedRunner.run
+
+        def note(self, batch):
+            runners.append(self)
+            return original(self, batch)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PaddedRunner, "run", note)
+            await client.encode(["sun"], label="canary")
+        fails["runner"] = runners[0]
+        await fail(client, breaker.FAILURES, label="canary")
+        await until(lambda: server.readiness.state == "DEGRADED", 5)
+        assert canary.version in server.readiness.reason
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        await registry.delete_label(TINY_SPACE, "canary")
+        await until(lambda: server.readiness.state == "SERVING", 5)
+
+
+async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
+    serve, registry, tiny_checkpoint, artifact_store, fails
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    first, other = (write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2))
+    await register(registry, first, label="stable")
+    await register(registry, other)
+    async with serve() as (server, client):
+        original, runners = PaddedRunner.run, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PaddedRunner, "run", lambda self, batch: (runners.append(self), original(self, batch))[1])
+            await client.encode(["sun"])
+        fails["runner"] = runners[0]
+        await fail(client, breaker.FAILURES)
+        await until(lambda: not server.readiness.healthy, 5)
+        await registry.set_label(TINY_SPACE, "stable", other.version)
+
+        async def answers() -> bool:
+            return server.readiness.healthy and (await client.encode(["sun"])).model_version == other.version
+
+        await eventually(answers)

@@ -1,0 +1,77 @@
+"""Admission counts real tokens: texts with more of them than their characters suggest do not overfill a lane."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from services.encoder.runtime.runners import PaddedRunner
+from support.models.tinymodel import register
+from support.waiting import until
+
+LETTERS = "z" * 60  # sixty tokens of the tiny tokenizer, and two special ones; by its characters, seventeen
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch):
+    """Holds each run until `go`; `queued` are the lane's tokens at each run."""
+
+    class Watched:
+        def __init__(self) -> None:
+            self.go, self.queued, self.server = threading.Event(), [], None
+
+    seen = Watched()
+    seen.go.set()
+    original = PaddedRunner.run
+
+    def run(self, batch):
+        if seen.server is not None:
+            queued = seen.server.metrics.get_sample_value("aeenc_encoder_queued_tokens", {"lane": "interactive"})
+            seen.queued.append(queued)
+            seen.go.wait(10)
+        return original(self, batch)
+
+    monkeypatch.setattr(PaddedRunner, "run", run)
+    return seen
+
+
+async def test_a_call_holds_the_tokens_that_it_really_has(serve, registry, tiny_checkpoint, watched) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(queued_tokens=1024) as (server, client):
+        watched.server = server
+        await client.encode([LETTERS] * 10)
+        assert max(watched.queued) == 620
+
+
+async def test_a_call_that_proves_too_large_for_the_room_left_is_refused_with_a_delay(
+    serve, registry, tiny_checkpoint, watched
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(queued_tokens=1024, workers=1) as (server, client):
+        watched.go.clear()
+        watched.server = server
+        first = asyncio.create_task(client.encode([LETTERS] * 8, timeout_s=10))
+        await until(lambda: bool(watched.queued))
+        with pytest.raises(errors.Overloaded, match="over its limit of 768") as caught:
+            await client.encode([LETTERS] * 5, timeout_s=0.2)  # 310 tokens, estimated at 85
+        assert caught.value.retry_after_s > 0
+        watched.go.set()
+        await first
+
+
+async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
+    serve, registry, tiny_checkpoint, watched
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(queued_tokens=1024) as (server, client):
+        texts = [LETTERS[n % 7 :] for n in range(50)]
+        alone = [(await client.encode([text])).vectors[0] for text in texts[:7]]
+        watched.server = server
+        answer = await client.encode(texts, timeout_s=10)
+        assert max(watched.queued) <= 768
+        np.testing.assert_allclose(answer.vectors, np.stack([alone[n % 7] for n in range(50)]), atol=1e-5)
+        assert answer.model_version == tiny_checkpoint.version
