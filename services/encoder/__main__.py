@@ -21,7 +21,7 @@ from services.encoder.runtime.onnx_session import CPU, CUDA, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
-from services.kit.checks import Limits
+from services.kit.limits import Limits
 from services.kit.logs import get
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore

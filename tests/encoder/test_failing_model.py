@@ -7,7 +7,7 @@ import pytest
 from aeenc import errors
 from services.encoder.batching import breaker
 from services.encoder.runtime.runners import PaddedRunner
-from support.models.tinymodel import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
 from support.waiting import eventually, until
 
 

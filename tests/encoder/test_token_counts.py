@@ -10,7 +10,7 @@ import pytest
 
 from aeenc import errors
 from services.encoder.runtime.runners import PaddedRunner
-from support.models.tinymodel import register
+from support.models.tiny_checkpoints import register
 from support.waiting import until
 
 LETTERS = "z" * 60  # sixty tokens of the tiny tokenizer, and two special ones; by its characters, seventeen

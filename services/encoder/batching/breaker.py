@@ -16,8 +16,8 @@ from services.encoder.batching.batcher import MODEL_FAILED, WORKER_DIED, WORKER_
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Model
 from services.encoder.runtime.runners import Tokens
+from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.kit.tasks import cancel_all
 
 log = get(__name__)
 

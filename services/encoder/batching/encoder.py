@@ -26,7 +26,7 @@ from services.encoder.batching.queues import Lane
 from services.encoder.rollout.versions import Selection, Versions
 from services.encoder.runtime.model import FLOAT32, Model, TokenBatch
 from services.encoder.runtime.runners import Tokens
-from services.kit.checks import Limits, check_texts
+from services.kit.limits import Limits, check_texts
 
 INLINE_CHARACTERS = 1024  # tokenized on the event loop in under 0.5 ms; a thread and back costs 0.2 ms
 CHARACTERS_A_TOKEN = 4  # of English text, to estimate tokens before tokenization

@@ -11,7 +11,7 @@ import pytest
 from services.encoder.rollout import candidates, follower, loading
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tinymodel import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
 Hang = Callable[[TinyCheckpoint], threading.Event]

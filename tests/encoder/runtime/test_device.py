@@ -9,7 +9,7 @@ from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.encoder.runtime import onnx_session
 from services.encoder.runtime.onnx_session import CPU, CUDA
-from support.models.tinymodel import register
+from support.models.tiny_checkpoints import register
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
 
