@@ -40,7 +40,7 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
 from services.kit import logs
-from services.kit.concurrency import with_pauses
+from services.kit.concurrency import finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
 
@@ -110,11 +110,15 @@ class BuildFlow(ABC, Generic[Store]):
         generation = last.generation
         assert generation is not None
         if spec.activate and not last.activated:
-            await self._catalogue.activate(spec.corpus, generation.id)
-            await self._remember(spec, FinishedBuild(generation.id, activated=True))
+            await finish(asyncio.create_task(self._activate(spec, generation.id)))
             last = replace(last, activated=True)
         is_active = self._catalogue.active_id(spec.corpus) == generation.id
         return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
+
+    async def _activate(self, spec: BuildSpec, generation_id: str) -> None:
+        """Activates and notes it. A cancelled call does both: a retry must not activate again."""
+        await self._catalogue.activate(spec.corpus, generation_id)
+        await self._remember(spec, FinishedBuild(generation_id, activated=True))
 
 
 def check_spec(spec: BuildSpec) -> None:
@@ -167,7 +171,7 @@ class Builder(BuildFlow[Catalogue]):
         return BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
 
     async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        await asyncio.to_thread(self._finished.put, spec.corpus, spec.request_id, built)
+        await run_in_thread(self._finished.put, spec.corpus, spec.request_id, built)
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -188,7 +192,6 @@ class Builder(BuildFlow[Catalogue]):
                 async for progress in steps:
                     yield progress
             artifact = await self._commit(spec, pipeline, folding)
-            pipeline.keep = False
         except errors.InvalidArgument:
             pipeline.keep = False
             raise
@@ -239,9 +242,15 @@ class Builder(BuildFlow[Catalogue]):
         )
         if engine["engine"] == "flat":
             await finish_in_thread(write_lexical, pipeline.writer.path, [draft.text for draft in folding.drafts])
-        artifact = await finish_in_thread(self._write, spec, pipeline, engine)
+        publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
+        await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
+        return publishing.result()
+
+    async def _publish(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        artifact = await asyncio.to_thread(self._write, spec, pipeline, engine)
         self._catalogue.added(spec.corpus)
-        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
+        pipeline.keep = False
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
         return artifact
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:

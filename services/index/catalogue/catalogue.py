@@ -23,6 +23,7 @@ from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.values import ALL, Activation
 from services.kit import logs
+from services.kit.concurrency import finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
@@ -105,13 +106,7 @@ class Catalogue:
             check_expected(corpus, previous, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
-            await asyncio.to_thread(write_active, self._store, corpus, generation_id)
-            if previous not in {None, generation_id}:
-                self._pin(corpus, self._active[corpus])  # callers that pinned it can go on
-            self._active[corpus] = candidate
-            self._damaged.pop(corpus, None)
-        self._tell()
-        log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
+            await finish(asyncio.create_task(self._move(corpus, candidate)))  # a cancelled call moves both or none
         return Activation(candidate.generation.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
@@ -125,10 +120,7 @@ class Catalogue:
         async with self._switching:
             for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
                 check_inactive(corpus, generation_id, active)
-            await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
-            self._pinned.pop((corpus, generation_id), None)
-            if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
-                self._corpora.discard(corpus)
+            await finish(asyncio.create_task(self._remove(corpus, generation_id)))
 
     def added(self, corpus: str) -> None:
         """Registers a corpus that now has a finished generation."""
@@ -137,6 +129,23 @@ class Catalogue:
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""
         check_known(corpus, self._corpora)
+
+    async def _move(self, corpus: str, candidate: ServedGeneration) -> None:
+        """Moves the pointer on disk and in memory. Never cancelled between the two, which must agree."""
+        await asyncio.to_thread(write_active, self._store, corpus, candidate.id)
+        before = self._active.get(corpus)
+        if before is not None and before.id != candidate.id:
+            self._pin(corpus, before)  # callers that pinned it can go on
+        self._active[corpus] = candidate
+        self._damaged.pop(corpus, None)
+        self._tell()
+        log.info("activated", corpus=corpus, generation=candidate.id, previous=before.id if before else "")
+
+    async def _remove(self, corpus: str, generation_id: str) -> None:
+        await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+        self._pinned.pop((corpus, generation_id), None)
+        if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
+            self._corpora.discard(corpus)
 
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT

@@ -29,7 +29,7 @@ from services.index.milvus.records import Records
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
@@ -92,7 +92,6 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         batches = self._batches(facts.space_id, facts.premise_version) if facts else self._batches(spec.space_id, "")
         pipeline = _MilvusPipeline(self._link, writer, batches, base, self._options.batch)
         beating = asyncio.ensure_future(self._beat(writer))
-        is_kept = False
         try:
             async for chunk in chunks:
                 await asyncio.to_thread(folding.add, chunk)
@@ -103,11 +102,11 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             yield BuildProgress(folding.received, writer.rows)
             async for _ in pipeline.drain(folding.drafts):
                 yield BuildProgress(folding.received, writer.rows)
-            artifact, is_kept = await self._commit(spec, pipeline, folding)
+            artifact = await self._commit(spec, pipeline, folding)
         finally:
             await cancel_all([beating])
             await pipeline.close()
-            if not is_kept:
+            if not writer.is_committed:
                 with suppress(errors.Unavailable, errors.Overloaded):  # then the sweeper removes it
                     await self._link.write(writer.abandon)
         yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
@@ -135,17 +134,20 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
                 with suppress(errors.Unavailable, errors.Overloaded):
                     await self._link.write(writer.beat)
 
-    async def _commit(self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding) -> tuple[Artifact, bool]:
+    async def _commit(self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding) -> Artifact:
         if pipeline.writer.rows == 0:
             raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
         batches = pipeline.batches
-        stored, is_new = await self._link.write(
+        stored = await self._link.write(
             pipeline.writer.commit, folding.drafts, batches.space_id, batches.version, self._milvus.patience_s
         )
-        await self._remember(spec, FinishedBuild(stored.artifact.id, activated=False))
+        await finish(asyncio.create_task(self._publish(spec, stored.artifact)))
+        return stored.artifact
+
+    async def _publish(self, spec: BuildSpec, artifact: Artifact) -> None:
+        await self._remember(spec, FinishedBuild(artifact.id, activated=False))
         await self._catalogue.refresh()
-        log.info("built", corpus=spec.corpus, generation=stored.artifact.id, premises=pipeline.writer.rows)
-        return stored.artifact, is_new
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
 
     async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
         await self._link.write(self._records.put_finished, spec.corpus, spec.request_id, built)

@@ -21,7 +21,7 @@ from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
 from services.index.values import Activation
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
@@ -92,11 +92,7 @@ class MilvusCatalogue:
             previous = self.active_id(corpus)
             check_expected(corpus, previous, expected)
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
-            await self._link.write(self._point, corpus, stored.collection)
-            seen = self._seen or CatalogueSnapshot()
-            self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: generation_id})
-            self._begun += 1
-            self._taken = self._begun
+            await finish(asyncio.create_task(self._move(corpus, stored)))  # a cancelled call moves both or none
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
         return Activation(stored.artifact, previous)
 
@@ -112,8 +108,19 @@ class MilvusCatalogue:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
-            await self._link.write(self._drop, stored.collection)
-            await self.refresh()
+            await finish(asyncio.create_task(self._remove(stored.collection)))
+
+    async def _move(self, corpus: str, stored: StoredGeneration) -> None:
+        """Moves the alias, and what this process knows of it."""
+        await self._link.write(self._point, corpus, stored.collection)
+        seen = self._seen or CatalogueSnapshot()
+        self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: stored.artifact.id})
+        self._begun += 1
+        self._taken = self._begun
+
+    async def _remove(self, collection: str) -> None:
+        await self._link.write(self._drop, collection)
+        await self.refresh()
 
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""

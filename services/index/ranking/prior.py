@@ -20,6 +20,7 @@ from aeenc import errors
 from services.corpus.generation import Generation, folder_of
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import Explanation
+from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore, atomic_write
 
 FILE = ".explanations.json"
@@ -84,10 +85,7 @@ class Explanations:
             for one in (*before, *explanations):
                 joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
             now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
-            await asyncio.to_thread(self._write, corpus, now)
-            self._known[corpus] = now
-            for key in [key for key in self._priors if key[0] == corpus]:
-                del self._priors[key]
+            await finish(asyncio.create_task(self._change(corpus, now)))  # a cancelled call changes both or none
         return len(now)
 
     async def prior(self, generation: Generation) -> Prior:
@@ -107,6 +105,13 @@ class Explanations:
             while len(self._priors) > OPEN:
                 self._priors.popitem(last=False)
             return self._priors[key]
+
+    async def _change(self, corpus: str, now: list[Explanation]) -> None:
+        """Replaces what is on disk and in memory."""
+        await asyncio.to_thread(self._write, corpus, now)
+        self._known[corpus] = now
+        for key in [key for key in self._priors if key[0] == corpus]:
+            del self._priors[key]
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if corpus not in self._known:

@@ -77,7 +77,7 @@ async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_b
 async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
     drafts = [Draft("a", "ice is cold")]
     writer.append(drafts, vector_of("ice is cold")[None, :])
-    stored, _ = writer.commit(drafts, SPACE, VERSION, 20.0)
+    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
     writer.beat()
     assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
 
@@ -97,7 +97,7 @@ async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_afte
     monkeypatch.setattr(MilvusCatalogue, "_read", read)
     drafts = [Draft("a", "ice is cold")]
     await asyncio.to_thread(writer.append, drafts, vector_of("ice is cold")[None, :])
-    stored, _ = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
+    stored = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
     await catalogue.activate("science", stored.artifact.id)
     go_on.set()
     await early
@@ -113,8 +113,8 @@ async def test_writing_a_batch_twice_doubles_nothing(start, writer, monkeypatch)
     vectors = np.stack([vector_of(text) for text in FACTS])
     writer.append(drafts, vectors)
     writer._upsert(0, drafts, vectors)  # the answer to the first was lost, say
-    stored, is_new = writer.commit(drafts, SPACE, VERSION, 20.0)
-    assert is_new
+    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
+    assert writer.is_committed
     assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
     async with start() as index:
         await index.client.activate("science", stored.artifact.id)
