@@ -211,7 +211,8 @@ class Sweeper:
             for one in unfinished
         }
         for name, (_, since) in self._seen.items():
-            if now - since >= self._lease_s:
+            # read again: dropping the one before took time, in which this one may have shown life or been committed
+            if now - since >= self._lease_s and self._records.beat_of(name) == self._seen[name][0]:
                 GenerationCollection(self._link, name, 0).drop()
                 self._records.remove(name)
                 log.warning("removed what a killed build or deletion left", collection=name)

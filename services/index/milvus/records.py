@@ -100,6 +100,10 @@ class Records:
         """Whether the row of a build is still there; a sweeper removes that of a silent build."""
         return any(row["kind"] == "building" for row in self._by_key(collection))
 
+    def beat_of(self, collection: str) -> int | None:
+        """The beat of an unfinished collection as it is now; None when it is finished or gone."""
+        return next((int(_body(row)["beat"]) for row in self._by_key(collection) if row["kind"] != "generation"), None)
+
     def put_unfinished(self, kind: Kind, collection: str, beat: int) -> None:
         """Records that a collection is being built or dropped."""
         self._put(collection, kind, {"beat": beat})

@@ -155,11 +155,27 @@ class Ranker:
         return encoded, time.perf_counter() - started
 
     async def _dense(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
-        wanted = k + max(map(len, call.left_out))
-        outcome = await self._batcher.search(call.served, vectors, wanted, call.selection, deadline_s=call.left_s)
-        pairs = zip(outcome.hits, call.left_out, strict=True)
-        hits = [one.where(~np.isin(one.ordinals, out), k) for one, out in pairs]
-        return Ranking(hits, outcome.queue_s, outcome.compute_s)
+        """Finds the k nearest of each vector that are not left out.
+
+        What an approximate engine overlooks depends on how many it is asked for, and must not depend on the other texts
+        of the call: there each text is asked for its own number.
+        """
+        widths = [k + len(out) for out in call.left_out]
+        if call.served.index.exact:
+            widths = [max(widths)] * len(widths)
+        groups = [[row for row, own in enumerate(widths) if own == width] for width in sorted(set(widths))]
+        found: dict[int, SearchHits] = {}
+        ranked = Ranking([])
+        for rows in groups:
+            outcome = await self._batcher.search(
+                call.served, vectors[rows], widths[rows[0]], call.selection, deadline_s=call.left_s
+            )
+            found |= dict(zip(rows, outcome.hits, strict=True))
+            ranked = replace(
+                ranked, queue_s=ranked.queue_s + outcome.queue_s, compute_s=ranked.compute_s + outcome.compute_s
+            )
+        hits = [found[row].where(~np.isin(found[row].ordinals, out), k) for row, out in enumerate(call.left_out)]
+        return replace(ranked, hits=hits)
 
     async def _by_words(self, call: RankCall, k: int) -> Ranking:
         lexical, allowed = lexical_of(call.served), call.served.allowed(call.selection)

@@ -15,7 +15,7 @@ from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, ra
 
 need_milvus()
 
-from services.index.milvus.catalogue import MilvusCatalogue  # noqa: E402
+from services.index.milvus.catalogue import MilvusCatalogue, Sweeper  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
 from services.index.milvus.records import Records  # noqa: E402
 from services.index.milvus.writer import GenerationWriter  # noqa: E402
@@ -80,6 +80,23 @@ async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
     stored = writer.commit(drafts, SPACE, VERSION, 20.0)
     writer.beat()
     assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
+
+
+async def test_a_build_that_commits_while_the_sweeper_is_at_work_stays(writer, collections, monkeypatch):
+    drafts, records = [Draft("a", "ice is cold")], writer._records
+    writer.append(drafts, vector_of("ice is cold")[None, :])
+    sweeper = Sweeper(writer._link, records, MilvusCatalogue(writer._link, records), refresh_s=1.0, lease_s=0.0)
+    read = records.all
+
+    def read_and_commit():
+        seen = read()
+        monkeypatch.setattr(records, "all", read)
+        writer.commit(drafts, SPACE, VERSION, 20.0)
+        return seen
+
+    monkeypatch.setattr(records, "all", read_and_commit)
+    await asyncio.to_thread(sweeper.sweep)
+    assert len(read().generations) == len(collections()) == 1
 
 
 async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, monkeypatch):
