@@ -145,6 +145,7 @@ def _build_options(settings: IndexSettings) -> BuildOptions:
         settings.build_sync_s,
         settings.build_keep_s,
         settings.engines,
+        settings.request_keep_s,
     )
 
 

@@ -88,7 +88,9 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         self, request: index_pb2.ActivateGenerationRequest, _context: Any
     ) -> index_pb2.ActivateGenerationResponse:
         expected = request.expected_generation if request.HasField("expected_generation") else None
-        done = await self._catalogue.activate(request.corpus, request.generation, expected=expected)
+        done = await self._catalogue.activate(
+            request.corpus, request.generation, expected=expected, request_id=request.request_id
+        )
         return index_pb2.ActivateGenerationResponse(
             active=convert.to_generation(done.active, active=True), previous_generation=done.previous or ""
         )
@@ -108,7 +110,7 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     async def DeleteGeneration(
         self, request: index_pb2.DeleteGenerationRequest, _context: Any
     ) -> index_pb2.DeleteGenerationResponse:
-        await self._catalogue.delete(request.corpus, request.generation)
+        await self._catalogue.delete(request.corpus, request.generation, request_id=request.request_id)
         return index_pb2.DeleteGenerationResponse(generation=request.generation)
 
     async def PutExplanations(

@@ -63,6 +63,9 @@ class IndexSettings(ServiceSettings):
     build_keep_s: float = Field(
         24 * 3600.0, gt=0, description="seconds for which an unfinished build waits for its caller to come again"
     )
+    request_keep_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="seconds for which a retry with the same request_id gets the same answer"
+    )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
 
     backend: Literal["faiss", "milvus"] = Field(

@@ -233,7 +233,7 @@ class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation.
+    `engines` search the generation. What a request has done is known for `request_keep_s`.
     """
 
     batch: int = 128
@@ -242,6 +242,7 @@ class BuildOptions:
     sync_s: float = 1.0
     keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
+    request_keep_s: float = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -311,9 +312,11 @@ class GenerationStore(Protocol):
     def corpora(self) -> Sequence[tuple[str, GenerationView | None]]: ...
     def active_id(self, corpus: str) -> str | None: ...
     async def resolve(self, corpus: str, generation_id: str = "") -> ReadableGeneration: ...
-    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation: ...
+    async def activate(
+        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
+    ) -> Activation: ...
     async def generations(self, corpus: str) -> list[Artifact]: ...
-    async def delete(self, corpus: str, generation_id: str) -> None: ...
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None: ...
     def check_known(self, corpus: str) -> None: ...
 
 

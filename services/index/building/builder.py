@@ -33,10 +33,11 @@ from services.corpus.generation import (
 )
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
-from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, sweep_abandoned
+from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, StreamedPremises, sweep_abandoned
 from services.index.building.pipeline import BuildPipeline
 from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.requests import check_same, sweep_notes
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
 from services.kit import logs
@@ -76,8 +77,12 @@ class BuildFlow(ABC, Generic[Store]):
         own = asyncio.Lock()
         turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
         async with turn:
-            last = await self._built_before(spec) if spec.request_id else None
-            if last is None:
+            found = await self._built_before(spec) if spec.request_id else None
+            last = None
+            if found is not None:
+                built, last = found
+                await check_asked_again(spec, built, chunks)
+            else:
                 async with aclosing(self._build_anew(spec, chunks)) as steps:
                     async for last in steps:
                         yield last
@@ -85,7 +90,7 @@ class BuildFlow(ABC, Generic[Store]):
             yield await self._activated(spec, last)
 
     @abstractmethod
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         """Finds what the request built before; None when nothing, or when that generation was deleted since."""
 
     @abstractmethod
@@ -95,8 +100,8 @@ class BuildFlow(ABC, Generic[Store]):
         """Builds the generation; the last progress names it."""
 
     @abstractmethod
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        """Records durably what the request built."""
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        """Records durably that the request has activated what it built."""
 
     def _batches(self, space_id: str, version: str) -> BatchEncoder:
         batches = BatchEncoder(
@@ -118,7 +123,8 @@ class BuildFlow(ABC, Generic[Store]):
     async def _activate(self, spec: BuildSpec, generation_id: str) -> None:
         """Activates and notes it. A cancelled call does both: a retry must not activate again."""
         await self._catalogue.activate(spec.corpus, generation_id)
-        await self._remember(spec, FinishedBuild(generation_id, activated=True))
+        if spec.request_id:
+            await self._note_activated(spec)
 
 
 def check_spec(spec: BuildSpec) -> None:
@@ -128,6 +134,27 @@ def check_spec(spec: BuildSpec) -> None:
         raise errors.InvalidArgument.field("header.resume_from", "needs the request_id of the build to continue")
     if spec.delete_ids and not spec.base_generation:
         raise errors.InvalidArgument.field("header.delete_ids", "needs base_generation; name the generation to change")
+
+
+async def check_asked_again(
+    spec: BuildSpec, built: FinishedBuild, chunks: AsyncIterator[Sequence[PremiseRecord]]
+) -> None:
+    """Raises AlreadyExists when a finished build asked for something else, or streamed other premises.
+
+    Of premises that `resume_from` skips only the number is compared.
+    """
+    if built.asked is None:
+        return
+    before = dict(built.asked)
+    premises = {name: before.pop(name, None) for name in StreamedPremises().to_record()}
+    check_same(spec.request_id, before, spec.fingerprint())
+    streamed = StreamedPremises()
+    async for chunk in chunks:
+        await asyncio.to_thread(streamed.add, chunk)
+    now = streamed.to_record()
+    if spec.resume_from:
+        now = {"premises": spec.resume_from + streamed.count, "premises_crc32": premises["premises_crc32"]}
+    check_same(spec.request_id, premises, now)
 
 
 def check_base(generation: str, space_id: str, wanted: str) -> None:
@@ -150,8 +177,9 @@ class Builder(BuildFlow[Catalogue]):
         self._finished = FinishedBuilds(store)
 
     async def sweep(self) -> None:
-        """Removes unfinished builds that nobody has continued for a long time."""
+        """Removes unfinished builds that nobody has continued for a long time, and old notes of requests."""
         await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
+        await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -162,16 +190,16 @@ class Builder(BuildFlow[Catalogue]):
                 async for progress in steps:
                     yield progress
 
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
         if finished is None:
             return None
         artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation, verify="size")
         count = int(artifact.meta["premises"])
-        return BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
+        return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
 
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        await run_in_thread(self._finished.put, spec.corpus, spec.request_id, built)
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -268,7 +296,8 @@ class Builder(BuildFlow[Catalogue]):
 
         def announce(generation_id: str) -> None:
             # before it can be seen: no kill leaves a generation that its request does not know
-            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False))
+            asked = {**spec.fingerprint(), **pipeline.streamed}
+            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
 
         return pipeline.writer.commit(meta, id_prefix="g", announce=announce)
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 
 from aeenc import errors
 from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
 from services.corpus.inner_products import norms_of
+from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.values import ALL, Activation
@@ -40,6 +42,7 @@ class Catalogue:
         self._store = store
         self._batcher = batcher
         self._pinned_generations = pinned_generations
+        self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
@@ -94,19 +97,29 @@ class Catalogue:
             self._pinned.move_to_end(key)
             return self._pinned[key]
 
-    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
+    async def activate(
+        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
+    ) -> Activation:
         """Checks a generation by hash and by searching for its own vectors, then makes it the active one.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
-        active, DataLoss when a file differs from its manifest; then the active one keeps serving.
+        active, DataLoss when a file differs from its manifest; then the active one keeps serving. The same `request_id`
+        gets the same answer again and moves nothing; AlreadyExists when it asked for something else before.
         """
         self.check_known(corpus)
         async with self._switching:
             previous = self.active_id(corpus)
+            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
+            before = await self._noted(corpus, "activate", request_id, note)
+            if before is not None and (before.done or previous == generation_id):
+                artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
+                return Activation(artifact, before.previous or None)
             check_expected(corpus, previous, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
-            await finish(asyncio.create_task(self._move(corpus, candidate)))  # a cancelled call moves both or none
+            await finish(
+                asyncio.create_task(self._move(corpus, candidate, request_id, note))
+            )  # a cancelled call moves both or none
         return Activation(candidate.generation.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
@@ -114,13 +127,21 @@ class Catalogue:
         self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
-    async def delete(self, corpus: str, generation_id: str) -> None:
-        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
-        self.check_known(corpus)
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
+        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one.
+
+        A `request_id` that has deleted it does nothing again; AlreadyExists when it deleted another one.
+        """
         async with self._switching:
+            note = RequestNote({"generation": generation_id})
+            before = await self._noted(corpus, "delete", request_id, note)
+            ids = await asyncio.to_thread(self._store.list, folder_of(corpus)) if before else []
+            if before is not None and (before.done or generation_id not in ids):
+                return
+            self.check_known(corpus)
             for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
                 check_inactive(corpus, generation_id, active)
-            await finish(asyncio.create_task(self._remove(corpus, generation_id)))
+            await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
     def added(self, corpus: str) -> None:
         """Registers a corpus that now has a finished generation."""
@@ -130,8 +151,16 @@ class Catalogue:
         """Raises NotFound for a corpus without any generation."""
         check_known(corpus, self._corpora)
 
-    async def _move(self, corpus: str, candidate: ServedGeneration) -> None:
+    async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
+        """Finds what the request left before, or None. Raises AlreadyExists when it asked for something else."""
+        before = await asyncio.to_thread(self._notes.get, corpus, kind, request_id) if request_id else None
+        if before is not None:
+            check_same(request_id, before.asked, note.asked)
+        return before
+
+    async def _move(self, corpus: str, candidate: ServedGeneration, request_id: str, note: RequestNote) -> None:
         """Moves the pointer on disk and in memory. Never cancelled between the two, which must agree."""
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
         await asyncio.to_thread(write_active, self._store, corpus, candidate.id)
         before = self._active.get(corpus)
         if before is not None and before.id != candidate.id:
@@ -139,13 +168,16 @@ class Catalogue:
         self._active[corpus] = candidate
         self._damaged.pop(corpus, None)
         self._tell()
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, replace(note, done=True))
         log.info("activated", corpus=corpus, generation=candidate.id, previous=before.id if before else "")
 
-    async def _remove(self, corpus: str, generation_id: str) -> None:
+    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
+        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
         await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
         self._pinned.pop((corpus, generation_id), None)
         if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
             self._corpora.discard(corpus)
+        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
 
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT

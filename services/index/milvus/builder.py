@@ -20,7 +20,7 @@ from aeenc.transport.channel import Channel
 from services.corpus.generation import PremiseRecord
 from services.index.building.builder import BuildFlow, check_base
 from services.index.building.folding import Draft, Folding
-from services.index.building.journal import FinishedBuild
+from services.index.building.journal import FinishedBuild, StreamedPremises
 from services.index.building.vectors import BatchEncoder
 from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
@@ -63,7 +63,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         super().__init__(catalogue, encoders, limits, options)
         self._link, self._records, self._milvus = link, records, milvus
 
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         built = await self._link.read(self._records.finished, spec.corpus, spec.request_id)
         if built is None:
             return None
@@ -71,7 +71,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             served = await self._catalogue.resolve(spec.corpus, built.generation)
         except errors.NotFound:
             return None
-        return BuildProgress(
+        return built, BuildProgress(
             served.rows, served.rows, "DURABLE", served.rows, served.generation.artifact, built.activated
         )
 
@@ -91,10 +91,12 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         facts = base.generation if base else None
         batches = self._batches(facts.space_id, facts.premise_version) if facts else self._batches(spec.space_id, "")
         pipeline = _MilvusPipeline(self._link, writer, batches, base, self._options.batch)
+        streamed = StreamedPremises()
         beating = asyncio.ensure_future(self._beat(writer))
         try:
             async for chunk in chunks:
                 await asyncio.to_thread(folding.add, chunk)
+                await asyncio.to_thread(streamed.add, chunk)
                 async for _ in pipeline.advance(folding.drafts):
                     yield BuildProgress(folding.received, writer.rows)
                 yield BuildProgress(folding.received, writer.rows)
@@ -102,7 +104,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             yield BuildProgress(folding.received, writer.rows)
             async for _ in pipeline.drain(folding.drafts):
                 yield BuildProgress(folding.received, writer.rows)
-            artifact = await self._commit(spec, pipeline, folding)
+            artifact = await self._commit(spec, pipeline, folding, streamed)
         finally:
             await cancel_all([beating])
             await pipeline.close()
@@ -134,23 +136,27 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
                 with suppress(errors.Unavailable, errors.Overloaded):
                     await self._link.write(writer.beat)
 
-    async def _commit(self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding) -> Artifact:
+    async def _commit(
+        self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding, streamed: StreamedPremises
+    ) -> Artifact:
         if pipeline.writer.rows == 0:
             raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
         batches = pipeline.batches
         stored = await self._link.write(
             pipeline.writer.commit, folding.drafts, batches.space_id, batches.version, self._milvus.patience_s
         )
-        await finish(asyncio.create_task(self._publish(spec, stored.artifact)))
+        await finish(asyncio.create_task(self._publish(spec, stored.artifact, streamed)))
         return stored.artifact
 
-    async def _publish(self, spec: BuildSpec, artifact: Artifact) -> None:
-        await self._remember(spec, FinishedBuild(artifact.id, activated=False))
+    async def _publish(self, spec: BuildSpec, artifact: Artifact, streamed: StreamedPremises) -> None:
+        asked = {**spec.fingerprint(), **streamed.to_record()}
+        built = FinishedBuild(artifact.id, activated=False, asked=asked)
+        await self._link.write(self._records.put_finished, spec.corpus, spec.request_id, built)
         await self._catalogue.refresh()
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
 
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        await self._link.write(self._records.put_finished, spec.corpus, spec.request_id, built)
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        await self._link.write(self._records.mark_activated, spec.corpus, spec.request_id)
 
 
 class _MilvusPipeline:

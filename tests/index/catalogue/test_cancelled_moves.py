@@ -26,6 +26,12 @@ class Gate:
         self.entered, self.opened, self.left = threading.Event(), threading.Event(), threading.Event()
         self._function = function
 
+    def as_method(self):
+        def method(*args):
+            return self(*args)
+
+        return method
+
     def __call__(self, *args, **kwargs):
         if self.entered.is_set():
             return self._function(*args, **kwargs)
@@ -100,7 +106,7 @@ async def test_whenever_an_activation_is_cancelled_memory_and_disk_agree(index, 
 async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
     first, second, _ = await three_generations(index)
     gate = Gate(ArtifactStore.delete)
-    monkeypatch.setattr(ArtifactStore, "delete", lambda *args: gate(*args))
+    monkeypatch.setattr(ArtifactStore, "delete", gate.as_method())
     await index.client.get_premises("science", ["f1"], generation=first)  # keeps it open
     await leave_within(gate, index.client.delete("science", first))
     gate.opened.set()
@@ -126,7 +132,7 @@ async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index
 
 async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_restart(index, monkeypatch):
     gate = Gate(Builder._write)
-    monkeypatch.setattr(Builder, "_write", lambda *args: gate(*args))
+    monkeypatch.setattr(Builder, "_write", gate.as_method())
     await leave_within(gate, index.client.build("science", facts(), activate=False, request_id="r"))
     gate.opened.set()
 

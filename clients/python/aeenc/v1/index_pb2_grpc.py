@@ -367,6 +367,7 @@ class IndexAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown generation.
         - ABORTED: `expected_generation` is not the active one.
+        - ALREADY_EXISTS: the `request_id` asked for something else before.
         - DATA_LOSS: a file does not match its manifest.
 
         After a failure, the active generation keeps serving.
@@ -390,6 +391,7 @@ class IndexAdminServiceServicer(object):
         Fails with:
         - FAILED_PRECONDITION: the generation is active.
         - NOT_FOUND: unknown generation.
+        - ALREADY_EXISTS: the `request_id` deleted another generation before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
