@@ -238,7 +238,7 @@ class Journal:
 def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
     """Removes journals that nobody has continued for so long. Builds under way, in any process, stay."""
     for directory in (store.root / "generations").glob(f"*/{PREFIX}*"):
-        with suppress(FileNotFoundError):  # swept by another process
+        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             if time.time() - directory.stat().st_mtime < older_than_s:
                 continue
             lock = _locked(directory, make=False)

@@ -14,6 +14,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -32,22 +33,30 @@ log = logs.get(__name__)
 ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
+PINNED_BYTES = 8 * 1024**3
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
 class Catalogue:
     """The generations of all corpora in one artifact store. Call `load` once before anything else."""
 
-    def __init__(self, store: ArtifactStore, batcher: SearchBatcher, *, pinned_generations: int = 4) -> None:
+    def __init__(
+        self,
+        store: ArtifactStore,
+        batcher: SearchBatcher,
+        *,
+        pinned_generations: int = 4,
+        pinned_bytes: int = PINNED_BYTES,
+    ) -> None:
         self._store = store
         self._batcher = batcher
-        self._pinned_generations = pinned_generations
+        self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
-        self._opening = asyncio.Lock()
+        self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._switching = asyncio.Lock()
         self._listeners: list[Callable[[str], None]] = []
 
@@ -58,14 +67,12 @@ class Catalogue:
     async def load(self) -> None:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
         for corpus in await asyncio.to_thread(self._find_corpora):
-            self._corpora.add(corpus)
             try:
-                active = await asyncio.to_thread(self._open_active, corpus)
-                if active is not None:
-                    self._active[corpus] = active
+                await self._load(corpus)
             except errors.AeencError as error:
-                log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
-                self._damaged[corpus] = error
+                self._set_damaged(corpus, error)
+            except OSError as error:  # the disk cannot read it, or we may not
+                self._set_damaged(corpus, unreadable(error))
         self._tell()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
@@ -88,14 +95,17 @@ class Catalogue:
         self.check_known(corpus)
         if not generation_id:
             if corpus in self._damaged:
-                raise errors.DataLoss(self._damaged[corpus].message)
+                damage = self._damaged[corpus]
+                raise type(damage)(damage.message)
             raise none_active(corpus)
-        async with self._opening:
-            key = (corpus, generation_id)
-            if key not in self._pinned:
-                self._pin(corpus, await asyncio.to_thread(self._open, corpus, generation_id, hashed=False))
-            self._pinned.move_to_end(key)
-            return self._pinned[key]
+        key = (corpus, generation_id)
+        own = asyncio.Lock()
+        async with self._opening.setdefault(key, own):  # one at a time of each generation; others do not wait
+            served = self._pinned.get(key)
+            if served is None:
+                served = await asyncio.to_thread(self._open, corpus, generation_id, hashed=False)
+            self._pin(corpus, served)
+            return served
 
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
@@ -182,10 +192,21 @@ class Catalogue:
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-        names = sorted(name for name in names if is_corpus_name(name))
-        for name in names:
-            self._store.sweep(folder_of(name))
-        return [name for name in names if self._store.list(folder_of(name))]
+        return sorted(name for name in names if is_corpus_name(name))
+
+    async def _load(self, corpus: str) -> None:
+        """Opens the active generation of a corpus that has generations."""
+        await asyncio.to_thread(self._store.sweep, folder_of(corpus))
+        if await asyncio.to_thread(self._store.list, folder_of(corpus)):
+            self._corpora.add(corpus)
+            active = await asyncio.to_thread(self._open_active, corpus)
+            if active is not None:
+                self._active[corpus] = active
+
+    def _set_damaged(self, corpus: str, error: errors.AeencError) -> None:
+        log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
+        self._corpora.add(corpus)
+        self._damaged[corpus] = error
 
     def _open_active(self, corpus: str) -> ServedGeneration | None:
         generation_id = read_active(self._store, corpus)
@@ -198,16 +219,20 @@ class Catalogue:
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served
         self._pinned.move_to_end((corpus, served.id))
-        while len(self._pinned) > self._pinned_generations:
+        while len(self._pinned) > 1 and self._is_over():
             self._pinned.popitem(last=False)
+
+    def _is_over(self) -> bool:
+        size_bytes = sum(one.generation.artifact.size_bytes for one in self._pinned.values())
+        return len(self._pinned) > self._pinned_generations or size_bytes > self._pinned_bytes
 
     def _list(self, corpus: str) -> list[Artifact]:
         found = []
         for generation_id in self._store.list(folder_of(corpus)):
             try:
                 found.append(self._store.open(folder_of(corpus), generation_id, verify="size"))
-            except errors.AeencError as error:  # damaged, or deleted meanwhile: nobody can activate it
-                log.warning("generation left out of the list", corpus=corpus, reason=error.message)
+            except (errors.AeencError, OSError) as error:  # damaged, or deleted meanwhile: nobody can activate it
+                log.warning("generation left out of the list", corpus=corpus, reason=str(error))
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
 
     async def _check_by_searching(self, candidate: ServedGeneration) -> None:
@@ -233,6 +258,14 @@ class Catalogue:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
         for listener in self._listeners:
             listener("; ".join(reasons))
+
+
+def unreadable(error: OSError) -> errors.DataLoss:
+    """The error for files that the disk does not give out."""
+    return errors.DataLoss(
+        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
+        "and start again, or activate another generation"
+    )
 
 
 def check_known(corpus: str, known: Collection[str]) -> None:

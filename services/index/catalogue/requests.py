@@ -86,6 +86,6 @@ class RequestNotes:
 def sweep_notes(store: ArtifactStore, older_than_s: float) -> None:
     """Removes the notes of requests, builds included, that nobody has repeated for so long."""
     for path in (store.root / "generations").glob(f"*/{FOLDER}/*.json"):
-        with suppress(FileNotFoundError):  # swept by another process
+        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             if time.time() - path.stat().st_mtime >= older_than_s:
                 path.unlink()

@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.dense.approximate import SearchIndex
 from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
+from services.kit import logs
+
+log = logs.get(__name__)
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
@@ -207,7 +210,10 @@ class SearchBatcher:
             self._deliver([(search, error) for search, _ in batch])
             return
         self.batches += 1
-        self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+        try:
+            self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+        except Exception:  # the answers are there, and the thread must live on
+            log.exception("a batch cannot be counted")
         elapsed_s = time.perf_counter() - started
         done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
         for search, count in batch:
