@@ -82,7 +82,8 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
         spec = await convert.to_build_spec(requests)
         async for progress in self._builder.build(spec, convert.to_premise_chunks(requests)):
-            yield convert.to_build_response(progress, active_id=self._catalogue.active_id(spec.corpus))
+            active_id = self._catalogue.active_id(spec.corpus)
+            yield convert.to_build_response(progress, expected_premises=spec.expected_premises, active_id=active_id)
 
     async def ActivateGeneration(
         self, request: index_pb2.ActivateGenerationRequest, _context: Any

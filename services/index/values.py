@@ -157,6 +157,7 @@ class RetrievalResult:
 
 
 Sameness = Literal["EXACT", "NORMALIZED"]
+BuildStage = Literal["RECEIVING", "INDEXING"]
 AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 
 
@@ -172,6 +173,7 @@ class BuildSpec:
     resume_from: int = 0
     sameness: Sameness = "EXACT"
     space_id: str = ""
+    expected_premises: int = 0
 
     def fingerprint(self) -> dict[str, str]:
         """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
@@ -198,6 +200,7 @@ class BuildProgress:
     generation: Artifact | None = None
     activated: bool = False
     is_last: bool = False
+    stage: BuildStage = "RECEIVING"
 
 
 Engine = Literal["flat", "ivf", "hnsw"]

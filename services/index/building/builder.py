@@ -41,12 +41,13 @@ from services.index.catalogue.requests import check_same, sweep_notes
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
 from services.kit import logs
-from services.kit.concurrency import finish, run_in_thread, with_pauses
+from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 Store = TypeVar("Store", bound=GenerationStore)
+REPORT_S = 2.0
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -125,6 +126,18 @@ class BuildFlow(ABC, Generic[Store]):
         await self._catalogue.activate(spec.corpus, generation_id)
         if spec.request_id:
             await self._note_activated(spec)
+
+
+async def while_indexing(
+    committing: asyncio.Task[Artifact], progress: BuildProgress
+) -> AsyncGenerator[BuildProgress, None]:
+    """Reports every `REPORT_S` seconds that a build is being indexed, and ends its commit when nobody listens."""
+    try:
+        yield replace(progress, stage="INDEXING")
+        while not (await asyncio.wait([committing], timeout=REPORT_S))[0]:
+            yield replace(progress, stage="INDEXING")
+    finally:
+        await cancel_all([committing])
 
 
 def check_spec(spec: BuildSpec) -> None:
@@ -219,7 +232,11 @@ class Builder(BuildFlow[Catalogue]):
             async with aclosing(self._steps(pipeline, chunks)) as steps:
                 async for progress in steps:
                     yield progress
-            artifact = await self._commit(spec, pipeline, folding)
+            committing = asyncio.create_task(self._commit(spec, pipeline, folding))
+            async with aclosing(while_indexing(committing, _progress(pipeline))) as reports:
+                async for progress in reports:
+                    yield progress
+            artifact = committing.result()
         except errors.InvalidArgument:
             pipeline.keep = False
             raise

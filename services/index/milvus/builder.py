@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.generation import PremiseRecord
-from services.index.building.builder import BuildFlow, check_base
+from services.index.building.builder import BuildFlow, check_base, while_indexing
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import FinishedBuild, StreamedPremises
 from services.index.building.vectors import BatchEncoder
@@ -104,7 +104,11 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             yield BuildProgress(folding.received, writer.rows)
             async for _ in pipeline.drain(folding.drafts):
                 yield BuildProgress(folding.received, writer.rows)
-            artifact = await self._commit(spec, pipeline, folding, streamed)
+            committing = asyncio.create_task(self._commit(spec, pipeline, folding, streamed))
+            async with aclosing(while_indexing(committing, BuildProgress(folding.received, writer.rows))) as reports:
+                async for progress in reports:
+                    yield progress
+            artifact = committing.result()
         finally:
             await cancel_all([beating])
             await pipeline.close()

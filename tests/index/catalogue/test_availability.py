@@ -3,13 +3,18 @@
 import asyncio
 import errno
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from aeenc import errors
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import ServedGeneration
+from services.index.dense import batcher as batcher_module
+from services.index.dense.batcher import SearchBatcher
 from services.index.metrics import IndexMetrics
+from services.index.values import ALL, Effort, SearchHits
 from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import SPACE, facts, raises, vector_of
 
@@ -82,3 +87,30 @@ async def test_a_batch_that_cannot_be_counted_is_answered_and_the_next_too(serve
         await index.client.build("science", facts())
         for _ in range(2):
             assert len((await index.client.search("science", TWO, space_id=SPACE, k=3)).ids[0]) == 3
+
+
+async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn(monkeypatch):
+    monkeypatch.setattr(batcher_module, "SCANNED_ROWS", 2_000)
+    order = []
+
+    class Large:
+        exact, rows = False, 1_000
+
+        def nearest(self, queries, k, allowed, effort):
+            order.append((effort.exact, len(queries)))
+            return [SearchHits(np.arange(k), np.ones(k, np.float32)) for _ in queries]
+
+    served = SimpleNamespace(index=Large(), allowed=lambda _: None)
+    batcher = SearchBatcher()
+    vectors = np.ones((6, 4), np.float32)
+    calls = [
+        batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True)),
+        batcher.search(served, vectors, 1, ALL),
+    ]
+    batcher.start()
+    try:
+        scanned, _ = await asyncio.gather(*calls)
+    finally:
+        await asyncio.to_thread(batcher.close)
+    assert len(scanned.hits) == 6
+    assert order == [(True, 2), (False, 6), (True, 2), (True, 2)]
