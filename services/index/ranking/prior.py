@@ -12,6 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class Explanations:
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._changing = asyncio.Lock()
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._known: dict[str, list[Explanation]] = {}
         self._priors: OrderedDict[tuple[str, str], Prior] = OrderedDict()
 
@@ -79,7 +80,7 @@ class Explanations:
 
         A hypothesis put twice keeps the premises of both.
         """
-        async with self._changing:
+        async with self._turn(corpus):
             before = [] if replace else await self._get(corpus)
             joined: dict[str, dict[str, None]] = {}
             for one in (*before, *explanations):
@@ -94,7 +95,7 @@ class Explanations:
         if (known := self._priors.get(key)) is not None:
             self._priors.move_to_end(key)
             return known
-        async with self._changing:
+        async with self._turn(generation.corpus):
             explanations = await self._get(generation.corpus)
             if not explanations:
                 raise errors.FailedPrecondition(
@@ -105,6 +106,10 @@ class Explanations:
             while len(self._priors) > OPEN:
                 self._priors.popitem(last=False)
             return self._priors[key]
+
+    def _turn(self, corpus: str) -> asyncio.Lock:
+        """The lock of a corpus: a large one holds up no other."""
+        return self._changing.setdefault(corpus, asyncio.Lock())
 
     async def _change(self, corpus: str, now: list[Explanation]) -> None:
         """Replaces what is on disk and in memory."""

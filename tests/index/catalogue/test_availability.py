@@ -14,6 +14,7 @@ from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
 from services.index.metrics import IndexMetrics
+from services.index.ranking.prior import Prior
 from services.index.values import ALL, Effort, SearchHits
 from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import SPACE, facts, raises, vector_of
@@ -67,6 +68,28 @@ async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
     finally:
         go_on.set()
     assert [one.id for one in await first] == ["f1"]
+
+
+async def test_preparing_the_prior_of_one_corpus_holds_up_no_other(index, monkeypatch):
+    for corpus in ("science", "other"):
+        await index.client.build(corpus, facts())
+        await index.client.put_explanations(corpus, [("ice melts", ["f5"])])
+    prior_of, go_on, entered = Prior.of, threading.Event(), threading.Event()
+
+    def slow(explanations, generation):
+        if generation.corpus == "science":
+            entered.set()
+            assert go_on.wait(20)
+        return prior_of(explanations, generation)
+
+    monkeypatch.setattr(Prior, "of", slow)
+    try:
+        first = asyncio.ensure_future(index.client.retrieve("science", ["heat"], prior=0.5))
+        assert await asyncio.to_thread(entered.wait, 20)
+        assert (await asyncio.wait_for(index.client.retrieve("other", ["heat"], prior=0.5), 5))[0]
+    finally:
+        go_on.set()
+    assert (await first)[0]
 
 
 async def test_pinned_generations_are_bounded_by_their_size_too(serve):
