@@ -108,6 +108,13 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
             next_page_token=token,
         )
 
+    async def VerifyGeneration(
+        self, request: index_pb2.VerifyGenerationRequest, _context: Any
+    ) -> index_pb2.VerifyGenerationResponse:
+        artifact = await self._catalogue.verify(request.corpus, request.generation)
+        is_active = self._catalogue.active_id(request.corpus) == artifact.id
+        return index_pb2.VerifyGenerationResponse(generation=convert.to_generation(artifact, active=is_active))
+
     async def DeleteGeneration(
         self, request: index_pb2.DeleteGenerationRequest, _context: Any
     ) -> index_pb2.DeleteGenerationResponse:

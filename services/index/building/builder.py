@@ -92,7 +92,7 @@ class BuildFlow(ABC, Generic[Store]):
 
     @abstractmethod
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
-        """Finds what the request built before; None when nothing, or when that generation was deleted since."""
+        """Finds what the request built before; None when nothing, or when that was deleted or damaged since."""
 
     @abstractmethod
     def _build_anew(
@@ -207,7 +207,11 @@ class Builder(BuildFlow[Catalogue]):
         finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
         if finished is None:
             return None
-        artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation, verify="size")
+        try:
+            artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation)
+        except errors.DataLoss as error:
+            log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
+            return None
         count = int(artifact.meta["premises"])
         return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
 
@@ -293,7 +297,7 @@ class Builder(BuildFlow[Catalogue]):
 
     async def _publish(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
         artifact = await asyncio.to_thread(self._write, spec, pipeline, engine)
-        self._catalogue.added(spec.corpus)
+        self._catalogue.added(spec.corpus, artifact.id)
         pipeline.keep = False
         log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
         return artifact

@@ -153,9 +153,20 @@ class Catalogue:
                 check_inactive(corpus, generation_id, active)
             await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
-    def added(self, corpus: str) -> None:
-        """Registers a corpus that now has a finished generation."""
+    async def verify(self, corpus: str, generation_id: str) -> Artifact:
+        """Hashes every file of a generation and searches for its own vectors. Raises NotFound, DataLoss.
+
+        It changes nothing: to repair a damaged generation, build it again and activate it.
+        """
+        self.check_known(corpus)
+        candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
+        await self._check_by_searching(candidate)
+        return candidate.generation.artifact
+
+    def added(self, corpus: str, generation_id: str) -> None:
+        """Registers a finished generation. It may have taken the place of a damaged one, which is closed."""
         self._corpora.add(corpus)
+        self._pinned.pop((corpus, generation_id), None)
 
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""

@@ -147,6 +147,13 @@ class MilvusCatalogue:
         await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
         await self.refresh()
 
+    async def verify(self, corpus: str, generation_id: str) -> Artifact:
+        """Counts and probes a generation as an activation does. Raises NotFound, DataLoss for one that has changed."""
+        await self.refresh()
+        stored = _named(self._known(corpus), corpus, generation_id)
+        await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
+        return stored.artifact
+
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""
         self._known(corpus)

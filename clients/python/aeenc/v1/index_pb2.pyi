@@ -424,6 +424,20 @@ class ListGenerationsResponse(_message.Message):
     next_page_token: str
     def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class VerifyGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class VerifyGenerationResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: Generation
+    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
+
 class DeleteGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "request_id")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
