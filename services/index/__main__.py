@@ -100,7 +100,9 @@ def _on_files(
     """Wires up generations in files, searched in this process by FAISS and by words."""
     store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
     batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
-    catalogue = Catalogue(store, batcher, pinned_generations=settings.pinned_generations)
+    catalogue = Catalogue(
+        store, batcher, pinned_generations=settings.pinned_generations, pinned_bytes=settings.pinned_bytes
+    )
     catalogue.on_change(health.source("corpora"))
     explanations = Explanations(store)
     ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
@@ -145,6 +147,7 @@ def _build_options(settings: IndexSettings) -> BuildOptions:
         settings.build_sync_s,
         settings.build_keep_s,
         settings.engines,
+        settings.request_keep_s,
     )
 
 

@@ -176,7 +176,9 @@ def to_generation(artifact: Artifact, *, active: bool) -> index_pb2.Generation:
     )
 
 
-def to_build_response(progress: BuildProgress, *, active_id: str | None) -> index_pb2.BuildGenerationResponse:
+def to_build_response(
+    progress: BuildProgress, *, expected_premises: int, active_id: str | None
+) -> index_pb2.BuildGenerationResponse:
     """Converts one report of a build."""
     response = index_pb2.BuildGenerationResponse(
         received=progress.received,
@@ -184,6 +186,8 @@ def to_build_response(progress: BuildProgress, *, active_id: str | None) -> inde
         ack_level=f"ACK_LEVEL_{progress.ack_level}",
         activated=progress.activated,
         durable=progress.durable,
+        expected_premises=expected_premises,
+        stage=f"BUILD_STAGE_{progress.stage}",
     )
     if progress.is_last and progress.generation is not None:
         active = progress.generation.id == active_id
@@ -204,6 +208,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 activate=header.activate,
                 resume_from=header.resume_from,
                 space_id=header.space_id,
+                expected_premises=header.expected_premises,
                 sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
             )
         break

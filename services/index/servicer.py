@@ -82,13 +82,16 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
         spec = await convert.to_build_spec(requests)
         async for progress in self._builder.build(spec, convert.to_premise_chunks(requests)):
-            yield convert.to_build_response(progress, active_id=self._catalogue.active_id(spec.corpus))
+            active_id = self._catalogue.active_id(spec.corpus)
+            yield convert.to_build_response(progress, expected_premises=spec.expected_premises, active_id=active_id)
 
     async def ActivateGeneration(
         self, request: index_pb2.ActivateGenerationRequest, _context: Any
     ) -> index_pb2.ActivateGenerationResponse:
         expected = request.expected_generation if request.HasField("expected_generation") else None
-        done = await self._catalogue.activate(request.corpus, request.generation, expected=expected)
+        done = await self._catalogue.activate(
+            request.corpus, request.generation, expected=expected, request_id=request.request_id
+        )
         return index_pb2.ActivateGenerationResponse(
             active=convert.to_generation(done.active, active=True), previous_generation=done.previous or ""
         )
@@ -105,10 +108,17 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
             next_page_token=token,
         )
 
+    async def VerifyGeneration(
+        self, request: index_pb2.VerifyGenerationRequest, _context: Any
+    ) -> index_pb2.VerifyGenerationResponse:
+        artifact = await self._catalogue.verify(request.corpus, request.generation)
+        is_active = self._catalogue.active_id(request.corpus) == artifact.id
+        return index_pb2.VerifyGenerationResponse(generation=convert.to_generation(artifact, active=is_active))
+
     async def DeleteGeneration(
         self, request: index_pb2.DeleteGenerationRequest, _context: Any
     ) -> index_pb2.DeleteGenerationResponse:
-        await self._catalogue.delete(request.corpus, request.generation)
+        await self._catalogue.delete(request.corpus, request.generation, request_id=request.request_id)
         return index_pb2.DeleteGenerationResponse(generation=request.generation)
 
     async def PutExplanations(

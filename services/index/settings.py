@@ -63,7 +63,13 @@ class IndexSettings(ServiceSettings):
     build_keep_s: float = Field(
         24 * 3600.0, gt=0, description="seconds for which an unfinished build waits for its caller to come again"
     )
+    request_keep_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="seconds for which a retry with the same request_id gets the same answer"
+    )
     pinned_generations: int = Field(4, ge=1, description="generations kept open besides the active ones")
+    pinned_bytes: int = Field(
+        8 * 1024**3, ge=1, description="size of all generations kept open besides the active ones; one may be larger"
+    )
 
     backend: Literal["faiss", "milvus"] = Field(
         "faiss", description="where generations are: in files of this machine, or in a Milvus (extra `index-milvus`)"

@@ -158,6 +158,7 @@ class RetrievalResult:
 
 
 Sameness = Literal["EXACT", "NORMALIZED"]
+BuildStage = Literal["RECEIVING", "INDEXING"]
 AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 
 
@@ -173,6 +174,7 @@ class BuildSpec:
     resume_from: int = 0
     sameness: Sameness = "EXACT"
     space_id: str = ""
+    expected_premises: int = 0
 
     def fingerprint(self) -> dict[str, str]:
         """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
@@ -199,6 +201,7 @@ class BuildProgress:
     generation: Artifact | None = None
     activated: bool = False
     is_last: bool = False
+    stage: BuildStage = "RECEIVING"
 
 
 Engine = Literal["flat", "ivf", "hnsw"]
@@ -234,7 +237,7 @@ class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation.
+    `engines` search the generation. What a request has done is known for `request_keep_s`.
     """
 
     batch: int = 128
@@ -243,6 +246,7 @@ class BuildOptions:
     sync_s: float = 1.0
     keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
+    request_keep_s: float = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -312,9 +316,12 @@ class GenerationStore(Protocol):
     def corpora(self) -> Sequence[tuple[str, GenerationView | None]]: ...
     def active_id(self, corpus: str) -> str | None: ...
     async def resolve(self, corpus: str, generation_id: str = "") -> ReadableGeneration: ...
-    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation: ...
+    async def activate(
+        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
+    ) -> Activation: ...
     async def generations(self, corpus: str) -> list[Artifact]: ...
-    async def delete(self, corpus: str, generation_id: str) -> None: ...
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None: ...
+    async def verify(self, corpus: str, generation_id: str) -> Artifact: ...
     def check_known(self, corpus: str) -> None: ...
 
 

@@ -128,3 +128,27 @@ async def test_premises_are_looked_up_in_the_order_asked(subject):
     assert [one.id for one in await subject.index.get_premises(corpus, asked)] == asked
     await raises(errors.NotFound, subject.index.get_premises(corpus, ["f9"]), "f9", first)
     assert [one.text for one in await subject.index.get_premises(corpus, ["f9"], generation=second)] == [FACTS[9]]
+
+
+async def test_a_request_id_makes_activations_and_deletions_safe_to_repeat(subject):
+    corpus, first, second = await two_generations(subject)
+    activation = index_pb2.ActivateGenerationRequest(
+        corpus=corpus, generation=second, expected_generation=first, request_id="a"
+    )
+    done = await subject.unary("ActivateGeneration", activation)
+    again = await subject.unary("ActivateGeneration", activation)
+    assert (again.active.id, again.previous_generation) == (second, first)
+    assert again == done
+    activation.generation = first
+    await raises(errors.AlreadyExists, subject.unary("ActivateGeneration", activation), first, second)
+    deletion = index_pb2.DeleteGenerationRequest(corpus=corpus, generation=first, request_id="d")
+    assert await subject.unary("DeleteGeneration", deletion) == await subject.unary("DeleteGeneration", deletion)
+    deletion.generation = second
+    await raises(errors.AlreadyExists, subject.unary("DeleteGeneration", deletion), first, second)
+
+
+async def test_a_finished_build_is_not_returned_for_another_one(subject):
+    corpus = subject.corpus()
+    built = await subject.index.build(corpus, facts(), request_id="r")
+    assert (await subject.index.build(corpus, facts(), request_id="r")).id == built.id
+    await raises(errors.AlreadyExists, subject.index.build(corpus, facts()[:3], request_id="r"), "'r'", "premises")

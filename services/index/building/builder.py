@@ -33,19 +33,21 @@ from services.corpus.generation import (
 )
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
-from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, sweep_abandoned
+from services.index.building.journal import FinishedBuild, FinishedBuilds, Journal, StreamedPremises, sweep_abandoned
 from services.index.building.pipeline import BuildPipeline
 from services.index.building.vectors import BatchEncoder, finish_in_thread
 from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.requests import check_same, sweep_notes
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import AckLevel, BuildOptions, BuildProgress, BuildSpec, GenerationStore
 from services.kit import logs
-from services.kit.concurrency import with_pauses
+from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 Store = TypeVar("Store", bound=GenerationStore)
+REPORT_S = 2.0
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -76,8 +78,12 @@ class BuildFlow(ABC, Generic[Store]):
         own = asyncio.Lock()
         turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
         async with turn:
-            last = await self._built_before(spec) if spec.request_id else None
-            if last is None:
+            found = await self._built_before(spec) if spec.request_id else None
+            last = None
+            if found is not None:
+                built, last = found
+                await check_asked_again(spec, built, chunks)
+            else:
                 async with aclosing(self._build_anew(spec, chunks)) as steps:
                     async for last in steps:
                         yield last
@@ -85,8 +91,8 @@ class BuildFlow(ABC, Generic[Store]):
             yield await self._activated(spec, last)
 
     @abstractmethod
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
-        """Finds what the request built before; None when nothing, or when that generation was deleted since."""
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
+        """Finds what the request built before; None when nothing, or when that was deleted or damaged since."""
 
     @abstractmethod
     def _build_anew(
@@ -95,8 +101,8 @@ class BuildFlow(ABC, Generic[Store]):
         """Builds the generation; the last progress names it."""
 
     @abstractmethod
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        """Records durably what the request built."""
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        """Records durably that the request has activated what it built."""
 
     def _batches(self, space_id: str, version: str) -> BatchEncoder:
         batches = BatchEncoder(
@@ -110,11 +116,28 @@ class BuildFlow(ABC, Generic[Store]):
         generation = last.generation
         assert generation is not None
         if spec.activate and not last.activated:
-            await self._catalogue.activate(spec.corpus, generation.id)
-            await self._remember(spec, FinishedBuild(generation.id, activated=True))
+            await finish(asyncio.create_task(self._activate(spec, generation.id)))
             last = replace(last, activated=True)
         is_active = self._catalogue.active_id(spec.corpus) == generation.id
         return replace(last, ack_level="SEARCHABLE" if is_active else "DURABLE", is_last=True)
+
+    async def _activate(self, spec: BuildSpec, generation_id: str) -> None:
+        """Activates and notes it. A cancelled call does both: a retry must not activate again."""
+        await self._catalogue.activate(spec.corpus, generation_id)
+        if spec.request_id:
+            await self._note_activated(spec)
+
+
+async def while_indexing(
+    committing: asyncio.Task[Artifact], progress: BuildProgress
+) -> AsyncGenerator[BuildProgress, None]:
+    """Reports every `REPORT_S` seconds that a build is being indexed, and ends its commit when nobody listens."""
+    try:
+        yield replace(progress, stage="INDEXING")
+        while not (await asyncio.wait([committing], timeout=REPORT_S))[0]:
+            yield replace(progress, stage="INDEXING")
+    finally:
+        await cancel_all([committing])
 
 
 def check_spec(spec: BuildSpec) -> None:
@@ -124,6 +147,27 @@ def check_spec(spec: BuildSpec) -> None:
         raise errors.InvalidArgument.field("header.resume_from", "needs the request_id of the build to continue")
     if spec.delete_ids and not spec.base_generation:
         raise errors.InvalidArgument.field("header.delete_ids", "needs base_generation; name the generation to change")
+
+
+async def check_asked_again(
+    spec: BuildSpec, built: FinishedBuild, chunks: AsyncIterator[Sequence[PremiseRecord]]
+) -> None:
+    """Raises AlreadyExists when a finished build asked for something else, or streamed other premises.
+
+    Of premises that `resume_from` skips only the number is compared.
+    """
+    if built.asked is None:
+        return
+    before = dict(built.asked)
+    premises = {name: before.pop(name, None) for name in StreamedPremises().to_record()}
+    check_same(spec.request_id, before, spec.fingerprint())
+    streamed = StreamedPremises()
+    async for chunk in chunks:
+        await asyncio.to_thread(streamed.add, chunk)
+    now = streamed.to_record()
+    if spec.resume_from:
+        now = {"premises": spec.resume_from + streamed.count, "premises_crc32": premises["premises_crc32"]}
+    check_same(spec.request_id, premises, now)
 
 
 def check_base(generation: str, space_id: str, wanted: str) -> None:
@@ -146,8 +190,9 @@ class Builder(BuildFlow[Catalogue]):
         self._finished = FinishedBuilds(store)
 
     async def sweep(self) -> None:
-        """Removes unfinished builds that nobody has continued for a long time."""
+        """Removes unfinished builds that nobody has continued for a long time, and old notes of requests."""
         await asyncio.to_thread(sweep_abandoned, self._store, self._options.keep_s)
+        await asyncio.to_thread(sweep_notes, self._store, self._options.request_keep_s)
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -158,16 +203,20 @@ class Builder(BuildFlow[Catalogue]):
                 async for progress in steps:
                     yield progress
 
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         finished = await asyncio.to_thread(self._finished.get, spec.corpus, spec.request_id)
         if finished is None:
             return None
-        artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation, verify="size")
+        try:
+            artifact = await asyncio.to_thread(self._store.open, folder_of(spec.corpus), finished.generation)
+        except errors.DataLoss as error:
+            log.warning("a finished build is damaged; building it again", corpus=spec.corpus, reason=error.message)
+            return None
         count = int(artifact.meta["premises"])
-        return BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
+        return finished, BuildProgress(count, count, "DURABLE", count, artifact, finished.activated)
 
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
-        await asyncio.to_thread(self._finished.put, spec.corpus, spec.request_id, built)
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        await run_in_thread(self._finished.mark_activated, spec.corpus, spec.request_id)
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -187,8 +236,11 @@ class Builder(BuildFlow[Catalogue]):
             async with aclosing(self._steps(pipeline, chunks)) as steps:
                 async for progress in steps:
                     yield progress
-            artifact = await self._commit(spec, pipeline, folding)
-            pipeline.keep = False
+            committing = asyncio.create_task(self._commit(spec, pipeline, folding))
+            async with aclosing(while_indexing(committing, _progress(pipeline))) as reports:
+                async for progress in reports:
+                    yield progress
+            artifact = committing.result()
         except errors.InvalidArgument:
             pipeline.keep = False
             raise
@@ -239,9 +291,15 @@ class Builder(BuildFlow[Catalogue]):
         )
         if engine["engine"] == "flat":
             await finish_in_thread(write_lexical, pipeline.writer.path, [draft.text for draft in folding.drafts])
-        artifact = await finish_in_thread(self._write, spec, pipeline, engine)
-        self._catalogue.added(spec.corpus)
-        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=len(folding.drafts))
+        publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
+        await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
+        return publishing.result()
+
+    async def _publish(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        artifact = await asyncio.to_thread(self._write, spec, pipeline, engine)
+        self._catalogue.added(spec.corpus, artifact.id)
+        pipeline.keep = False
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
         return artifact
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
@@ -259,7 +317,8 @@ class Builder(BuildFlow[Catalogue]):
 
         def announce(generation_id: str) -> None:
             # before it can be seen: no kill leaves a generation that its request does not know
-            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False))
+            asked = {**spec.fingerprint(), **pipeline.streamed}
+            self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
 
         return pipeline.writer.commit(meta, id_prefix="g", announce=announce)
 

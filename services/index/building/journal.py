@@ -14,12 +14,11 @@ in a thread.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, BinaryIO
 from aeenc import errors
 from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
 from services.index.building.vectors import VectorFile, crc32_of
+from services.index.catalogue.requests import FOLDER, name_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
 
@@ -36,7 +36,6 @@ PREFIX = ".build-"
 PROGRESS = "progress.json"
 LOCK = "lock"
 FORMAT_VERSION = 1
-FOLDER = ".requests"
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,23 @@ class DurableState:
     largest_norm: float = 0.0
 
 
+class StreamedPremises:
+    """How many premises a build streamed, and the CRC-32 of their lines: what a retry of it must repeat."""
+
+    def __init__(self) -> None:
+        self.count = self.crc32 = 0
+
+    def add(self, premises: Iterable[PremiseRecord]) -> None:
+        """Counts premises."""
+        lines = [premise.to_line() for premise in premises]
+        self.count += len(lines)
+        self.crc32 = zlib.crc32("".join(lines).encode(), self.crc32)
+
+    def to_record(self) -> dict[str, int]:
+        """Turns it into JSON."""
+        return {"premises": self.count, "premises_crc32": self.crc32}
+
+
 class Journal:
     """The journal of one build: `open` it, `append` premises, `sync` now and then, `close` it.
 
@@ -68,7 +84,7 @@ class Journal:
         self.kept = DurableState()
         self.premises: list[PremiseRecord] = []
         self._request = {"request_id": request_id, **fingerprint}
-        self._directory = store.root / folder_of(corpus) / f"{PREFIX}{_name_of(request_id)}"
+        self._directory = store.root / folder_of(corpus) / f"{PREFIX}{name_of(request_id)}"
         self.generation = self._directory / "generation"
         self._position = 0  # of the next streamed premise
         self._streamed = 0  # in earlier calls
@@ -177,6 +193,11 @@ class Journal:
         atomic_write(self._directory / PROGRESS, json.dumps(record).encode())
         self.kept = kept
 
+    @property
+    def streamed(self) -> dict[str, int]:
+        """All streamed premises, as StreamedPremises counts them."""
+        return {"premises": self._count, "premises_crc32": self._crc32}
+
     def has_news(self, rows: int) -> bool:
         """Whether a `sync` would make more durable than the last one."""
         return (self._count, rows) != (self.kept.premises, self.kept.rows)
@@ -217,7 +238,7 @@ class Journal:
 def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
     """Removes journals that nobody has continued for so long. Builds under way, in any process, stay."""
     for directory in (store.root / "generations").glob(f"*/{PREFIX}*"):
-        with suppress(FileNotFoundError):  # swept by another process
+        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
             if time.time() - directory.stat().st_mtime < older_than_s:
                 continue
             lock = _locked(directory, make=False)
@@ -225,10 +246,6 @@ def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
                 with lock:
                     remove_directory(directory)
                 log.info("swept an abandoned build", path=str(directory))
-
-
-def _name_of(request_id: str) -> str:
-    return hashlib.sha256(request_id.encode()).hexdigest()[:32]  # a request id may contain any character
 
 
 def _crc32_of(said: dict[str, Any]) -> int:
@@ -277,10 +294,14 @@ def _locked(directory: Path, *, make: bool) -> BinaryIO | None:
 
 @dataclass(frozen=True)
 class FinishedBuild:
-    """The generation that a request built, and whether the request has activated it."""
+    """The generation that a request built, whether the request has activated it, and what it asked for.
+
+    `asked` is None in what an earlier version wrote.
+    """
 
     generation: str
     activated: bool
+    asked: Mapping[str, Any] | None = None
 
 
 class FinishedBuilds:
@@ -297,7 +318,7 @@ class FinishedBuilds:
         path = self._path(corpus, request_id)
         try:
             record = json.loads(path.read_bytes())
-            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]))
+            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -312,8 +333,15 @@ class FinishedBuilds:
                 "request_id": request_id,
                 "generation": finished.generation,
                 "activated": finished.activated,
+                "asked": finished.asked,
             }
             atomic_write(self._path(corpus, request_id), json.dumps(record).encode())
 
+    def mark_activated(self, corpus: str, request_id: str) -> None:
+        """Records durably that a request has activated what it built."""
+        finished = self.get(corpus, request_id)
+        if finished is not None:
+            self.put(corpus, request_id, replace(finished, activated=True))
+
     def _path(self, corpus: str, request_id: str) -> Path:
-        return self._store.root / folder_of(corpus) / FOLDER / f"{_name_of(request_id)}.json"
+        return self._store.root / folder_of(corpus) / FOLDER / f"{name_of(request_id)}.json"

@@ -62,6 +62,11 @@ class BuildPipeline:
         return self._journal.kept.premises if self._journal else 0
 
     @property
+    def streamed(self) -> dict[str, int]:
+        """All premises that the request has streamed, as its journal counts them; nothing without a journal."""
+        return self._journal.streamed if self._journal else {}
+
+    @property
     def is_all_durable(self) -> bool:
         """Whether all rows written so far are durable."""
         return self._journal is not None and 0 < self.written == self._journal.kept.rows

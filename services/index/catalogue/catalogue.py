@@ -13,37 +13,50 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from aeenc import errors
 from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
 from services.corpus.inner_products import norms_of
+from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.values import ALL, Activation
 from services.kit import logs
+from services.kit.concurrency import finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
 ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
+PINNED_BYTES = 8 * 1024**3
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
 class Catalogue:
     """The generations of all corpora in one artifact store. Call `load` once before anything else."""
 
-    def __init__(self, store: ArtifactStore, batcher: SearchBatcher, *, pinned_generations: int = 4) -> None:
+    def __init__(
+        self,
+        store: ArtifactStore,
+        batcher: SearchBatcher,
+        *,
+        pinned_generations: int = 4,
+        pinned_bytes: int = PINNED_BYTES,
+    ) -> None:
         self._store = store
         self._batcher = batcher
-        self._pinned_generations = pinned_generations
+        self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
+        self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
-        self._opening = asyncio.Lock()
+        self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._switching = asyncio.Lock()
         self._listeners: list[Callable[[str], None]] = []
 
@@ -54,14 +67,12 @@ class Catalogue:
     async def load(self) -> None:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
         for corpus in await asyncio.to_thread(self._find_corpora):
-            self._corpora.add(corpus)
             try:
-                active = await asyncio.to_thread(self._open_active, corpus)
-                if active is not None:
-                    self._active[corpus] = active
+                await self._load(corpus)
             except errors.AeencError as error:
-                log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
-                self._damaged[corpus] = error
+                self._set_damaged(corpus, error)
+            except OSError as error:  # the disk cannot read it, or we may not
+                self._set_damaged(corpus, unreadable(error))
         self._tell()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
@@ -84,34 +95,41 @@ class Catalogue:
         self.check_known(corpus)
         if not generation_id:
             if corpus in self._damaged:
-                raise errors.DataLoss(self._damaged[corpus].message)
+                damage = self._damaged[corpus]
+                raise type(damage)(damage.message)
             raise none_active(corpus)
-        async with self._opening:
-            key = (corpus, generation_id)
-            if key not in self._pinned:
-                self._pin(corpus, await asyncio.to_thread(self._open, corpus, generation_id, hashed=False))
-            self._pinned.move_to_end(key)
-            return self._pinned[key]
+        key = (corpus, generation_id)
+        own = asyncio.Lock()
+        async with self._opening.setdefault(key, own):  # one at a time of each generation; others do not wait
+            served = self._pinned.get(key)
+            if served is None:
+                served = await asyncio.to_thread(self._open, corpus, generation_id, hashed=False)
+            self._pin(corpus, served)
+            return served
 
-    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
+    async def activate(
+        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
+    ) -> Activation:
         """Checks a generation by hash and by searching for its own vectors, then makes it the active one.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
-        active, DataLoss when a file differs from its manifest; then the active one keeps serving.
+        active, DataLoss when a file differs from its manifest; then the active one keeps serving. The same `request_id`
+        gets the same answer again and moves nothing; AlreadyExists when it asked for something else before.
         """
         self.check_known(corpus)
         async with self._switching:
             previous = self.active_id(corpus)
+            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
+            before = await self._noted(corpus, "activate", request_id, note)
+            if before is not None and (before.done or previous == generation_id):
+                artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
+                return Activation(artifact, before.previous or None)
             check_expected(corpus, previous, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
-            await asyncio.to_thread(write_active, self._store, corpus, generation_id)
-            if previous not in {None, generation_id}:
-                self._pin(corpus, self._active[corpus])  # callers that pinned it can go on
-            self._active[corpus] = candidate
-            self._damaged.pop(corpus, None)
-        self._tell()
-        log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
+            await finish(
+                asyncio.create_task(self._move(corpus, candidate, request_id, note))
+            )  # a cancelled call moves both or none
         return Activation(candidate.generation.artifact, previous)
 
     async def generations(self, corpus: str) -> list[Artifact]:
@@ -119,32 +137,87 @@ class Catalogue:
         self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
-    async def delete(self, corpus: str, generation_id: str) -> None:
-        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
-        self.check_known(corpus)
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
+        """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one.
+
+        A `request_id` that has deleted it does nothing again; AlreadyExists when it deleted another one.
+        """
         async with self._switching:
+            note = RequestNote({"generation": generation_id})
+            before = await self._noted(corpus, "delete", request_id, note)
+            ids = await asyncio.to_thread(self._store.list, folder_of(corpus)) if before else []
+            if before is not None and (before.done or generation_id not in ids):
+                return
+            self.check_known(corpus)
             for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
                 check_inactive(corpus, generation_id, active)
-            await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
-            self._pinned.pop((corpus, generation_id), None)
-            if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
-                self._corpora.discard(corpus)
+            await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
-    def added(self, corpus: str) -> None:
-        """Registers a corpus that now has a finished generation."""
+    async def verify(self, corpus: str, generation_id: str) -> Artifact:
+        """Hashes every file of a generation and searches for its own vectors. Raises NotFound, DataLoss.
+
+        It changes nothing: to repair a damaged generation, build it again and activate it.
+        """
+        self.check_known(corpus)
+        candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
+        await self._check_by_searching(candidate)
+        return candidate.generation.artifact
+
+    def added(self, corpus: str, generation_id: str) -> None:
+        """Registers a finished generation. It may have taken the place of a damaged one, which is closed."""
         self._corpora.add(corpus)
+        self._pinned.pop((corpus, generation_id), None)
 
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""
         check_known(corpus, self._corpora)
 
+    async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
+        """Finds what the request left before, or None. Raises AlreadyExists when it asked for something else."""
+        before = await asyncio.to_thread(self._notes.get, corpus, kind, request_id) if request_id else None
+        if before is not None:
+            check_same(request_id, before.asked, note.asked)
+        return before
+
+    async def _move(self, corpus: str, candidate: ServedGeneration, request_id: str, note: RequestNote) -> None:
+        """Moves the pointer on disk and in memory. Never cancelled between the two, which must agree."""
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
+        await asyncio.to_thread(write_active, self._store, corpus, candidate.id)
+        before = self._active.get(corpus)
+        if before is not None and before.id != candidate.id:
+            self._pin(corpus, before)  # callers that pinned it can go on
+        self._active[corpus] = candidate
+        self._damaged.pop(corpus, None)
+        self._tell()
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, replace(note, done=True))
+        log.info("activated", corpus=corpus, generation=candidate.id, previous=before.id if before else "")
+
+    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
+        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
+        await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+        self._pinned.pop((corpus, generation_id), None)
+        if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
+            self._corpora.discard(corpus)
+        await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
+
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-        names = sorted(name for name in names if is_corpus_name(name))
-        for name in names:
-            self._store.sweep(folder_of(name))
-        return [name for name in names if self._store.list(folder_of(name))]
+        return sorted(name for name in names if is_corpus_name(name))
+
+    async def _load(self, corpus: str) -> None:
+        """Opens the active generation of a corpus that has generations."""
+        await asyncio.to_thread(self._store.sweep, folder_of(corpus))
+        if await asyncio.to_thread(self._store.list, folder_of(corpus)):
+            self._corpora.add(corpus)
+            active = await asyncio.to_thread(self._open_active, corpus)
+            if active is not None:
+                self._active[corpus] = active
+
+    def _set_damaged(self, corpus: str, error: errors.AeencError) -> None:
+        log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
+        self._corpora.add(corpus)
+        self._damaged[corpus] = error
 
     def _open_active(self, corpus: str) -> ServedGeneration | None:
         generation_id = read_active(self._store, corpus)
@@ -157,16 +230,20 @@ class Catalogue:
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served
         self._pinned.move_to_end((corpus, served.id))
-        while len(self._pinned) > self._pinned_generations:
+        while len(self._pinned) > 1 and self._is_over():
             self._pinned.popitem(last=False)
+
+    def _is_over(self) -> bool:
+        size_bytes = sum(one.generation.artifact.size_bytes for one in self._pinned.values())
+        return len(self._pinned) > self._pinned_generations or size_bytes > self._pinned_bytes
 
     def _list(self, corpus: str) -> list[Artifact]:
         found = []
         for generation_id in self._store.list(folder_of(corpus)):
             try:
                 found.append(self._store.open(folder_of(corpus), generation_id, verify="size"))
-            except errors.AeencError as error:  # damaged, or deleted meanwhile: nobody can activate it
-                log.warning("generation left out of the list", corpus=corpus, reason=error.message)
+            except (errors.AeencError, OSError) as error:  # damaged, or deleted meanwhile: nobody can activate it
+                log.warning("generation left out of the list", corpus=corpus, reason=str(error))
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
 
     async def _check_by_searching(self, candidate: ServedGeneration) -> None:
@@ -192,6 +269,14 @@ class Catalogue:
         reasons = [f"corpus {corpus!r}: {error.message}" for corpus, error in sorted(self._damaged.items())]
         for listener in self._listeners:
             listener("; ".join(reasons))
+
+
+def unreadable(error: OSError) -> errors.DataLoss:
+    """The error for files that the disk does not give out."""
+    return errors.DataLoss(
+        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
+        "and start again, or activate another generation"
+    )
 
 
 def check_known(corpus: str, known: Collection[str]) -> None:

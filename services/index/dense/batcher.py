@@ -26,8 +26,12 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.index.dense.approximate import SearchIndex
 from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection
+from services.kit import logs
+
+log = logs.get(__name__)
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
+SCANNED_ROWS = 4_000_000  # of all queries of a batch that scans on request: about a tenth of a second at 384 dimensions
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 
 
@@ -70,6 +74,17 @@ class _PendingSearch:
         has_same_rows = self.served is other.served and self.selection == other.selection
         has_like_k = self.served.index.exact and self.k.bit_length() == other.k.bit_length()
         return has_same_rows and self.effort == other.effort and (self.k == other.k or has_like_k)
+
+
+def _queries_at_once(search: _PendingSearch) -> int:
+    """The queries of a batch: fewer where the caller asks an approximate engine to read a large corpus as a whole.
+
+    Between two batches the others have their turn.
+    """
+    index = search.served.index
+    if index.exact or not search.effort.exact:
+        return BATCH_QUERIES
+    return max(1, min(BATCH_QUERIES, SCANNED_ROWS // max(int(index.rows), 1)))
 
 
 class SearchBatcher:
@@ -168,7 +183,7 @@ class SearchBatcher:
         """Takes the oldest search and all that share its scan, as (search, number of queries), up to BATCH_QUERIES."""
         batch: list[tuple[_PendingSearch, int]] = []
         left: deque[_PendingSearch] = deque()
-        room = BATCH_QUERIES
+        room = _queries_at_once(self._pending[0]) if self._pending else 0
         while self._pending:
             search = self._pending.popleft()
             if self._dropped(search):
@@ -207,7 +222,10 @@ class SearchBatcher:
             self._deliver([(search, error) for search, _ in batch])
             return
         self.batches += 1
-        self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+        try:
+            self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+        except Exception:  # the answers are there, and the thread must live on
+            log.exception("a batch cannot be counted")
         elapsed_s = time.perf_counter() - started
         done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
         for search, count in batch:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
 from services.corpus.generation import PremiseRecord
-from services.index.building.builder import BuildFlow, check_base
+from services.index.building.builder import BuildFlow, check_base, while_indexing
 from services.index.building.folding import Draft, Folding
-from services.index.building.journal import FinishedBuild
+from services.index.building.journal import FinishedBuild, StreamedPremises
 from services.index.building.vectors import BatchEncoder
 from services.index.milvus.catalogue import MilvusCatalogue
 from services.index.milvus.generation import MilvusGeneration
@@ -29,7 +29,7 @@ from services.index.milvus.records import Records
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
@@ -63,7 +63,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         super().__init__(catalogue, encoders, limits, options)
         self._link, self._records, self._milvus = link, records, milvus
 
-    async def _built_before(self, spec: BuildSpec) -> BuildProgress | None:
+    async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         built = await self._link.read(self._records.finished, spec.corpus, spec.request_id)
         if built is None:
             return None
@@ -71,7 +71,7 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             served = await self._catalogue.resolve(spec.corpus, built.generation)
         except errors.NotFound:
             return None
-        return BuildProgress(
+        return built, BuildProgress(
             served.rows, served.rows, "DURABLE", served.rows, served.generation.artifact, built.activated
         )
 
@@ -91,11 +91,12 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
         facts = base.generation if base else None
         batches = self._batches(facts.space_id, facts.premise_version) if facts else self._batches(spec.space_id, "")
         pipeline = _MilvusPipeline(self._link, writer, batches, base, self._options.batch)
+        streamed = StreamedPremises()
         beating = asyncio.ensure_future(self._beat(writer))
-        is_kept = False
         try:
             async for chunk in chunks:
                 await asyncio.to_thread(folding.add, chunk)
+                await asyncio.to_thread(streamed.add, chunk)
                 async for _ in pipeline.advance(folding.drafts):
                     yield BuildProgress(folding.received, writer.rows)
                 yield BuildProgress(folding.received, writer.rows)
@@ -103,11 +104,15 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             yield BuildProgress(folding.received, writer.rows)
             async for _ in pipeline.drain(folding.drafts):
                 yield BuildProgress(folding.received, writer.rows)
-            artifact, is_kept = await self._commit(spec, pipeline, folding)
+            committing = asyncio.create_task(self._commit(spec, pipeline, folding, streamed))
+            async with aclosing(while_indexing(committing, BuildProgress(folding.received, writer.rows))) as reports:
+                async for progress in reports:
+                    yield progress
+            artifact = committing.result()
         finally:
             await cancel_all([beating])
             await pipeline.close()
-            if not is_kept:
+            if not writer.is_committed:
                 with suppress(errors.Unavailable, errors.Overloaded):  # then the sweeper removes it
                     await self._link.write(writer.abandon)
         yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
@@ -135,20 +140,27 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
                 with suppress(errors.Unavailable, errors.Overloaded):
                     await self._link.write(writer.beat)
 
-    async def _commit(self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding) -> tuple[Artifact, bool]:
+    async def _commit(
+        self, spec: BuildSpec, pipeline: _MilvusPipeline, folding: Folding, streamed: StreamedPremises
+    ) -> Artifact:
         if pipeline.writer.rows == 0:
             raise errors.InvalidArgument.field("premises", "are missing; stream at least one premise")
         batches = pipeline.batches
-        stored, is_new = await self._link.write(
+        stored = await self._link.write(
             pipeline.writer.commit, folding.drafts, batches.space_id, batches.version, self._milvus.patience_s
         )
-        await self._remember(spec, FinishedBuild(stored.artifact.id, activated=False))
-        await self._catalogue.refresh()
-        log.info("built", corpus=spec.corpus, generation=stored.artifact.id, premises=pipeline.writer.rows)
-        return stored.artifact, is_new
+        await finish(asyncio.create_task(self._publish(spec, stored.artifact, streamed)))
+        return stored.artifact
 
-    async def _remember(self, spec: BuildSpec, built: FinishedBuild) -> None:
+    async def _publish(self, spec: BuildSpec, artifact: Artifact, streamed: StreamedPremises) -> None:
+        asked = {**spec.fingerprint(), **streamed.to_record()}
+        built = FinishedBuild(artifact.id, activated=False, asked=asked)
         await self._link.write(self._records.put_finished, spec.corpus, spec.request_id, built)
+        await self._catalogue.refresh()
+        log.info("built", corpus=spec.corpus, generation=artifact.id, premises=artifact.meta["premises"])
+
+    async def _note_activated(self, spec: BuildSpec) -> None:
+        await self._link.write(self._records.mark_activated, spec.corpus, spec.request_id)
 
 
 class _MilvusPipeline:

@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aeenc import errors
 from services.index.catalogue.catalogue import check_expected, check_inactive, check_known, none_active
+from services.index.catalogue.requests import RequestKind, RequestNote, check_same
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
 from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
 from services.index.values import Activation
 from services.kit import logs
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
@@ -79,7 +80,9 @@ class MilvusCatalogue:
             raise none_active(corpus)
         return MilvusGeneration.of(_named(stored, corpus, wanted), self._link)
 
-    async def activate(self, corpus: str, generation_id: str, *, expected: str | None = None) -> Activation:
+    async def activate(
+        self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
+    ) -> Activation:
         """Checks a generation, then points the corpus's alias to it.
 
         `expected` is the id that the caller believes active ("" for none). Raises NotFound, Aborted when another one is
@@ -90,13 +93,15 @@ class MilvusCatalogue:
             await self.refresh()
             stored = _named(self._known(corpus), corpus, generation_id)
             previous = self.active_id(corpus)
+            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
+            before = await self._noted(corpus, "activate", request_id, note)
+            if before is not None and (before.done or previous == generation_id):
+                return Activation(stored.artifact, before.previous or None)
             check_expected(corpus, previous, expected)
             await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
-            await self._link.write(self._point, corpus, stored.collection)
-            seen = self._seen or CatalogueSnapshot()
-            self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: generation_id})
-            self._begun += 1
-            self._taken = self._begun
+            await finish(
+                asyncio.create_task(self._move(corpus, stored, request_id, note))
+            )  # a cancelled call moves both or none
         log.info("activated", corpus=corpus, generation=generation_id, previous=previous or "")
         return Activation(stored.artifact, previous)
 
@@ -106,14 +111,48 @@ class MilvusCatalogue:
         found = [stored.artifact for stored in self._known(corpus).values()]
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
 
-    async def delete(self, corpus: str, generation_id: str) -> None:
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
         async with self._switching:
             await self.refresh()
+            note = RequestNote({"generation": generation_id})
+            before = await self._noted(corpus, "delete", request_id, note)
+            ids = (self._seen or CatalogueSnapshot()).generations.get(corpus, {})
+            if before is not None and (before.done or generation_id not in ids):
+                return
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
-            await self._link.write(self._drop, stored.collection)
-            await self.refresh()
+            await finish(asyncio.create_task(self._remove(corpus, stored.collection, request_id, note)))
+
+    async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
+        """Finds what the request left before, or None. Raises AlreadyExists when it asked for something else."""
+        before = await self._link.read(self._records.note, corpus, kind, request_id) if request_id else None
+        if before is not None:
+            check_same(request_id, before.asked, note.asked)
+        return before
+
+    async def _move(self, corpus: str, stored: StoredGeneration, request_id: str, note: RequestNote) -> None:
+        """Moves the alias, and what this process knows of it."""
+        await self._link.write(self._records.put_note, corpus, "activate", request_id, note)
+        await self._link.write(self._point, corpus, stored.collection)
+        seen = self._seen or CatalogueSnapshot()
+        self._seen = CatalogueSnapshot(seen.generations, {**seen.active, corpus: stored.artifact.id})
+        self._begun += 1
+        self._taken = self._begun
+        await self._link.write(self._records.put_note, corpus, "activate", request_id, replace(note, done=True))
+
+    async def _remove(self, corpus: str, collection: str, request_id: str, note: RequestNote) -> None:
+        await self._link.write(self._records.put_note, corpus, "delete", request_id, note)
+        await self._link.write(self._drop, collection)
+        await self._link.write(self._records.put_note, corpus, "delete", request_id, replace(note, done=True))
+        await self.refresh()
+
+    async def verify(self, corpus: str, generation_id: str) -> Artifact:
+        """Counts and probes a generation as an activation does. Raises NotFound, DataLoss for one that has changed."""
+        await self.refresh()
+        stored = _named(self._known(corpus), corpus, generation_id)
+        await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
+        return stored.artifact
 
     def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""
@@ -204,7 +243,8 @@ class Sweeper:
             for one in unfinished
         }
         for name, (_, since) in self._seen.items():
-            if now - since >= self._lease_s:
+            # read again: dropping the one before took time, in which this one may have shown life or been committed
+            if now - since >= self._lease_s and self._records.beat_of(name) == self._seen[name][0]:
                 GenerationCollection(self._link, name, 0).drop()
                 self._records.remove(name)
                 log.warning("removed what a killed build or deletion left", collection=name)

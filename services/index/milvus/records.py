@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from pymilvus import DataType, MilvusClient
 
 from aeenc import errors
 from services.index.building.journal import FinishedBuild
+from services.index.catalogue.requests import RequestKind, RequestNote
 from services.index.milvus.link import MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.store.artifacts import Artifact, FileEntry
@@ -100,6 +101,10 @@ class Records:
         """Whether the row of a build is still there; a sweeper removes that of a silent build."""
         return any(row["kind"] == "building" for row in self._by_key(collection))
 
+    def beat_of(self, collection: str) -> int | None:
+        """The beat of an unfinished collection as it is now; None when it is finished or gone."""
+        return next((int(_body(row)["beat"]) for row in self._by_key(collection) if row["kind"] != "generation"), None)
+
     def put_unfinished(self, kind: Kind, collection: str, beat: int) -> None:
         """Records that a collection is being built or dropped."""
         self._put(collection, kind, {"beat": beat})
@@ -126,14 +131,36 @@ class Records:
         """Finds what a request built; None when it has not finished."""
         for row in self._by_key(_request_key(corpus, request_id)):
             body = _body(row)
-            return FinishedBuild(str(body["generation"]), bool(body["activated"]))
+            return FinishedBuild(str(body["generation"]), bool(body["activated"]), body.get("asked"))
         return None
 
     def put_finished(self, corpus: str, request_id: str, built: FinishedBuild) -> None:
         """Records what a request built. Without a request id it does nothing."""
         if request_id:
-            body = {"request_id": request_id, "generation": built.generation, "activated": built.activated}
+            body = {
+                "request_id": request_id,
+                "generation": built.generation,
+                "activated": built.activated,
+                "asked": built.asked,
+            }
             self._put(_request_key(corpus, request_id), "request", body)
+
+    def mark_activated(self, corpus: str, request_id: str) -> None:
+        """Records that a request has activated what it built."""
+        built = self.finished(corpus, request_id)
+        if built is not None:
+            self.put_finished(corpus, request_id, replace(built, activated=True))
+
+    def note(self, corpus: str, kind: RequestKind, request_id: str) -> RequestNote | None:
+        """Finds the note of an activation or a deletion; None when there is none."""
+        rows = self._by_key(_request_key(corpus, f"{kind}\0{request_id}"))
+        return RequestNote.of(_body(rows[0])) if rows else None
+
+    def put_note(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> None:
+        """Writes a note. Without a request id it does nothing."""
+        if request_id:
+            body = {"request_id": request_id, **note.to_record()}
+            self._put(_request_key(corpus, f"{kind}\0{request_id}"), "request", body)
 
     def _put(self, key: str, kind: str, body: Mapping[str, Any]) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **body}, sort_keys=True)

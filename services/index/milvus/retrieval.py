@@ -12,8 +12,9 @@ once, and its answer is never exact.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,6 +63,18 @@ class _AcceptedPremises:
         return cls(frozenset(one.id for one in records), tuple(one.text for one in records), np.stack(vectors))
 
 
+class _Deadline:
+    """The end of a call's time; None: it has no end."""
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self._end = None if deadline_s is None else time.monotonic() + deadline_s
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds left."""
+        return None if self._end is None else self._end - time.monotonic()
+
+
 class MilvusRetrieval:
     """Answers Search and Retrieve from Milvus. It refuses calls beyond `max_queued` queries under way."""
 
@@ -87,33 +100,52 @@ class MilvusRetrieval:
         Raises InvalidArgument for a bad scope or vector, SpaceMismatch for another space, NotFound, Overloaded,
         Unavailable when Milvus is away, Unimplemented for an exact search where the index is approximate.
         """
-        started = time.perf_counter()
+        started, clock = time.perf_counter(), _Deadline(deadline_s)
         check_limits(query, self._limits)
         scope, effort = query.scope, query.effort
-        served = await self._catalogue.resolve(scope.corpus, scope.generation)
-        check_vector_query(query, served)
-        if effort.exact and not served.is_exact:
-            raise errors.Unimplemented(
-                f"params.exact is not in the back end milvus for generation {served.id}, whose index is approximate; "
-                "use ef_search, or build it with AEENC_INDEX_MILVUS_ENGINE=flat"
+
+        async def answer(served: MilvusGeneration) -> RetrievalResult:
+            check_vector_query(query, served)
+            if effort.exact and not served.is_exact:
+                raise errors.Unimplemented(
+                    f"params.exact is not in the back end milvus for generation {served.id}, whose index is "
+                    "approximate; use ef_search, or build it with AEENC_INDEX_MILVUS_ENGINE=flat"
+                )
+            return await self._search(
+                served, scope, query.vectors, scope.k, left_s=clock.left_s, breadth=effort.ef_search
             )
-        result = await self._search(served, scope, query.vectors, scope.k, left_s=deadline_s, breadth=effort.ef_search)
+
+        result = await self._in_generation(scope, answer)
         return replace(result, total_s=time.perf_counter() - started)
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text. Raises what `search` and the encoder raise."""
-        started = time.perf_counter()
-
-        def left_s() -> float | None:
-            return None if deadline_s is None else deadline_s - (time.perf_counter() - started)
-
+        started, clock = time.perf_counter(), _Deadline(deadline_s)
         check_implemented(query)
         check_text_query(query, self._limits)
-        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        result = await self._in_generation(query.scope, lambda served: self._retrieve(served, query, clock))
+        return replace(result, total_s=time.perf_counter() - started)
+
+    async def _in_generation(
+        self, scope: Scope, answer: Callable[[MilvusGeneration], Awaitable[RetrievalResult]]
+    ) -> RetrievalResult:
+        """Answers from the generation that the scope names.
+
+        One that another process deleted since the catalogue was read gives way to the one that is active now, which may
+        be of another space: every check is made again.
+        """
+        served = await self._catalogue.resolve(scope.corpus, scope.generation)
+        try:
+            return await answer(served)
+        except MilvusNotFound:
+            await self._catalogue.refresh()
+            return await answer(await self._catalogue.resolve(scope.corpus, scope.generation))
+
+    async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
         accepted = await self._accepted(served, query)
         texts = [" ".join([text, *own.texts]) for text, own in zip(query.texts, accepted, strict=True)]
         asked_at, key = time.perf_counter(), EncodeKey.of(query, served.generation.space_id)
-        encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=left_s())
+        encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=clock.left_s)
         encode_s = time.perf_counter() - asked_at
         check_vectors(served, encoded.vectors, encoded.space_id)
         vectors = encoded.vectors
@@ -121,8 +153,8 @@ class MilvusRetrieval:
             vectors = rocchio_feedback(vectors, [own.vectors for own in accepted], EXPLAINED)
         depth = query.rerank or query.scope.k
         own_texts = int(query.drop_self)  # texts are distinct: one premise at most is the query's own
-        k = depth + own_texts + max(len(own.ids) for own in accepted)
-        result = await self._search(served, query.scope, vectors, k, left_s=left_s())
+        widths = [depth + own_texts + len(own.ids) for own in accepted]
+        result = await self._search_each(served, query.scope, vectors, widths, clock)
         premises, reranked_by = result.served.generation.premises, ""
         hits = [
             _without(one, text if query.drop_self else None, own.ids, premises, depth)
@@ -131,12 +163,11 @@ class MilvusRetrieval:
         if query.rerank:
             found_texts = [[premises[n].text for n in one.ordinals.tolist()] for one in hits]
             asked_at = time.perf_counter()
-            hits, reranked_by = await self._reranker.rerank(query, hits, found_texts, left_s=left_s())
+            hits, reranked_by = await self._reranker.rerank(query, hits, found_texts, left_s=clock.left_s)
             encode_s += time.perf_counter() - asked_at
         return replace(
             result,
             hits=hits,
-            total_s=time.perf_counter() - started,
             encode_s=encode_s,
             version=encoded.version,
             reranked_by=reranked_by,
@@ -157,6 +188,33 @@ class MilvusRetrieval:
             accepted.append(_AcceptedPremises.of(premises.values()))
         return accepted
 
+    async def _search_each(
+        self,
+        served: MilvusGeneration,
+        scope: Scope,
+        vectors: NDArray[np.float32],
+        widths: Sequence[int],
+        clock: _Deadline,
+    ) -> RetrievalResult:
+        """Finds for each vector (n, dim) its own number of premises.
+
+        What an approximate index overlooks depends on that number, and must not depend on the other texts of a call.
+        """
+        if served.is_exact:
+            return await self._search(served, scope, vectors, max(widths), left_s=clock.left_s)
+        hits: dict[int, SearchHits] = {}
+        premises: dict[int, PremiseRecord] = {}
+        compute_s = 0.0
+        for width in sorted(set(widths)):
+            rows = [row for row, own in enumerate(widths) if own == width]
+            part = await self._search(served, scope, vectors[rows], width, left_s=clock.left_s)
+            hits |= dict(zip(rows, part.hits, strict=True))
+            found = part.served.generation.premises
+            premises |= {n: found[n] for one in part.hits for n in one.ordinals.tolist()}
+            compute_s += part.compute_s
+        ordered = [hits[row] for row in range(len(widths))]
+        return RetrievalResult(ordered, served.with_premises(premises), compute_s, 0.0, compute_s)
+
     async def _search(
         self,
         served: MilvusGeneration,
@@ -168,21 +226,20 @@ class MilvusRetrieval:
         breadth: int = 0,
     ) -> RetrievalResult:
         """Searches by vectors (n, dim). The result has the time of Milvus alone."""
-        request = scope, vectors, k, left_s, breadth
+        left = threading.Event()
         with self._queue.admitted(len(vectors)):
             started = time.perf_counter()
             try:
                 async with asyncio.timeout(left_s):
-                    try:
-                        rescored = await self._link.read(search_collection, served, *request)
-                    except MilvusNotFound:  # deleted by another process since the catalogue was read
-                        await self._catalogue.refresh()
-                        served = await self._catalogue.resolve(scope.corpus, scope.generation)
-                        rescored = await self._link.read(search_collection, served, *request)
+                    rescored = await self._link.read(
+                        search_collection, served, scope, vectors, k, left_s, breadth, left.is_set
+                    )
             except TimeoutError:
                 raise errors.DeadlineExceeded(
                     "the call's time was over before Milvus answered; allow more time"
                 ) from None
+            finally:
+                left.set()  # the thread asks Milvus no more when nobody waits for it
         compute_s = time.perf_counter() - started
         return RetrievalResult(rescored.hits, served.with_premises(rescored.premises), compute_s, 0.0, compute_s)
 
@@ -208,12 +265,18 @@ def search_collection(
     k: int,
     deadline_s: float | None,
     breadth: int = 0,
+    has_left: Callable[[], bool] = lambda: False,
 ) -> RescoredHits:
-    """Searches one collection. It blocks on Milvus and computes: run it in a thread."""
+    """Searches one collection. It blocks on Milvus and computes: run it in a thread.
+
+    It stops between two questions to Milvus once `has_left` says that the caller has gone.
+    """
     expression = schema.allowed(scope.splits, scope.exclude_ids)
     timeout_s = None if deadline_s is None else max(min(deadline_s, served.link.timeout_s), 0.001)
 
     def propose(queries: NDArray[np.float32], width: int) -> Sequence[Candidates]:
+        if has_left():
+            raise errors.Cancelled("the caller has gone; ask again")
         return served.collection.candidates(queries, width, expression, breadth=breadth, timeout_s=timeout_s)
 
     return rescore(vectors, k, propose, is_exact=served.is_exact)

@@ -33,6 +33,7 @@ class GenerationWriter:
 
     def __init__(self, link: MilvusLink, records: Records, corpus: str, engine: str) -> None:
         self.rows = 0
+        self.is_committed = False
         self._link, self._records = link, records
         self._corpus, self._engine = corpus, engine
         self._name = f"{records.prefix}_g_{uuid.uuid4().hex}"
@@ -61,10 +62,8 @@ class GenerationWriter:
         self._written += map(_size, drafts)
         self.rows += len(drafts)
 
-    def commit(
-        self, drafts: Sequence[Draft], space_id: str, version: str, patience_s: float
-    ) -> tuple[StoredGeneration, bool]:
-        """Seals, adds late aliases and splits, checks and commits. True: the generation is new."""
+    def commit(self, drafts: Sequence[Draft], space_id: str, version: str, patience_s: float) -> StoredGeneration:
+        """Seals, adds late aliases and splits, checks and commits, unless the same generation exists already."""
         collection = self._collection
         assert collection is not None
         collection.engine = self._chosen()
@@ -78,7 +77,7 @@ class GenerationWriter:
             if (one.corpus, one.artifact.id) == (self._corpus, stored.artifact.id)
         ]
         if same:
-            return same[0], False
+            return same[0]
         with self._row:
             if not self._records.is_building(self._name):
                 raise errors.Aborted(
@@ -86,7 +85,8 @@ class GenerationWriter:
                 )
             self._is_over = True
             self._records.put_generation(stored)
-        return stored, True
+            self.is_committed = True
+        return stored
 
     def abandon(self) -> None:
         """Removes what was written."""

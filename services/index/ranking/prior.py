@@ -12,6 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from aeenc import errors
 from services.corpus.generation import Generation, folder_of
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import Explanation
+from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore, atomic_write
 
 FILE = ".explanations.json"
@@ -69,7 +71,7 @@ class Explanations:
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._changing = asyncio.Lock()
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._known: dict[str, list[Explanation]] = {}
         self._priors: OrderedDict[tuple[str, str], Prior] = OrderedDict()
 
@@ -78,16 +80,13 @@ class Explanations:
 
         A hypothesis put twice keeps the premises of both.
         """
-        async with self._changing:
+        async with self._turn(corpus):
             before = [] if replace else await self._get(corpus)
             joined: dict[str, dict[str, None]] = {}
             for one in (*before, *explanations):
                 joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
             now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
-            await asyncio.to_thread(self._write, corpus, now)
-            self._known[corpus] = now
-            for key in [key for key in self._priors if key[0] == corpus]:
-                del self._priors[key]
+            await finish(asyncio.create_task(self._change(corpus, now)))  # a cancelled call changes both or none
         return len(now)
 
     async def prior(self, generation: Generation) -> Prior:
@@ -96,7 +95,7 @@ class Explanations:
         if (known := self._priors.get(key)) is not None:
             self._priors.move_to_end(key)
             return known
-        async with self._changing:
+        async with self._turn(generation.corpus):
             explanations = await self._get(generation.corpus)
             if not explanations:
                 raise errors.FailedPrecondition(
@@ -107,6 +106,17 @@ class Explanations:
             while len(self._priors) > OPEN:
                 self._priors.popitem(last=False)
             return self._priors[key]
+
+    def _turn(self, corpus: str) -> asyncio.Lock:
+        """The lock of a corpus: a large one holds up no other."""
+        return self._changing.setdefault(corpus, asyncio.Lock())
+
+    async def _change(self, corpus: str, now: list[Explanation]) -> None:
+        """Replaces what is on disk and in memory."""
+        await asyncio.to_thread(self._write, corpus, now)
+        self._known[corpus] = now
+        for key in [key for key in self._priors if key[0] == corpus]:
+            del self._priors[key]
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if corpus not in self._known:

@@ -10,8 +10,9 @@ longer list starts with the shorter one. Every stage breaks ties by ordinal (Sea
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,6 +89,10 @@ class RankCall:
         """The texts of the premises accepted for one text."""
         return [self.served.generation.premises[n].text for n in self.accepted[row]]
 
+    def texts_with_accepted(self) -> list[str]:
+        """Each text followed by those of its accepted premises. It reads from disk."""
+        return [" ".join([text, *self.accepted_texts(row)]) for row, text in enumerate(self.query.texts)]
+
     @property
     def left_s(self) -> float | None:
         """The seconds left until the deadline; None: there is no deadline."""
@@ -122,8 +127,8 @@ class Ranker:
             first = Ranking([])
             if query.negative_feedback:
                 first = await self._by_vectors(call, vectors, FEEDBACK)
-                best_first = [call.served.index.vectors[one.ordinals.tolist()] for one in first.hits]
-                vectors = rocchio_feedback(vectors, best_first, query.negative_feedback)
+                ordinals = [one.ordinals.tolist() for one in first.hits]
+                vectors = await asyncio.to_thread(_turned, call.served, vectors, ordinals, query.negative_feedback)
             ranked = await self._by_vectors(call, vectors, k)
             ranked = replace(
                 ranked,
@@ -146,20 +151,38 @@ class Ranker:
         """Encodes each text with its accepted premises and subtracts what those explain; returns its seconds too."""
         started, query = time.perf_counter(), call.query
         key = EncodeKey.of(query, call.served.generation.space_id)
-        texts = [" ".join([text, *call.accepted_texts(row)]) for row, text in enumerate(query.texts)]
+        texts = list(query.texts)
+        if query.accepted:
+            texts = await asyncio.to_thread(call.texts_with_accepted)
         encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=call.left_s)
         check_vectors(call.served, encoded.vectors, encoded.space_id)
         if query.accepted:
-            accepted = [call.served.index.vectors[own] for own in call.accepted]
-            encoded = replace(encoded, vectors=rocchio_feedback(encoded.vectors, accepted, EXPLAINED))
+            vectors = await asyncio.to_thread(_turned, call.served, encoded.vectors, call.accepted, EXPLAINED)
+            encoded = replace(encoded, vectors=vectors)
         return encoded, time.perf_counter() - started
 
     async def _dense(self, call: RankCall, vectors: NDArray[np.float32], k: int) -> Ranking:
-        wanted = k + max(map(len, call.left_out))
-        outcome = await self._batcher.search(call.served, vectors, wanted, call.selection, deadline_s=call.left_s)
-        pairs = zip(outcome.hits, call.left_out, strict=True)
-        hits = [one.where(~np.isin(one.ordinals, out), k) for one, out in pairs]
-        return Ranking(hits, outcome.queue_s, outcome.compute_s)
+        """Finds the k nearest of each vector that are not left out.
+
+        What an approximate engine overlooks depends on how many it is asked for, and must not depend on the other texts
+        of the call: there each text is asked for its own number.
+        """
+        widths = [k + len(out) for out in call.left_out]
+        if call.served.index.exact:
+            widths = [max(widths)] * len(widths)
+        groups = [[row for row, own in enumerate(widths) if own == width] for width in sorted(set(widths))]
+        found: dict[int, SearchHits] = {}
+        ranked = Ranking([])
+        for rows in groups:
+            outcome = await self._batcher.search(
+                call.served, vectors[rows], widths[rows[0]], call.selection, deadline_s=call.left_s
+            )
+            found |= dict(zip(rows, outcome.hits, strict=True))
+            ranked = replace(
+                ranked, queue_s=ranked.queue_s + outcome.queue_s, compute_s=ranked.compute_s + outcome.compute_s
+            )
+        hits = [found[row].where(~np.isin(found[row].ordinals, out), k) for row, out in enumerate(call.left_out)]
+        return replace(ranked, hits=hits)
 
     async def _by_words(self, call: RankCall, k: int) -> Ranking:
         lexical, allowed = lexical_of(call.served), call.served.allowed(call.selection)
@@ -208,12 +231,23 @@ class Ranker:
         return replace(ranked, hits=hits, queue_s=ranked.queue_s + queue_s, compute_s=ranked.compute_s + compute_s)
 
     async def _reranked(self, call: RankCall, ranked: Ranking) -> Ranking:
-        premises = call.served.generation.premises
-        texts = [[premises[n].text for n in one.ordinals.tolist()] for one in ranked.hits]
+        texts = await asyncio.to_thread(_texts_of, call.served, ranked.hits)
         started = time.perf_counter()
         hits, version = await self._reranker.rerank(call.query, ranked.hits, texts, left_s=call.left_s)
         encode_s = ranked.encode_s + time.perf_counter() - started
         return replace(ranked, hits=hits, encode_s=encode_s, reranked_by=version)
+
+
+def _turned(
+    served: ServedGeneration, vectors: NDArray[np.float32], ordinals: Sequence[Sequence[int]], share: float
+) -> NDArray[np.float32]:
+    """Subtracts from each vector (n, dim) a share of the mean of some premises' vectors. It reads from disk."""
+    return rocchio_feedback(vectors, [served.index.vectors[list(own)] for own in ordinals], share)
+
+
+def _texts_of(served: ServedGeneration, hits: Sequence[SearchHits]) -> list[list[str]]:
+    """The premises' texts of each list. It reads from disk."""
+    return [[served.generation.premises[n].text for n in one.ordinals.tolist()] for one in hits]
 
 
 def lexical_of(served: ServedGeneration) -> LexicalIndex:

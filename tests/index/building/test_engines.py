@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 from aeenc import AsyncClient, errors
+from aeenc.v1 import index_pb2
 from services.corpus.generation import open_generation
 from services.index.__main__ import build
 from services.index.building import index_process
 from services.index.building.index_process import index_generation, train_ivf
 from services.index.building.vectors import VectorFile
+from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import write_lexical
 from services.index.settings import IndexSettings
 from services.index.values import EngineOptions
@@ -267,3 +269,35 @@ async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
     with pytest.raises(OSError, match="No space left on device") as caught:
         await index_generation(tmp_path, EngineOptions(engine="ivf"), vectors.rows, vectors.largest_norm)
     assert caught.value.errno == errno.ENOSPC
+
+
+async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve, science, monkeypatch):
+    # what an approximate engine overlooks depends on how many it is asked for
+    asked, search = [], SearchBatcher.search
+
+    async def noted(self, served, queries, k, *args, **kwargs):
+        asked.append((len(queries), k))
+        return await search(self, served, queries, k, *args, **kwargs)
+
+    async with serve() as index:
+        monkeypatch.setattr(SearchBatcher, "search", noted)
+        alone = await index.client.retrieve("science", [TEXTS[0], "metal"], k=5)
+        beside = await index.client.retrieve(
+            "science", [TEXTS[0], "metal", "star"], k=5, accepted=[[], [], ["p1", "p2", "p3"]]
+        )
+        assert sorted(asked[:2]) == [(1, 5), (1, 6)]
+        assert sorted(asked[2:]) == [(1, 5), (1, 6), (1, 8)]
+        assert [[one.id for one in beside[n]] for n in (0, 1)] == [[one.id for one in alone[n]] for n in (0, 1)]
+
+
+async def test_a_build_says_how_many_premises_are_to_come_and_that_it_is_indexing(index):
+    async def requests():
+        yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="c", expected_premises=10))
+        yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=facts()))
+
+    stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20)
+    reports = [report async for report in stream]
+    assert {one.expected_premises for one in reports} == {10}
+    indexing = [one for one in reports if one.stage == index_pb2.BUILD_STAGE_INDEXING]
+    assert [(one.received, one.encoded) for one in indexing][:1] == [(10, 10)]
+    assert reports[0].stage == index_pb2.BUILD_STAGE_RECEIVING

@@ -1,9 +1,11 @@
 """Activation: a pointer that moves only to a sound generation, and is found again after a restart."""
 
 import numpy as np
+import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import FACTS, SPACE, facts, files_of, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
@@ -118,3 +120,38 @@ async def test_a_corpus_without_an_active_generation_says_so(index):
     await raises(errors.NotFound, index.client.retrieve("science", [FACTS[0]]), "no active generation")
     corpus = (await index.client.info()).corpora[0]
     assert (corpus.corpus, corpus.HasField("active")) == ("science", False)
+
+
+def damage(index, generation_id):
+    path = index.store.root / "generations/science" / generation_id / "vectors.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+async def verify(index, generation_id):
+    request = index_pb2.VerifyGenerationRequest(corpus="science", generation=generation_id)
+    return await index.client._admin_channel.unary(index.client._admin.VerifyGeneration, request)
+
+
+async def test_verify_names_the_damaged_file_and_changes_nothing(index):
+    first, second = await two_generations(index)
+    assert (await verify(index, first)).generation.active
+    assert not (await verify(index, second)).generation.active
+    await raises(errors.NotFound, verify(index, "g0"), "g0")
+    damage(index, second)
+    before = files_of(index.store)
+    await raises(errors.DataLoss, verify(index, second), second, "vectors.npy")
+    assert files_of(index.store) == before
+    assert await active(index) == first
+
+
+@pytest.mark.skipif(not hasattr(ArtifactStore, "keep_or_set_aside"), reason="the store keeps what is damaged")
+@pytest.mark.parametrize("request_id", ["", "r"])
+async def test_a_damaged_generation_is_whole_again_after_it_was_built_again(index, request_id):
+    built = await index.client.build("science", facts(), request_id=request_id)
+    damage(index, built.id)
+    again = await index.client.build("science", facts(), request_id=request_id, activate=not request_id)
+    await index.client.activate("science", again.id)
+    assert (await verify(index, again.id)).generation.id == built.id
+    assert (await index.client.search("science", TWO, space_id=SPACE)).generation == built.id

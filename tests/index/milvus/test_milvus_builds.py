@@ -15,7 +15,7 @@ from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, ra
 
 need_milvus()
 
-from services.index.milvus.catalogue import MilvusCatalogue  # noqa: E402
+from services.index.milvus.catalogue import MilvusCatalogue, Sweeper  # noqa: E402
 from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
 from services.index.milvus.records import Records  # noqa: E402
 from services.index.milvus.writer import GenerationWriter  # noqa: E402
@@ -77,9 +77,26 @@ async def test_a_build_that_was_swept_is_not_committed_and_a_late_sign_of_life_b
 async def test_a_sign_of_life_after_the_commit_does_not_undo_it(writer):
     drafts = [Draft("a", "ice is cold")]
     writer.append(drafts, vector_of("ice is cold")[None, :])
-    stored, _ = writer.commit(drafts, SPACE, VERSION, 20.0)
+    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
     writer.beat()
     assert [one.artifact.id for one in writer._records.all().generations] == [stored.artifact.id]
+
+
+async def test_a_build_that_commits_while_the_sweeper_is_at_work_stays(writer, collections, monkeypatch):
+    drafts, records = [Draft("a", "ice is cold")], writer._records
+    writer.append(drafts, vector_of("ice is cold")[None, :])
+    sweeper = Sweeper(writer._link, records, MilvusCatalogue(writer._link, records), refresh_s=1.0, lease_s=0.0)
+    read = records.all
+
+    def read_and_commit():
+        seen = read()
+        monkeypatch.setattr(records, "all", read)
+        writer.commit(drafts, SPACE, VERSION, 20.0)
+        return seen
+
+    monkeypatch.setattr(records, "all", read_and_commit)
+    await asyncio.to_thread(sweeper.sweep)
+    assert len(read().generations) == len(collections()) == 1
 
 
 async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_after_it(writer, monkeypatch):
@@ -97,7 +114,7 @@ async def test_what_was_read_before_a_commit_does_not_replace_what_was_read_afte
     monkeypatch.setattr(MilvusCatalogue, "_read", read)
     drafts = [Draft("a", "ice is cold")]
     await asyncio.to_thread(writer.append, drafts, vector_of("ice is cold")[None, :])
-    stored, _ = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
+    stored = await asyncio.to_thread(writer.commit, drafts, SPACE, VERSION, 20.0)
     await catalogue.activate("science", stored.artifact.id)
     go_on.set()
     await early
@@ -113,8 +130,8 @@ async def test_writing_a_batch_twice_doubles_nothing(start, writer, monkeypatch)
     vectors = np.stack([vector_of(text) for text in FACTS])
     writer.append(drafts, vectors)
     writer._upsert(0, drafts, vectors)  # the answer to the first was lost, say
-    stored, is_new = writer.commit(drafts, SPACE, VERSION, 20.0)
-    assert is_new
+    stored = writer.commit(drafts, SPACE, VERSION, 20.0)
+    assert writer.is_committed
     assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
     async with start() as index:
         await index.client.activate("science", stored.artifact.id)

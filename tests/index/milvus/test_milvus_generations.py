@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from services.index.settings import IndexSettings
 from support.milvus_server import need_milvus
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
+
+need_milvus()
+
+from services.index.milvus import retrieval as retrieval_module  # noqa: E402
+from services.index.milvus.generation import GenerationCollection  # noqa: E402
+from services.index.milvus.retrieval import MilvusRetrieval  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -52,6 +59,65 @@ async def test_an_activation_by_one_process_is_seen_by_the_others(start):
         await raises(
             errors.NotFound, one.client.search("science", TWO, space_id=SPACE, generation=second.id), second.id
         )
+
+
+async def test_a_search_does_not_slide_into_another_space_when_its_generation_is_deleted(start, encoder):
+    other_space = "s00000000000000bb"
+    async with start(milvus_refresh_s=600.0) as one, start() as other:
+        first = await other.client.build("science", facts())
+        await one.client.build("else", facts()[:3])  # so that it has seen both corpora
+        assert (await one.client.search("science", TWO, space_id=SPACE)).generation == first.id
+        encoder.servicer.space_id, encoder.servicer.version = other_space, "q00000000000000bb"
+        second = await other.client.build("science", facts()[:6])
+        await other.client.delete("science", first.id)
+        await raises(errors.SpaceMismatch, one.client.search("science", TWO, space_id=SPACE), SPACE, other_space)
+        assert (await one.client.retrieve("science", ["ice melts"])).generation == second.id
+
+
+async def test_a_text_is_searched_as_widely_alone_as_beside_others(start, monkeypatch):
+    widths, candidates = [], GenerationCollection.candidates
+
+    def noted(self, queries, width, *args, **kwargs):
+        widths.append((len(queries), width))
+        return candidates(self, queries, width, *args, **kwargs)
+
+    async with start(milvus_engine="hnsw") as index:
+        await index.client.build("science", facts())
+        monkeypatch.setattr(GenerationCollection, "candidates", noted)
+        alone = await index.client.retrieve("science", ["ice melts"], k=2)
+        beside = await index.client.retrieve("science", ["ice melts", "heat"], k=2, accepted=[[], ["f1", "f2", "f3"]])
+        assert widths == [(1, 11), (1, 11), (1, 14)]
+        assert [one.id for one in beside[0]] == [one.id for one in alone[0]]
+        assert len(beside[1]) == 2
+
+
+async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(start, monkeypatch):
+    asked, go_on, has_left = [], threading.Event(), threading.Event()
+    candidates, search = GenerationCollection.candidates, MilvusRetrieval._search
+
+    def held_up(self, *args, **kwargs):
+        asked.append(args)
+        assert go_on.wait(20)
+        return candidates(self, *args, **kwargs)
+
+    async def noted(self, *args, **kwargs):
+        try:
+            return await search(self, *args, **kwargs)
+        finally:
+            has_left.set()
+
+    async with start() as index:
+        await index.client.build("science", facts())
+        monkeypatch.setattr(GenerationCollection, "candidates", held_up)
+        monkeypatch.setattr(MilvusRetrieval, "_search", noted)
+        monkeypatch.setattr(retrieval_module, "is_out_of_reach", lambda *_: [False])  # so that it asks for more
+        call = asyncio.ensure_future(index.client.search("science", TWO, space_id=SPACE, k=1))
+        await until(lambda: bool(asked))
+        call.cancel()
+        assert await asyncio.to_thread(has_left.wait, 20)
+        go_on.set()
+        await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0.2))])
+        assert len(asked) == 1
 
 
 async def test_what_this_back_end_lacks_names_the_back_end(start):

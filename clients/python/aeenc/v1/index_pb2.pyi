@@ -29,6 +29,12 @@ class Folding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FOLDING_EXACT: _ClassVar[Folding]
     FOLDING_NORMALIZED: _ClassVar[Folding]
 
+class BuildStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUILD_STAGE_UNSPECIFIED: _ClassVar[BuildStage]
+    BUILD_STAGE_RECEIVING: _ClassVar[BuildStage]
+    BUILD_STAGE_INDEXING: _ClassVar[BuildStage]
+
 class AckLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACK_LEVEL_UNSPECIFIED: _ClassVar[AckLevel]
@@ -46,6 +52,9 @@ FUSION_METHOD_RECIPROCAL_RANK: FusionMethod
 FOLDING_UNSPECIFIED: Folding
 FOLDING_EXACT: Folding
 FOLDING_NORMALIZED: Folding
+BUILD_STAGE_UNSPECIFIED: BuildStage
+BUILD_STAGE_RECEIVING: BuildStage
+BUILD_STAGE_INDEXING: BuildStage
 ACK_LEVEL_UNSPECIFIED: AckLevel
 ACK_LEVEL_RECEIVED: AckLevel
 ACK_LEVEL_DURABLE: AckLevel
@@ -332,20 +341,24 @@ class PremiseChunk(_message.Message):
     def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationResponse(_message.Message):
-    __slots__ = ("received", "encoded", "ack_level", "generation", "activated", "durable")
+    __slots__ = ("received", "encoded", "ack_level", "generation", "activated", "durable", "expected_premises", "stage")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
     ACK_LEVEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ACTIVATED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_PREMISES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     received: int
     encoded: int
     ack_level: AckLevel
     generation: Generation
     activated: bool
     durable: int
-    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ...) -> None: ...
+    expected_premises: int
+    stage: BuildStage
+    def __init__(self, received: _Optional[int] = ..., encoded: _Optional[int] = ..., ack_level: _Optional[_Union[AckLevel, str]] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., activated: bool = ..., durable: _Optional[int] = ..., expected_premises: _Optional[int] = ..., stage: _Optional[_Union[BuildStage, str]] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "corpus", "space_id", "premise_version", "premises", "dim", "engine", "manifest_sha256", "created_at", "active", "size_bytes")
@@ -410,6 +423,20 @@ class ListGenerationsResponse(_message.Message):
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     next_page_token: str
     def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class VerifyGenerationRequest(_message.Message):
+    __slots__ = ("corpus", "generation")
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    corpus: str
+    generation: str
+    def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+
+class VerifyGenerationResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: Generation
+    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
 
 class DeleteGenerationRequest(_message.Message):
     __slots__ = ("corpus", "generation", "request_id")

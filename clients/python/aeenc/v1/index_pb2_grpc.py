@@ -325,6 +325,11 @@ class IndexAdminServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_index__pb2.ListGenerationsRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_index__pb2.ListGenerationsResponse.FromString,
                 _registered_method=True)
+        self.VerifyGeneration = channel.unary_unary(
+                '/aeenc.v1.IndexAdminService/VerifyGeneration',
+                request_serializer=aeenc_dot_v1_dot_index__pb2.VerifyGenerationRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_index__pb2.VerifyGenerationResponse.FromString,
+                _registered_method=True)
         self.DeleteGeneration = channel.unary_unary(
                 '/aeenc.v1.IndexAdminService/DeleteGeneration',
                 request_serializer=aeenc_dot_v1_dot_index__pb2.DeleteGenerationRequest.SerializeToString,
@@ -367,6 +372,7 @@ class IndexAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown generation.
         - ABORTED: `expected_generation` is not the active one.
+        - ALREADY_EXISTS: the `request_id` asked for something else before.
         - DATA_LOSS: a file does not match its manifest.
 
         After a failure, the active generation keeps serving.
@@ -384,12 +390,25 @@ class IndexAdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyGeneration(self, request, context):
+        """Checks a generation as an activation does: hashes every file and searches for a sample of its own vectors. It
+        changes nothing. To repair a damaged generation, build it again from the same premises and activate it.
+
+        Fails with:
+        - NOT_FOUND: unknown corpus or generation.
+        - DATA_LOSS: a file does not match its manifest; the message names it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteGeneration(self, request, context):
         """Deletes a generation that is not active.
 
         Fails with:
         - FAILED_PRECONDITION: the generation is active.
         - NOT_FOUND: unknown generation.
+        - ALREADY_EXISTS: the `request_id` deleted another generation before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -426,6 +445,11 @@ def add_IndexAdminServiceServicer_to_server(servicer, server):
                     servicer.ListGenerations,
                     request_deserializer=aeenc_dot_v1_dot_index__pb2.ListGenerationsRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_index__pb2.ListGenerationsResponse.SerializeToString,
+            ),
+            'VerifyGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyGeneration,
+                    request_deserializer=aeenc_dot_v1_dot_index__pb2.VerifyGenerationRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_index__pb2.VerifyGenerationResponse.SerializeToString,
             ),
             'DeleteGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteGeneration,
@@ -520,6 +544,33 @@ class IndexAdminService(object):
             '/aeenc.v1.IndexAdminService/ListGenerations',
             aeenc_dot_v1_dot_index__pb2.ListGenerationsRequest.SerializeToString,
             aeenc_dot_v1_dot_index__pb2.ListGenerationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.IndexAdminService/VerifyGeneration',
+            aeenc_dot_v1_dot_index__pb2.VerifyGenerationRequest.SerializeToString,
+            aeenc_dot_v1_dot_index__pb2.VerifyGenerationResponse.FromString,
             options,
             channel_credentials,
             insecure,

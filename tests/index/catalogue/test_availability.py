@@ -1,0 +1,139 @@
+"""What goes wrong with one corpus, generation or batch stays its own: the others serve."""
+
+import asyncio
+import errno
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from services.index.catalogue import catalogue as catalogue_module
+from services.index.catalogue.served import ServedGeneration
+from services.index.dense import batcher as batcher_module
+from services.index.dense.batcher import SearchBatcher
+from services.index.metrics import IndexMetrics
+from services.index.ranking.prior import Prior
+from services.index.values import ALL, Effort, SearchHits
+from services.store.artifacts import ArtifactStore
+from support.worlds.index_world import SPACE, facts, raises, vector_of
+
+TWO = vector_of("ice melts")[None, :]
+
+
+def failing(function, code, word):
+    """The function, on a disk that does not give out what belongs to `word`."""
+
+    def call(*args, **kwargs):
+        if any(word in str(one) for one in args):
+            raise OSError(code, "the disk says no", f"/{word}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("name", ["sweep", "list", "open"])
+async def test_a_corpus_that_cannot_be_read_does_not_stop_the_others(serve, monkeypatch, code, name):
+    async with serve() as index:
+        await index.client.build("science", facts())
+        await index.client.build("other", facts())
+    monkeypatch.setattr(ArtifactStore, name, failing(getattr(ArtifactStore, name), code, "generations/science"))
+    async with serve() as index:
+        assert (await index.client.search("other", TWO, space_id=SPACE)).ids[0]
+        assert "generations/science" in (await index.client.info()).service.state_reason
+        await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "disk says no")
+
+
+async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
+    ids = [(await index.client.build("science", facts()[:count])).id for count in (4, 6, 8)]
+    await index.client.delete("science", (await index.client.build("science", facts()[:2], activate=False)).id)
+    index_of, go_on, entered = ServedGeneration.of, threading.Event(), threading.Event()
+
+    def slow(generation):
+        if generation.id == ids[0]:
+            entered.set()
+            assert go_on.wait(20)
+        return index_of(generation)
+
+    monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
+    catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
+    catalogue._pinned.clear()
+    try:
+        first = asyncio.ensure_future(index.client.get_premises("science", ["f1"], generation=ids[0]))
+        assert await asyncio.to_thread(entered.wait, 20)
+        second = index.client.get_premises("science", ["f1"], generation=ids[1])
+        assert [one.id for one in await asyncio.wait_for(second, 5)] == ["f1"]
+    finally:
+        go_on.set()
+    assert [one.id for one in await first] == ["f1"]
+
+
+async def test_preparing_the_prior_of_one_corpus_holds_up_no_other(index, monkeypatch):
+    for corpus in ("science", "other"):
+        await index.client.build(corpus, facts())
+        await index.client.put_explanations(corpus, [("ice melts", ["f5"])])
+    prior_of, go_on, entered = Prior.of, threading.Event(), threading.Event()
+
+    def slow(explanations, generation):
+        if generation.corpus == "science":
+            entered.set()
+            assert go_on.wait(20)
+        return prior_of(explanations, generation)
+
+    monkeypatch.setattr(Prior, "of", slow)
+    try:
+        first = asyncio.ensure_future(index.client.retrieve("science", ["heat"], prior=0.5))
+        assert await asyncio.to_thread(entered.wait, 20)
+        assert (await asyncio.wait_for(index.client.retrieve("other", ["heat"], prior=0.5), 5))[0]
+    finally:
+        go_on.set()
+    assert (await first)[0]
+
+
+async def test_pinned_generations_are_bounded_by_their_size_too(serve):
+    async with serve(pinned_bytes=1) as index:
+        ids = [(await index.client.build("science", facts()[:count])).id for count in (4, 6, 8)]
+        catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
+        for generation_id in ids[:2]:
+            assert await index.client.get_premises("science", ["f1"], generation=generation_id)
+        assert [key[1] for key in catalogue._pinned] == ids[1:2]
+
+
+async def test_a_batch_that_cannot_be_counted_is_answered_and_the_next_too(serve, monkeypatch):
+    def broken(*_):
+        raise ValueError("no such metric")
+
+    monkeypatch.setattr(IndexMetrics, "searched", broken)
+    async with serve() as index:
+        await index.client.build("science", facts())
+        for _ in range(2):
+            assert len((await index.client.search("science", TWO, space_id=SPACE, k=3)).ids[0]) == 3
+
+
+async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn(monkeypatch):
+    monkeypatch.setattr(batcher_module, "SCANNED_ROWS", 2_000)
+    order = []
+
+    class Large:
+        exact, rows = False, 1_000
+
+        def nearest(self, queries, k, allowed, effort):
+            order.append((effort.exact, len(queries)))
+            return [SearchHits(np.arange(k), np.ones(k, np.float32)) for _ in queries]
+
+    served = SimpleNamespace(index=Large(), allowed=lambda _: None)
+    batcher = SearchBatcher()
+    vectors = np.ones((6, 4), np.float32)
+    calls = [
+        batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True)),
+        batcher.search(served, vectors, 1, ALL),
+    ]
+    batcher.start()
+    try:
+        scanned, _ = await asyncio.gather(*calls)
+    finally:
+        await asyncio.to_thread(batcher.close)
+    assert len(scanned.hits) == 6
+    assert order == [(True, 2), (False, 6), (True, 2), (True, 2)]

@@ -1,0 +1,146 @@
+"""A call whose caller leaves while it changes something: what is on disk and what is in memory agree all the same."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from services.corpus.generation import read_active, write_active
+from services.index.building.builder import Builder
+from services.index.catalogue import catalogue as catalogue_module
+from services.index.ranking import prior as prior_module
+from services.store.artifacts import ArtifactStore
+from support.waiting import eventually, until
+from support.worlds.index_world import facts, works
+
+SOON_S = 0.3  # within which a call that nothing holds up is over
+
+
+class Gate:
+    """Holds up the first call of a function in its thread until it is opened."""
+
+    def __init__(self, function):
+        self.entered, self.opened, self.left = threading.Event(), threading.Event(), threading.Event()
+        self._function = function
+
+    def as_method(self):
+        def method(*args):
+            return self(*args)
+
+        return method
+
+    def __call__(self, *args, **kwargs):
+        if self.entered.is_set():
+            return self._function(*args, **kwargs)
+        self.entered.set()
+        assert self.opened.wait(20)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self.left.set()
+
+
+async def leave_within(gate, call):
+    """Starts a call and leaves it while the gate holds it up."""
+    task = asyncio.ensure_future(call)
+    assert await asyncio.to_thread(gate.entered.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def overtaking(gate, call):
+    """Begins a call behind the held-up one, opens the gate, and waits for the answer."""
+    task = asyncio.ensure_future(call)
+    await asyncio.wait([task], timeout=SOON_S)
+    gate.opened.set()
+    assert await asyncio.to_thread(gate.left.wait, 20)
+    return await task
+
+
+async def three_generations(index):
+    return [(await index.client.build("science", facts()[:count])).id for count in (6, 8, 10)]
+
+
+async def active(index):
+    return (await index.client.info()).corpora[0].active.id
+
+
+async def test_an_activation_is_not_overwritten_by_one_whose_caller_left(index, monkeypatch):
+    first, second, _ = await three_generations(index)
+    gate = Gate(catalogue_module.write_active)
+    monkeypatch.setattr(catalogue_module, "write_active", gate)
+    await leave_within(gate, index.client.activate("science", first))
+    await overtaking(gate, index.client.activate("science", second))
+    assert await active(index) == second
+    assert read_active(index.store, "science") == second
+
+
+async def test_whenever_an_activation_is_cancelled_memory_and_disk_agree(index, monkeypatch):
+    ids = await three_generations(index)
+    points = np.random.default_rng(14)
+    under_way, wanted = [], ""
+
+    def write_slowly(*args):
+        under_way.append(args)
+        if args[-1] != wanted:
+            time.sleep(0.04)  # the disk is slow just then
+        write_active(*args)
+        under_way.remove(args)
+
+    monkeypatch.setattr(catalogue_module, "write_active", write_slowly)
+    for _ in range(40):
+        other, wanted = points.permutation(ids)[:2].tolist()
+        left = asyncio.ensure_future(index.client.activate("science", other))
+        await asyncio.wait([left], timeout=float(points.uniform(0, 0.05)))
+        left.cancel()
+        await index.client.activate("science", wanted)
+        await until(lambda: not under_way)
+        assert (await active(index), read_active(index.store, "science")) == (wanted, wanted)
+        await asyncio.gather(left, return_exceptions=True)
+
+
+async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
+    first, second, _ = await three_generations(index)
+    gate = Gate(ArtifactStore.delete)
+    monkeypatch.setattr(ArtifactStore, "delete", gate.as_method())
+    await index.client.get_premises("science", ["f1"], generation=first)  # keeps it open
+    await leave_within(gate, index.client.delete("science", first))
+    gate.opened.set()
+
+    async def is_gone():
+        return first not in [one.id for one in await index.client.generations("science")]
+
+    await eventually(is_gone)
+    await index.client.delete("science", second)  # its turn comes when the one before is over
+    with pytest.raises(errors.NotFound):
+        await index.client.get_premises("science", ["f1"], generation=first)
+
+
+async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index, serve, monkeypatch):
+    await index.client.build("science", facts())
+    gate = Gate(prior_module.atomic_write)
+    monkeypatch.setattr(prior_module, "atomic_write", gate)
+    await leave_within(gate, index.client.put_explanations("science", [("one", ["f1"])]))
+    assert await overtaking(gate, index.client.put_explanations("science", [("two", ["f2"])])) == 2
+    async with serve() as again:
+        assert await again.client.put_explanations("science", [("three", ["f3"])]) == 3
+
+
+async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_restart(index, monkeypatch):
+    gate = Gate(Builder._write)
+    monkeypatch.setattr(Builder, "_write", gate.as_method())
+    await leave_within(gate, index.client.build("science", facts(), activate=False, request_id="r"))
+    gate.opened.set()
+
+    async def is_known():
+        try:
+            return bool(await index.client.generations("science"))
+        except errors.NotFound:
+            return False
+
+    await eventually(is_known, timeout_s=5)
+    await until(lambda: not works(index.store))
