@@ -55,9 +55,11 @@ if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2],
 return {1, move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0), ARGV[1]}
 """
 
-# KEYS: label row, labels set, events, acknowledgements, deleted label's revision.  ARGV: space, name, keep, seconds
+# KEYS: label row, labels set, events, acknowledgements, deleted label's revision.
+# ARGV: space, name, keep, seconds, expected revision or -1
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
+if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
 redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
 redis.call('SREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
@@ -246,8 +248,8 @@ class Registry:
             await self._redis.set(key, revision, nx=True, ex=REQUEST_TTL_S)
             return int(await self._redis.get(key) or revision)
 
-    async def delete_label(self, space_id: str, name: str) -> None:
-        """Removes a label. Raises NotFound for an unknown one."""
+    async def delete_label(self, space_id: str, name: str, *, expected_revision: int | None = None) -> None:
+        """Removes a label. Raises NotFound for an unknown one, Aborted when it is not at `expected_revision`."""
         keys = [
             self._label_key(space_id, name),
             self._key("labels"),
@@ -256,8 +258,12 @@ class Registry:
             self._deleted_key(space_id, name),
         ]
         async with unavailable_if_down(f"delete label {name}"):
-            if not await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S]):
-                raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
+            expected = -1 if expected_revision is None else expected_revision
+            answer = await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected])
+        if isinstance(answer, str):
+            raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
+        if not answer:
+            raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""

@@ -108,9 +108,12 @@ class Publisher:
         """Removes a label; `stable` and `previous` stay in the trainer's own space and in those of corpora."""
         name = _checked(label)
         place = space_id or await self._space_of(name)
-        if name in {STABLE, PREVIOUS} and await self._is_needed(place):
+        if name not in {STABLE, PREVIOUS}:
+            await self._registry.delete_label(place, name)
+        elif place == self._space.space_id:  # refused also while the index is away
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
-        await self._registry.delete_label(place, name)
+        else:
+            await self._tandems.close(place, name)
 
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
@@ -155,9 +158,6 @@ class Publisher:
         """Finds the only space with a label, otherwise the trainer's own."""
         spaces = [row.space_id for row in await self._registry.labels() if row.name == name]
         return spaces[0] if len(spaces) == 1 else self._space.space_id
-
-    async def _is_needed(self, space_id: str) -> bool:
-        return space_id == self._space.space_id or await self._tandems.serves(space_id)
 
     def _of(self, space_id: str) -> str:
         return space_id or self._space.space_id

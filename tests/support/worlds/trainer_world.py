@@ -49,7 +49,7 @@ class Killed(Exception):
 @contextmanager
 def killed_after(epochs: int) -> Iterator[None]:
     """Within the block the job that is run dies as soon as so many epochs are saved."""
-    saved = training.save_standing
+    saved = training.save_state
 
     def die(directory: Any, standing: Any, learner: Any, optimizer: Any) -> None:
         saved(directory, standing, learner, optimizer)
@@ -57,7 +57,7 @@ def killed_after(epochs: int) -> Iterator[None]:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "save_standing", die)
+        patch.setattr(training, "save_state", die)
         try:
             yield
         except Killed:
