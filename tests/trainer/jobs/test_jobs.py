@@ -148,7 +148,7 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
     empty = (await world.sampler.import_pairs(world.corpus, [types_pb2.Pair(query="q", premise="p", sign=2)])).run_id
     wrong: list[tuple[dict[str, Any], type[errors.AeencError], str]] = [
         ({"corpus": ""}, errors.InvalidArgument, "name a corpus"),
-        ({"corpus": "../etc"}, errors.InvalidArgument, "no corpus name"),
+        ({"corpus": "../etc"}, errors.InvalidArgument, "not a corpus name"),
         ({"corpus": "unknown"}, errors.NotFound, "build it"),
         ({"run_ids": []}, errors.InvalidArgument, "at least one"),
         ({"data_sets": ["nothing"]}, errors.NotFound, "names: imported"),
