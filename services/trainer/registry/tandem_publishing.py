@@ -20,6 +20,7 @@ from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
 from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
@@ -111,35 +112,41 @@ class TandemPublisher:
             await self._retire()
             return TandemActivation(row, rollouts, tandem.generation)
 
-    async def rollback(self, corpus: str, *, wait_s: float, request_id: str) -> TandemActivation:
-        """Activates the generation that the active tandem has replaced. A repeated `request_id` goes back once.
+    async def rollback(self, corpus: str, *, wait_s: float, request: Request) -> TandemActivation:
+        """Activates the generation that the active tandem has replaced. A repeated request goes back once.
 
         Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
         """
         async with self._tandems.turn():
             active = await self.active(corpus)
             tandem = of_generation(await self._tandems.all(), corpus, active.generation)
-            repeated = request_id and await self._tandems.claim_request(request_id, active.generation)
-            if repeated and repeated != active.generation:
+            begun = await self._registry.requests.answer(request) or {}
+            if begun.get("to") == active.generation:
                 row = await self._stable_of(active.space_id)
                 return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
+            if begun and begun["from"] != active.generation:
+                raise errors.Aborted(
+                    f"corpus {corpus!r} serves generation {active.generation} by now, no longer {begun['from']}, from "
+                    "which the request was to go back; ask again with another request id"
+                )
             if tandem is None or not tandem.replaces:
                 raise errors.FailedPrecondition(
                     f"corpus {corpus!r} serves generation {active.generation or '(none)'}, which no publication has "
                     "activated; activate another one yourself"
                 )
+            await self._registry.requests.record(request, {"from": active.generation, "to": tandem.replaces})
             row = await self._stable_of(tandem.replaces_space)
             rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
             await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.generation)))
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return TandemActivation(row, rollouts, tandem.replaces)
 
-    async def close(self, space_id: str, label: str) -> None:
+    async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
         async with self._tandems.turn():
             if any(found.active.space_id == space_id for found in (await self._index.info()).corpora):
                 raise errors.FailedPrecondition(f"label {label!r} cannot be deleted; point 'stable' elsewhere instead")
-            await self._registry.delete_label(space_id, label)
+            await self._registry.delete_label(space_id, label, request=request)
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
         """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""

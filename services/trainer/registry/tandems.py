@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -27,7 +26,6 @@ log = get(__name__)
 FORMAT_VERSION = 1
 TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
 POLL_S = 0.2
-REQUEST_TTL_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,6 @@ class Tandems:
         async with unavailable_if_down("list the tandems"):
             records = await self._redis.hvals(self._key)
         return [_tandem(record) for record in records]
-
-    async def claim_request(self, request_id: str, generation: str) -> str:
-        """Returns the generation that was active at a request's first attempt; `generation` if this is the first."""
-        key = f"{self._prefix}tandem-request:{hashlib.sha256(request_id.encode()).hexdigest()}"
-        async with unavailable_if_down("note the request"):
-            await self._redis.set(key, generation, nx=True, ex=REQUEST_TTL_S)
-            return str(await self._redis.get(key) or generation)
 
     @property
     def _key(self) -> str:
