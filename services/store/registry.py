@@ -11,7 +11,6 @@ Events only wake readers; the row is the truth. The newest row has the highest r
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,15 +20,15 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
+from services.store.requests import REQUEST_TTL_S, Request, Requests
 
 FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
 EVENTS_KEPT = 10_000
-REQUEST_TTL_S = 86_400
 DELETED_TTL_S = 86_400
 
-# KEYS: label row, labels set, events, previous' row, deleted label's revision.
-# ARGV: version, expected revision or -1, now, space, name, keep, share or ''
+# KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record.
+# ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
@@ -45,24 +44,38 @@ local function move(key, name, version, share, last)
     'version', version, 'revision', revision)
   return revision
 end
+local function done(revision)
+  if ARGV[8] ~= '' then
+    redis.call('HSET', KEYS[6], 'content', ARGV[8], 'answer', ARGV[10], unpack(redis.call('HGETALL', KEYS[1])))
+    redis.call('EXPIRE', KEYS[6], ARGV[9])
+  end
+  return {1, revision, ARGV[1]}
+end
+if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
 local share = ARGV[7]
 if share == '' then share = current[3] or '0' end
-if current[2] == ARGV[1] and tonumber(share) == tonumber(current[3] or 0) then return {1, revision, current[2]} end
+if current[2] == ARGV[1] and tonumber(share) == tonumber(current[3] or 0) then return done(revision) end
 if ARGV[5] == 'stable' and current[2] then move(KEYS[4], 'previous', current[2], '0', 0) end
-return {1, move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0), ARGV[1]}
+return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or 0))
 """
 
-# KEYS: label row, labels set, events, acknowledgements, deleted label's revision.  ARGV: space, name, keep, seconds
+# KEYS: label row, labels set, events, acknowledgements, deleted label's revision, the request's record.
+# ARGV: space, name, keep, seconds, expected revision or -1, request or '', seconds
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
+if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
 redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
 redis.call('SREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
 redis.call('DEL', KEYS[4])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[3], '*', 'space_id', ARGV[1], 'label', ARGV[2], 'version', '')
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[6], 'content', ARGV[6])
+  redis.call('EXPIRE', KEYS[6], ARGV[7])
+end
 return 1
 """
 
@@ -117,6 +130,10 @@ class LabelRow:
             share=float(row.get("share", 0.0)),
         )
 
+    def to_hash(self) -> dict[str, str]:
+        """Writes what `of_hash` reads."""
+        return {name: str(value) for name, value in {**asdict(self), "moved_at": self.moved_at.isoformat()}.items()}
+
 
 @dataclass(frozen=True)
 class RolloutRow:
@@ -144,6 +161,7 @@ class Registry:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
         self._prefix = key_prefix(namespace)
+        self.requests = Requests(redis, namespace)
         self._move: Any = redis.register_script(_MOVE)
         self._delete: Any = redis.register_script(_DELETE)
 
@@ -197,9 +215,12 @@ class Registry:
         *,
         expected_revision: int | None = None,
         share: float | None = None,
+        request: Request | None = None,
+        answer: str = "",
     ) -> LabelRow:
         """Points a label at a version; when `stable` moves, `previous` follows. Repeating a move changes nothing.
 
+        In the same step it notes the `request`, if that has an id, with the row and what else its `answer` has.
         Without `share` the label keeps its share, at first 0. A new share is a move, too. Raises Aborted when the
         label is not at `expected_revision` (0: the label must not exist).
         """
@@ -209,16 +230,20 @@ class Registry:
             self.events_key,
             self._label_key(space_id, "previous"),
             self._deleted_key(space_id, name),
+            self._request_key(request),
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
-        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted]
+        noted = [_text_of(request), REQUEST_TTL_S, answer]
+        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._move(keys=keys, args=arguments)
         if not moved:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
             )
+        if request is not None and (record := await self.requests.answer(request)):
+            return LabelRow.of_hash(record)
         row = await self.label(space_id, name)
         assert row is not None
         return row
@@ -239,25 +264,39 @@ class Registry:
             rows = [LabelRow.of_hash(row) for row in await pipe.execute() if row]
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
-    async def claim_request(self, request_id: str, revision: int) -> int:
-        """Returns the label's revision when a request was first tried: `revision`, unless it was tried before."""
-        key = self._key("request", hashlib.sha256(request_id.encode()).hexdigest())
-        async with unavailable_if_down("note the request"):
-            await self._redis.set(key, revision, nx=True, ex=REQUEST_TTL_S)
-            return int(await self._redis.get(key) or revision)
+    async def best_published(self, space_id: str, name: str, measure: str) -> str | None:
+        """Returns the best version that was published under a label, by one measurement; None if none was measured."""
+        async with unavailable_if_down(f"read what label {name} has served"):
+            return _text(await self._redis.hget(self._key("best", space_id, name), measure))
 
-    async def delete_label(self, space_id: str, name: str) -> None:
-        """Removes a label. Raises NotFound for an unknown one."""
+    async def set_best_published(self, space_id: str, name: str, measure: str, version: str) -> None:
+        """Remembers the best version that was published under a label, by one measurement."""
+        async with unavailable_if_down(f"note what label {name} serves"):
+            await self._redis.hset(self._key("best", space_id, name), measure, version)
+
+    async def delete_label(
+        self, space_id: str, name: str, *, expected_revision: int | None = None, request: Request | None = None
+    ) -> None:
+        """Removes a label, and notes the `request` in the same step.
+
+        Raises NotFound for an unknown label, Aborted when it is not at `expected_revision`.
+        """
         keys = [
             self._label_key(space_id, name),
             self._key("labels"),
             self.events_key,
             self._ack_key(space_id, name),
             self._deleted_key(space_id, name),
+            self._request_key(request),
         ]
         async with unavailable_if_down(f"delete label {name}"):
-            if not await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S]):
-                raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
+            expected = -1 if expected_revision is None else expected_revision
+            noted = [_text_of(request), REQUEST_TTL_S]
+            answer = await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted])
+        if isinstance(answer, str):
+            raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
+        if not answer:
+            raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""
@@ -330,6 +369,9 @@ class Registry:
     def _label_key(self, space_id: str, name: str) -> str:
         return self._key("label", space_id, name)
 
+    def _request_key(self, request: Request | None) -> str:
+        return self.requests.key(request) if request else self._key("request-done", "")
+
     def _deleted_key(self, space_id: str, name: str) -> str:
         return self._key("deleted-label", space_id, name)
 
@@ -345,6 +387,10 @@ def _of_json(data: str, time_field: str) -> dict[str, Any]:
     record = json.loads(data)
     del record["format_version"]
     return {**record, time_field: datetime.fromisoformat(record[time_field])}
+
+
+def _text_of(request: Request | None) -> str:
+    return request.text if request is not None and request.id else ""
 
 
 def _text(value: Any) -> str | None:

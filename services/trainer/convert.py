@@ -22,6 +22,7 @@ from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
 from services.trainer.jobs.job import Batching, Job, JobConfig, JobProgress, Loss, Mode, defaults_of
 from services.trainer.registry.publishing import Publication
+from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.tandems import Tandem
 
 _LOSSES: dict[int, Loss] = {
@@ -184,6 +185,14 @@ def to_publication(publication: Publication) -> dict[str, Any]:
         "complete": publication.complete,
         "generation": publication.generation,
     }
+
+
+def to_gate(verdict: Verdict) -> registry_pb2.QualityGate:
+    """Writes what a published version was compared with."""
+    return registry_pb2.QualityGate(
+        comparisons=[registry_pb2.GateComparison(**asdict(one)) for one in verdict.comparisons],
+        not_compared=verdict.not_compared,
+    )
 
 
 async def from_evaluate_requests(

@@ -57,7 +57,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.CancelJobResponse(job=convert.to_job(job))
 
     async def ResumeJob(self, request: trainer_pb2.ResumeJobRequest, context: Any) -> trainer_pb2.ResumeJobResponse:
-        return trainer_pb2.ResumeJobResponse(job=convert.to_job(await self._jobs.resume(request.job_id)))
+        job = await self._jobs.resume(request.job_id, request.request_id)
+        return trainer_pb2.ResumeJobResponse(job=convert.to_job(job))
 
     async def Evaluate(
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
@@ -110,19 +111,21 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             force=request.force,
             wait_s=convert.seconds(request.wait),
             share=convert.share(request),
+            request_id=request.request_id,
         )
-        return registry_pb2.PublishResponse(**convert.to_publication(publication))
+        gate = convert.to_gate(publication.gate)
+        return registry_pb2.PublishResponse(**convert.to_publication(publication), gate=gate)
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
         row = await self._publishing.set_label(
-            request.label, request.version, convert.revision(request), convert.share(request)
+            request.label, request.version, convert.revision(request), convert.share(request), request.request_id
         )
         return registry_pb2.SetLabelResponse(label=convert.to_label(row))
 
     async def DeleteLabel(
         self, request: registry_pb2.DeleteLabelRequest, context: Any
     ) -> registry_pb2.DeleteLabelResponse:
-        await self._publishing.delete_label(request.label, request.space_id)
+        await self._publishing.delete_label(request.label, request.space_id, request.request_id)
         return registry_pb2.DeleteLabelResponse()
 
     async def Rollback(self, request: registry_pb2.RollbackRequest, context: Any) -> registry_pb2.RollbackResponse:

@@ -43,6 +43,7 @@ class RegistryClient:
             force=force,
             wait=_duration(wait_s),
             share=share,
+            request_id=uuid.uuid4().hex,
         )
         return await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
 
@@ -51,14 +52,18 @@ class RegistryClient:
     ) -> registry_pb2.Label:
         """Points a label at a version; `share` as in `publish`."""
         request = registry_pb2.SetLabelRequest(
-            label=label, version=version, expected_revision=expected_revision, share=share
+            label=label,
+            version=version,
+            expected_revision=expected_revision,
+            share=share,
+            request_id=uuid.uuid4().hex,
         )
         moved: registry_pb2.Label = (await self.channel.unary(self._stub.SetLabel, request)).label
         return moved
 
     async def delete_label(self, label: str, *, space_id: str = "") -> None:
         """Removes a label."""
-        request = registry_pb2.DeleteLabelRequest(label=label, space_id=space_id)
+        request = registry_pb2.DeleteLabelRequest(label=label, space_id=space_id, request_id=uuid.uuid4().hex)
         await self.channel.unary(self._stub.DeleteLabel, request)
 
     async def rollback(

@@ -78,7 +78,9 @@ class TrainerClient:
 
     async def resume(self, job_id: str) -> trainer_pb2.Job:
         """Continues a job from its last finished epoch."""
-        return await self._job(self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id))
+        return await self._job(
+            self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=uuid.uuid4().hex)
+        )
 
     async def _job(self, method: Callable[..., Any], request: Any, *, retry: bool = True) -> trainer_pb2.Job:
         job: trainer_pb2.Job = (await self.channel.unary(method, request, retry=retry)).job

@@ -107,11 +107,11 @@ def _gold(dataset: Dataset, split: str) -> Iterator[JudgedPair]:
     """Yields every query's children in any tree of the split, and its trees' distractors that are not children."""
     gold = {(query.text, premise): None for query in dataset.queries(split) for premise in query.gold}
     for query, premise in gold:
-        yield JudgedPair(query, "", premise, "POSITIVE", split)
+        yield JudgedPair(query, "", premise, "POSITIVE", split, split)
     refused = {(query, distractor): None for query, _, distractor in dataset.distractor_triplets(split)}
     for query, distractor in refused:
         if (query, distractor) not in gold:
-            yield JudgedPair(query, "", distractor, "NEGATIVE", split)
+            yield JudgedPair(query, "", distractor, "NEGATIVE", split, split)
 
 
 def _foreign(dataset: Dataset, split: str) -> set[str]:

@@ -27,13 +27,17 @@ REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """A pair as training needs it. `split` is that of its trees; empty if unknown."""
+    """A pair as training needs it. `split` is that of the query's trees, `premise_split` that of the premise's.
+
+    They are empty if unknown: a run knows the trees of its hypotheses, not those of the premises that it finds.
+    """
 
     query: str
     premise_id: str
     premise: str
     sign: Sign
     split: str = ""
+    premise_split: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def build_training_set(
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
-    neither is a text of `held_out`, except in a pair from trees of the split itself. A pair judged both positive and
+    neither is a text of `held_out`, except where trees of the split itself have it. A pair judged both positive and
     refused, in different runs or by different annotators, is excluded. Raises FailedPrecondition for a pair without a
     text whose id the generation lacks.
     """
@@ -111,8 +115,10 @@ def build_training_set(
             ordinal = _known(by_id, pair)
             text = premises[ordinal].text
         in_other_splits = any(known is not None and excluded[known] for known in (own, ordinal))
-        is_held_out = bool(split) and pair.split != split and not held_out.isdisjoint((pair.query, text))
-        if in_other_splits or is_held_out or text == pair.query:
+        is_held_out = (pair.query in held_out and pair.split != split) or (
+            text in held_out and pair.premise_split != split
+        )
+        if in_other_splits or (split and is_held_out) or text == pair.query:
             dropped += 1
             continue
         if ordinal is None:
@@ -124,7 +130,8 @@ def build_training_set(
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused):
             examples.append(example)
-    return TrainingSet(examples, list(outside), excluded, dropped)
+    unsplit = np.array([bool(split) and not p.splits and p.text in held_out for p in premises], dtype=bool)
+    return TrainingSet(examples, list(outside), excluded | unsplit, dropped)
 
 
 def _known(by_id: dict[str, int], pair: JudgedPair) -> int:

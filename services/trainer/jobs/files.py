@@ -7,15 +7,19 @@ and `result.json`, and `epoch.safetensors`, from which it resumes.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from services.kit.logs import get
 from services.store.artifacts import atomic_write
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
+
+log = get(__name__)
 
 FORMAT_VERSION = 1
 
@@ -68,7 +72,7 @@ class JobFiles:
         self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
     ) -> None:
         """Writes the inputs; `validation.jsonl` comes last and marks them complete."""
-        self._write_lines("pairs.jsonl", ([p.query, p.premise_id, p.premise, p.sign, p.split] for p in pairs))
+        self._write_lines("pairs.jsonl", (list(astuple(pair)) for pair in pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
 
@@ -98,11 +102,15 @@ class JobFiles:
     def write_progress(self, progress: dict[str, Any]) -> None:
         """Writes the child's progress, not durably: the next report follows within a second."""
         path = self.directory / "progress.json"
-        path.with_suffix(".tmp").write_text(json.dumps(progress))
-        path.with_suffix(".tmp").replace(path)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a child that was left behind may write, too
+        try:
+            temporary.write_text(json.dumps(progress))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def progress(self) -> dict[str, Any] | None:
-        """Reads the child's progress; None before its first report."""
+        """Reads the child's progress; None before its first report, or if a power cut has left an empty one."""
         return self._json("progress.json")
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -110,7 +118,7 @@ class JobFiles:
         atomic_write(self.directory / "result.json", json.dumps(result).encode())
 
     def result(self) -> dict[str, Any] | None:
-        """Reads how the child's work ended; None if it was killed."""
+        """Reads how the child's work ended; None if it was killed, or what it wrote is damaged."""
         return self._json("result.json")
 
     def forget_result(self) -> None:
@@ -121,6 +129,9 @@ class JobFiles:
         try:
             record: dict[str, Any] = json.loads((self.directory / name).read_bytes())
         except FileNotFoundError:
+            return None
+        except ValueError as error:
+            log.warning("a job's file is damaged and not used", path=str(self.directory / name), reason=str(error))
             return None
         return record
 

@@ -183,7 +183,13 @@ def job_of(job_id: str, record: dict[str, str]) -> Job:
 
 def event_of(job: Job, entry_id: str, values: dict[str, str]) -> JobEvent:
     """Reads an event from a stream's entry."""
-    then = replace(
+    then = job_then(job, values)
+    return JobEvent(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), then)
+
+
+def job_then(job: Job, values: dict[str, str]) -> Job:
+    """Returns a job as it was when its changing fields had these values."""
+    return replace(
         job,
         state=values["state"],  # type: ignore[arg-type]
         error=values["error"],
@@ -191,7 +197,6 @@ def event_of(job: Job, entry_id: str, values: dict[str, str]) -> JobEvent:
         progress=JobProgress(**json.loads(values["progress"] or "{}")),
         ended_at=datetime.fromisoformat(values["ended_at"]) if values["ended_at"] else None,
     )
-    return JobEvent(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), then)
 
 
 _NEEDS_FROZEN_PREMISES: tuple[Loss, ...] = ("FULL_CORPUS_SOFTMAX",)

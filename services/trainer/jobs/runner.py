@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all, finish, run_in_thread
@@ -42,6 +42,7 @@ LEASES_A_TERM = 3  # renewals in the time that a lease lasts
 TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # the same call may succeed later
 FIRST_S = 1.0
 LONGEST_S = 30.0
+MOST_ENDS = 5
 UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
 
 
@@ -82,6 +83,7 @@ class JobRunner:
         self._jobs_dir, self._means = jobs_dir, means
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
+        self._ends: dict[str, tuple[int, int]] = {}  # by job: epochs finished, and how often it was asked to end since
         self._backoff = Backoff(readiness)
         self._work: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -200,8 +202,9 @@ class JobRunner:
     async def _compute(self, job: Job) -> str:
         files = JobFiles(self._jobs_dir / job.id)
         result = files.result()
-        failed = result is not None and "error" in result
-        if result is None or failed or not all(map(self._checkpoints.has, _checkpoints_in(result))):
+        # Damaged checkpoints are removed even if all is computed again: nothing replaces one that stands.
+        intact = [await self._checkpoints.is_intact(made) for made in _checkpoints_in(result or {})]
+        if result is None or "error" in result or not all(intact):
             files.forget_result()
             await self._prepare(job, files)
             result = await self._run_child(job, files)
@@ -254,12 +257,25 @@ class JobRunner:
             if self._draining:
                 raise JobStopped
             if asked_to_end(ended.result()):  # perhaps the start of a shutdown that has not reached this process yet
+                self._count_end(job.id, ended.result(), files.progress() or {})
                 raise errors.Unavailable(f"its process was asked to end (signal {-ended.result()})")
             raise JobFailed(describe_exit(ended.result()))
         finally:
             # Shielded from further cancellation: nobody else may use the directory before the child is gone.
             await finish(asyncio.create_task(child.end()))
             await cancel_all([ended])
+
+    def _count_end(self, job_id: str, status: int, progress: dict[str, Any]) -> None:
+        """Counts the ends of a job's process on request. Raises JobFailed after MOST_ENDS of them within one epoch."""
+        epochs, times = self._ends.pop(job_id, (0, 0))
+        now = int(progress.get("epochs_done", 0))
+        times = 1 if now > epochs else times + 1
+        if times >= MOST_ENDS:
+            raise JobFailed(
+                f"its process was asked to end {times} times (signal {-status}) before it finished another epoch; find "
+                "out who stops it, then resume"
+            )
+        self._ends[job_id] = (max(now, epochs), times)
 
     async def _report(self, job_id: str, progress: dict[str, object]) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next report replaces this one

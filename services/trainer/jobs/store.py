@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.redis import Leases, key_prefix, unavailable_if_down
+from services.store.requests import REQUEST_TTL_S, Request, Requests
 from services.trainer.jobs.job import (
     FORMAT_VERSION,
     LIVE,
@@ -61,14 +62,27 @@ return ARGV[1]
 """
 )
 
-# KEYS: job, lease, active, events.  ARGV: owner or '', job id, now, allowed states, state, error, version, whether it
-# is final, the request that asks for it or ''.  Returns OK, MISSING, LOST (another owner has the lease) or the state
-# that forbids the move.
+# KEYS: job, lease, active, events, the request's record.  ARGV: owner or '', job id, now, allowed states, state, error,
+# version, whether it is final, the id of the request that asks for it or '', what that asks for, seconds, states in
+# which there is nothing to do.  Returns OK, MISSING, LOST (another owner has the lease) or the state that forbids.
+# The job's field `request` is that of earlier releases.
 _TRANSITION = (
     _EMIT
     + """
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
+if ARGV[9] ~= '' and redis.call('EXISTS', KEYS[5]) == 1 then return 'OK' end
+local function note()
+  if ARGV[9] == '' then return end
+  local values = redis.call('HMGET', KEYS[1], unpack(NAMES))
+  redis.call('HSET', KEYS[5], 'content', ARGV[10])
+  for i, name in ipairs(NAMES) do redis.call('HSET', KEYS[5], name, values[i] or '') end
+  redis.call('EXPIRE', KEYS[5], ARGV[11])
+end
+if string.find(ARGV[12], ' ' .. state .. ' ', 1, true) then
+  note()
+  return 'OK'
+end
 local holder = redis.call('GET', KEYS[2])
 if ARGV[1] ~= '' and holder and holder ~= ARGV[1] then return 'LOST' end
 if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
@@ -79,6 +93,7 @@ redis.call('HSET', KEYS[1], 'request', ARGV[9], 'state', ARGV[5], 'error', ARGV[
   'ended_at', ARGV[8] == '1' and ARGV[3] or '')
 if ARGV[8] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
+note()
 return 'OK'
 """
 )
@@ -104,7 +119,7 @@ class JobStore:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._prefix = key_prefix(namespace)
-        self._leases = Leases(redis)
+        self._leases, self.requests = Leases(redis), Requests(redis, namespace)
         self._create: Any = redis.register_script(_CREATE)
         self._transition: Any = redis.register_script(_TRANSITION)
         self._progress: Any = redis.register_script(_PROGRESS)
@@ -185,15 +200,20 @@ class JobStore:
         error: str = "",
         version: str = "",
         owner: str = "",
-        request: str = "",
+        request: Request | None = None,
+        already: Sequence[JobState] = (),
     ) -> str:
         """Moves a job to a state. Returns OK, MISSING, LOST (another owner has the lease), or the state that forbids.
 
-        A retry of the `request` that has moved it there is OK, too.
+        A `request` with an id is noted in the same step; if it was before, this changes nothing and is OK. So is a job
+        that is in a state of `already`.
         """
+        asked = request or Request("", "", {})
         keys = [self._key(job_id, "record"), self._lease(job_id), self._active, self._key(job_id, "events")]
+        keys.append(self.requests.key(asked))
         end = int(state not in LIVE)
-        arguments = [owner, job_id, _now(), f" {' '.join(allowed)} ", state, error, version, end, request]
+        moved = [owner, job_id, _now(), f" {' '.join(allowed)} ", state, error, version, end]
+        arguments = [*moved, asked.id, asked.text, REQUEST_TTL_S, f" {' '.join(already)} "]
         async with unavailable_if_down(f"move job {job_id} to {state}"):
             answer: str = await self._transition(keys=keys, args=arguments)
         return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from aeenc import errors
@@ -13,9 +13,10 @@ from services.corpus.generation import open_generation, read_active
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
 from services.store.registry import CheckpointRow
+from services.store.requests import Request
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import LIVE, Job, JobConfig, JobEvent, JobProgress, why_not
+from services.trainer.jobs.job import LIVE, Job, JobConfig, JobEvent, JobProgress, JobState, job_then, why_not
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
@@ -49,7 +50,7 @@ class TrainingJobs:
         if config.idempotency_key:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
-                return _same(existing, fingerprint), True
+                return _same(existing, config, fingerprint), True
         generation, base_version = await self._resolve(config, validation)
         await self._check_data(config)
         job = Job(
@@ -66,7 +67,7 @@ class TrainingJobs:
         )
         stored = await self._store.get(await self._store.create(job, validation))
         self._runner.wake()
-        return _same(stored, fingerprint), stored.id != job.id
+        return _same(stored, config, fingerprint), stored.id != job.id
 
     async def _resolve(self, config: JobConfig, validation: Sequence[Gold]) -> tuple[str, str]:
         """Resolves the corpus's active generation, and the version of its space to start from.
@@ -159,17 +160,27 @@ class TrainingJobs:
                     return
 
     async def cancel(self, job_id: str, request_id: str) -> Job:
-        """Cancels a job. Raises FailedPrecondition for an ended one, except for a retry of the same request."""
-        answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request_id)
+        """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""
+        request = Request(request_id, "CancelJob", {"job_id": job_id})
+        if record := await self._store.requests.answer(request):
+            return job_then(await self._store.get(job_id), record)
+        answer = await self._store.transition(job_id, LIVE, "CANCELLED", request=request)
         job = await self._store.get(job_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
         await self._runner.drop(job_id)
         return job
 
-    async def resume(self, job_id: str) -> Job:
-        """Resumes a job. A live one stays as it is: if its trainer is gone, another takes it over."""
-        answer = await self._store.transition(job_id, ("FAILED", "CANCELLED"), "PENDING")
+    async def resume(self, job_id: str, request_id: str = "") -> Job:
+        """Resumes a job. A live one stays as it is: if its trainer is gone, another takes it over.
+
+        Raises FailedPrecondition for one that has succeeded. A retry of a request gets its first answer.
+        """
+        request = Request(request_id, "ResumeJob", {"job_id": job_id})
+        if record := await self._store.requests.answer(request):
+            return job_then(await self._store.get(job_id), record)
+        resumable: tuple[JobState, ...] = ("FAILED", "CANCELLED")
+        answer = await self._store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
         self._runner.wake()
@@ -200,10 +211,16 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise errors.InvalidArgument.field(f"config.{name}", f"is {value:g}; give {low:g} to {high:g}")
 
 
-def _same(job: Job, fingerprint: str) -> Job:
-    if job.fingerprint != fingerprint:
-        raise errors.AlreadyExists(
-            f"idempotency key {job.config.idempotency_key!r} started job {job.id} with another configuration; "
-            "choose another key"
-        )
-    return job
+def _same(job: Job, config: JobConfig, fingerprint: str) -> Job:
+    """Returns a job if it was started with this configuration. Raises AlreadyExists naming what differs."""
+    if job.fingerprint == fingerprint:
+        return job
+    before, now = asdict(job.config), asdict(config)
+    if not config.base_version:  # the job has the one that this stood for
+        now["base_version"] = before["base_version"]
+    differing = next((name for name in now if now[name] != before[name]), "")
+    difference = f"{differing} {before[differing]!r}, now {now[differing]!r}" if differing else "other `validation`"
+    raise errors.AlreadyExists(
+        f"idempotency key {job.config.idempotency_key!r} started job {job.id} with another configuration: "
+        f"{difference[:200]}; choose another key"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -37,6 +38,24 @@ def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> P
         known = torch.cpu.get_capabilities()
         has_bfloat16 = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return "bfloat16" if has_bfloat16 else "float32"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Returns how much more memory a process can take on a device; None if this machine does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:  # a container's limit; its files in the page cache give way
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
+        return min(free, int((group / "memory.max").read_text()) - used)
+    except (OSError, ValueError, KeyError):  # no limit
+        return free
 
 
 def prepare_torch(threads: int, device: str = "cpu") -> None:

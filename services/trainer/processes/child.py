@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import json
 import signal
@@ -83,7 +84,7 @@ def describe_exit(status: int) -> str:
 class Device:
     """The device of one trainer's jobs. `name` is `cpu` or `cuda:0`, say; empty while unknown, or if it is missing.
 
-    A child process finds it: torch is never loaded here.
+    A child process finds it, since torch is never loaded here. Without a driver there is nothing to find: no child.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -92,9 +93,15 @@ class Device:
         self._asking: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
-        """Starts a child that finds the name within seconds."""
-        if not self.name:
+        """Finds the name: at once without a driver, otherwise through a child within seconds."""
+        if self.name:
+            return
+        if has_gpu_driver():
             self._asking = asyncio.create_task(self._ask())
+        elif self._wanted == "cuda":
+            log.error("jobs have no device", reason="AEENC_TRAINER_DEVICE=cuda, but this machine has no GPU driver")
+        else:
+            self.name = "cpu"
 
     async def close(self) -> None:
         """Stops that child."""
@@ -113,3 +120,12 @@ class Device:
         self.name = found.get("device", "")
         if "error" in found:
             log.error("jobs have no device", reason=found["error"])
+
+
+def has_gpu_driver() -> bool:
+    """Tells whether a GPU's driver is installed, without which torch finds none: CUDA's library, or AMD's device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True

@@ -6,9 +6,12 @@ import asyncio
 import json
 from typing import Any, Literal
 
-from aeenc.errors import AeencError, NotFound
-from services.store.artifacts import MANIFEST, ArtifactStore
+from aeenc.errors import AeencError, DataLoss, NotFound
+from services.kit.logs import get
+from services.store.artifacts import ArtifactStore
 from services.store.registry import CheckpointRow, Registry
+
+log = get(__name__)
 
 FOLDER = "checkpoints"
 CROSS_ENCODER = "cross-encoder"  # `model_type` in a cross-encoder's meta, which sentence encoders lack, and its space
@@ -39,9 +42,9 @@ class Checkpoints:
         await self._registry.add_checkpoint(row)
         return row
 
-    def has(self, version: str) -> bool:
-        """Whether the store holds the files of a version."""
-        return (self.store.path(FOLDER, version) / MANIFEST).is_file()
+    async def is_intact(self, version: str) -> bool:
+        """Tells whether the store holds a version's files unharmed. Removes damaged ones: they can be made again."""
+        return await is_intact(self.store, version)
 
     async def get(self, version: str) -> CheckpointRow:
         """Returns a checkpoint's row. Raises NotFound."""
@@ -75,6 +78,20 @@ class Checkpoints:
             return metrics
 
         return await asyncio.to_thread(read)
+
+
+async def is_intact(store: ArtifactStore, version: str) -> bool:
+    """Tells whether a version's files are there, each with its hash. Removes damaged ones: they can be made again."""
+    try:
+        await asyncio.to_thread(store.open, FOLDER, version)
+    except NotFound:
+        log.warning("a checkpoint is gone", version=version)
+        return False
+    except DataLoss as error:
+        log.warning("a checkpoint is damaged", version=version, reason=error.message)
+        await asyncio.to_thread(store.delete, FOLDER, version)
+        return False
+    return True
 
 
 def is_cross_encoder(store: ArtifactStore, version: str) -> bool:

@@ -28,7 +28,7 @@ from services.trainer.models.base_model import (
     find_cross_encoder,
 )
 from services.trainer.processes.child import Child, describe_exit
-from services.trainer.registry.checkpoints import FOLDER, Checkpoints
+from services.trainer.registry.checkpoints import FOLDER, Checkpoints, is_intact
 
 log = get(__name__)
 
@@ -53,7 +53,7 @@ class ModelExports:
         path = self._state_dir / f"{command}.json"
         done = path.with_suffix(".result")
         request = {"artifacts_dir": str(self._store.root.resolve()), **inputs, **source}
-        if (known := self._remembered(path, done, source)) and await self._is_intact(known, model):
+        if (known := self._remembered(path, done, source)) and await is_intact(self._store, known):
             return known
         log.info("exporting", model=model)
         done.unlink(missing_ok=True)
@@ -76,18 +76,6 @@ class ModelExports:
         if any(request.get(name) != value for name, value in source.items()):
             return ""
         return str(json.loads(done.read_bytes()).get("version", ""))
-
-    async def _is_intact(self, version: str, model: str) -> bool:
-        try:
-            await asyncio.to_thread(self._store.open, FOLDER, version)
-        except errors.NotFound:
-            log.warning("an export is gone", model=model, version=version)
-            return False
-        except errors.DataLoss as error:
-            log.warning("an export is damaged", model=model, version=version, reason=error.message)
-            await asyncio.to_thread(self._store.delete, FOLDER, version)
-            return False
-        return True
 
 
 async def once_redis_answers(call: Callable[[], Awaitable[T]]) -> T:

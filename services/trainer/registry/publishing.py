@@ -1,34 +1,33 @@
 """Moves labels: through a quality gate, with a way back, waiting until every live encoder has followed.
 
-publish ──► gate: paired test against the serving version ──► Registry.set_label ──► await_rollout
-              │ worse, p < SIGNIFICANCE: FailedPrecondition        │ expected revision: else Aborted
-              └ `force` skips it                                   └ a tandem: TandemPublisher instead
+publish ──► QualityGate: paired tests against published versions ──► Registry.set_label ──► await_rollout
+              │ worse: FailedPrecondition                              │ expected revision: else Aborted
+              └ `force` skips it                                       └ a tandem: TandemPublisher instead
+
+A request with an id is noted where its label moves. Its retry gets the first answer, other content AlreadyExists.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from dataclasses import asdict, dataclass, field, replace
 
 from aeenc import errors
-from aeenc.evaluation import paired_randomisation_test
 from services.kit.logs import get
 from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.requests import Request
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
-from services.trainer.registry.tandem_publishing import TandemPublisher
+from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
+from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
 
 log = get(__name__)
 
 PREVIOUS = "previous"
 CANARY = "canary"
 MAX_WAIT_S = 60.0
-SIGNIFICANCE = 0.05
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -36,13 +35,15 @@ _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Publication:
     """A label after a move, and how far the live encoders are. Never complete if another move overtook it.
 
-    `generation` is the one that was activated with it; empty for none.
+    `generation` is the one that was activated with it; empty for none. `gate` tells what a published version was
+    compared with.
     """
 
     label: LabelRow
     rollouts: Sequence[RolloutRow]
     complete: bool
     generation: str = ""
+    gate: Verdict = field(default_factory=Verdict)
 
 
 class Publisher:
@@ -52,7 +53,7 @@ class Publisher:
         self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace, tandems: TandemPublisher
     ) -> None:
         self._registry, self._checkpoints, self._space = registry, checkpoints, space
-        self._tandems = tandems
+        self._tandems, self._gate = tandems, QualityGate(registry, checkpoints)
 
     async def publish(
         self,
@@ -63,6 +64,7 @@ class Publisher:
         force: bool,
         wait_s: float,
         share: float | None = None,
+        request_id: str = "",
     ) -> Publication:
         """Points a label at a checkpoint unless it is measurably worse than the version that the label serves.
 
@@ -71,10 +73,17 @@ class Publisher:
         """
         name = _movable(label or STABLE)
         _check_share(name, share)
+        asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
+        request = Request(request_id, "Publish", {**asked, "share": share})
+        if record := await self._registry.requests.answer(request):
+            return await self._again(record, wait_s)
         row = await self._checkpoints.get(version)
+        gate = Verdict(not_compared="it was forced")
         if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
             before = await self._tandems.active(tandem.corpus)
-            compared = None if force else await self._compare(version, before.space_id, name)
+            compared = None
+            if not force:
+                compared, gate = await self._gate.compare(version, before.space_id, name)
             done = await self._tandems.publish(
                 tandem,
                 before,
@@ -83,58 +92,88 @@ class Publisher:
                 force=force,
                 wait_s=min(wait_s, MAX_WAIT_S),
             )
-            return Publication(done.label, done.rollouts, complete=True, generation=done.generation)
+            await self._gate.note(version, row.space_id, name, gate, force=force)
+            return await self._activated(request, done, gate)
+        compared = None
         if not force:
-            compared = await self._compare(version, row.space_id, name)
+            compared, gate = await self._gate.compare(version, row.space_id, name)
             expected_revision = compared if expected_revision is None else expected_revision
         moved = await self._registry.set_label(
-            row.space_id, name, version, expected_revision=expected_revision, share=share
+            row.space_id,
+            name,
+            version,
+            expected_revision=expected_revision,
+            share=share,
+            request=request,
+            answer=json.dumps({"gate": asdict(gate)}),
         )
-        log.info("published", label=name, version=version, revision=moved.revision, share=moved.share)
-        return await self._followed(moved, wait_s)
+        if moved.revision != compared:
+            await self._gate.note(version, row.space_id, name, gate, force=force)
+        log.info("published", label=name, version=version, revision=moved.revision, gate=gate)
+        return replace(await self._followed(moved, wait_s), gate=gate)
 
     async def set_label(
-        self, label: str, version: str, expected_revision: int | None, share: float | None = None
+        self,
+        label: str,
+        version: str,
+        expected_revision: int | None,
+        share: float | None = None,
+        request_id: str = "",
     ) -> LabelRow:
         """Points a label at a version, without the gate."""
         name = _movable(label)
         _check_share(name, share)
+        asked = {"label": name, "version": version, "expected_revision": expected_revision, "share": share}
+        request = Request(request_id, "SetLabel", asked)
+        if record := await self._registry.requests.answer(request):
+            return LabelRow.of_hash(record)
         row = await self._checkpoints.get(version)
         return await self._registry.set_label(
-            row.space_id, name, version, expected_revision=expected_revision, share=share
+            row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
         )
 
-    async def delete_label(self, label: str, space_id: str) -> None:
+    async def delete_label(self, label: str, space_id: str, request_id: str = "") -> None:
         """Removes a label; `stable` and `previous` stay in the trainer's own space and in those of corpora."""
         name = _checked(label)
+        request = Request(request_id, "DeleteLabel", {"label": name, "space_id": space_id})
+        if await self._registry.requests.answer(request):
+            return
         place = space_id or await self._space_of(name)
-        if name in {STABLE, PREVIOUS} and await self._is_needed(place):
+        if name not in {STABLE, PREVIOUS}:
+            await self._registry.delete_label(place, name, request=request)
+        elif place == self._space.space_id:  # refused also while the index is away
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
-        await self._registry.delete_label(place, name)
+        else:
+            await self._tandems.close(place, name, request)
 
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
     ) -> Publication:
         """Points a label back at its previous version. A repeated `request_id` goes back once."""
         name = _movable(label or STABLE)
+        asked = {"label": name, "space_id": space_id, "expected_revision": expected_revision}
+        request = Request(request_id, "Rollback", asked)
+        if record := await self._registry.requests.answer(request):
+            return await self._again(record, wait_s)
         row = await self._label(name, space_id)
-        if (
-            request_id
-            and await self._registry.claim_request(f"{row.space_id} {name} {request_id}", row.revision) < row.revision
-        ):
-            return await self._followed(row, wait_s)
         if not row.previous:
             raise errors.FailedPrecondition(f"label {name!r} has no version before {row.version}; publish one")
         # Against the revision just read: of two concurrent rollbacks one wins and the other is Aborted.
         revision = row.revision if expected_revision is None else expected_revision
-        moved = await self._registry.set_label(row.space_id, name, row.previous, expected_revision=revision)
+        moved = await self._registry.set_label(
+            row.space_id, name, row.previous, expected_revision=revision, request=request
+        )
         log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
         return await self._followed(moved, wait_s)
 
     async def rollback_corpus(self, corpus: str, *, wait_s: float, request_id: str) -> Publication:
         """Activates what the corpus served before its tandem was published, encoders and generation together."""
-        done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request_id=request_id)
-        return Publication(done.label, done.rollouts, complete=True, generation=done.generation)
+        request = Request(request_id, "Rollback", {"corpus": corpus})
+        record = await self._registry.requests.answer(request)
+        if record and "version" in record:
+            return await self._again(record, wait_s)
+        done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request=request)
+        return await self._activated(request, done, Verdict())
 
     async def labels(self, space_id: str) -> list[LabelRow]:
         """Lists all labels, or those of one space."""
@@ -156,11 +195,28 @@ class Publisher:
         spaces = [row.space_id for row in await self._registry.labels() if row.name == name]
         return spaces[0] if len(spaces) == 1 else self._space.space_id
 
-    async def _is_needed(self, space_id: str) -> bool:
-        return space_id == self._space.space_id or await self._tandems.serves(space_id)
-
     def _of(self, space_id: str) -> str:
         return space_id or self._space.space_id
+
+    async def _activated(self, request: Request, done: TandemActivation, gate: Verdict) -> Publication:
+        """Notes the request of a generation's activation with its answer."""
+        answer = json.dumps({"gate": asdict(gate), "generation": done.generation})
+        await self._registry.requests.record(request, {**done.label.to_hash(), "answer": answer})
+        return Publication(done.label, done.rollouts, complete=True, generation=done.generation, gate=gate)
+
+    async def _again(self, record: dict[str, str], wait_s: float) -> Publication:
+        """The answer that a request got before, with how far the encoders are by now."""
+        row, further = LabelRow.of_hash(record), json.loads(record["answer"] or "{}")
+        followed = await self._followed(row, wait_s)
+        gate = further.get("gate", {})
+        made = tuple(Comparison(**one) for one in gate.get("comparisons", ()))
+        return replace(
+            followed,
+            label=row,
+            complete=followed.complete or "generation" in further,
+            generation=further.get("generation", ""),
+            gate=Verdict(made, gate.get("not_compared", "")),
+        )
 
     async def _followed(self, row: LabelRow, wait_s: float) -> Publication:
         if not wait_s:
@@ -170,48 +226,6 @@ class Publisher:
         overtaken = now is None or now.revision != row.revision
         followed = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
         return Publication(now or row, rollouts, complete=followed and not overtaken)
-
-    async def _compare(self, version: str, space_id: str, name: str) -> int:
-        """Compares a version with the one that a label serves. Returns the revision compared with; 0 for no label."""
-        serving = await self._registry.label(space_id, name)
-        if serving is None:
-            return 0
-        if serving.version != version:
-            await self._gate(version, serving.version)
-        return serving.revision
-
-    async def _gate(self, version: str, serving: str) -> None:
-        """Raises FailedPrecondition if a paired test on the same queries finds the candidate worse.
-
-        Without metrics on the same queries of both versions there is nothing to compare, and the candidate passes.
-        """
-        candidate = await self._checkpoints.metrics(version)
-        if candidate is None:
-            return
-        theirs = _precisions_of(serving, await self._checkpoints.metrics(serving), candidate)
-        if theirs is None:
-            return
-        ours = np.array(candidate["after"]["average_precisions"])
-        if ours.mean() >= theirs.mean():
-            return
-        p_value = await asyncio.to_thread(paired_randomisation_test, ours, theirs)
-        if p_value < SIGNIFICANCE:
-            raise errors.FailedPrecondition(
-                f"checkpoint {version} has validation MAP {ours.mean():.4f}, the serving {serving} {theirs.mean():.4f} "
-                f"on the same {len(ours)} queries (paired randomisation test, p = {p_value:.3f}); publish with force "
-                "if you want it nevertheless",
-                reason="QUALITY_GATE",
-            )
-
-
-def _precisions_of(serving: str, metrics: dict[str, Any] | None, candidate: dict[str, Any]) -> Any:
-    """Finds the serving version's average precisions on the candidate's queries; None if never measured."""
-    same = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality depends on the rankings
-    if metrics is not None and all(metrics.get(name) == candidate.get(name) for name in same):
-        return np.array(metrics["after"]["average_precisions"])
-    if candidate["base_version"] == serving:
-        return np.array(candidate["before"]["average_precisions"])
-    return None
 
 
 def _movable(label: str) -> str:

@@ -20,6 +20,7 @@ from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
 from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
 from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
@@ -47,14 +48,13 @@ class TandemActivation:
 
 
 class TandemPublisher:
-    """Activates tandems and rolls them back, one at a time."""
+    """Activates tandems and rolls them back, one at a time among all trainers of a namespace."""
 
     def __init__(
         self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, space: PretrainedSpace
     ) -> None:
         self._registry, self._index, self._tandems = registry, index, tandems
         self._store, self._space = store, space
-        self._one = asyncio.Lock()
 
     async def tandem(self, version: str) -> Tandem | None:
         """Finds a version's tandem if its corpus does not serve that space yet; None if moving a label is enough."""
@@ -87,52 +87,66 @@ class TandemPublisher:
         do not serve it, or if the corpus has other premises by now, Aborted if another revision serves by now, and what
         the index raises.
         """
-        async with self._one:
+        async with self._tandems.turn():
             if not force:
                 await asyncio.to_thread(self._check_same_premises, tandem, before.generation)
             named = await self._registry.label(tandem.space_id, STABLE)
-            row = await self._registry.set_label(
-                tandem.space_id, STABLE, tandem.version, expected_revision=expected_revision
+            if expected_revision is None:
+                expected_revision = named.revision if named else 0
+            moving = asyncio.create_task(
+                self._registry.set_label(tandem.space_id, STABLE, tandem.version, expected_revision=expected_revision)
             )
             try:
+                await finish(moving)
+                row = moving.result()
                 rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
                 await self._tandems.put(replace(tandem, replaces=before.generation, replaces_space=before.space_id))
                 if compared is not None:
                     await self._check_unmoved(before.space_id, compared)
-                await self._activate(tandem.corpus, tandem.generation, before.generation)
+                await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.generation)))
             except BaseException:
-                await finish(asyncio.create_task(self._undo(tandem, named)))
+                if moving.exception() is None:
+                    await finish(asyncio.create_task(self._undo(tandem, named, moving.result())))
                 raise
             log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
             await self._retire()
             return TandemActivation(row, rollouts, tandem.generation)
 
-    async def rollback(self, corpus: str, *, wait_s: float, request_id: str) -> TandemActivation:
-        """Activates the generation that the active tandem has replaced. A repeated `request_id` goes back once.
+    async def rollback(self, corpus: str, *, wait_s: float, request: Request) -> TandemActivation:
+        """Activates the generation that the active tandem has replaced. A repeated request goes back once.
 
         Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
         """
-        async with self._one:
+        async with self._tandems.turn():
             active = await self.active(corpus)
             tandem = of_generation(await self._tandems.all(), corpus, active.generation)
-            repeated = request_id and await self._tandems.claim_request(request_id, active.generation)
-            if repeated and repeated != active.generation:
+            begun = await self._registry.requests.answer(request) or {}
+            if begun.get("to") == active.generation:
                 row = await self._stable_of(active.space_id)
                 return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
+            if begun and begun["from"] != active.generation:
+                raise errors.Aborted(
+                    f"corpus {corpus!r} serves generation {active.generation} by now, no longer {begun['from']}, from "
+                    "which the request was to go back; ask again with another request id"
+                )
             if tandem is None or not tandem.replaces:
                 raise errors.FailedPrecondition(
                     f"corpus {corpus!r} serves generation {active.generation or '(none)'}, which no publication has "
                     "activated; activate another one yourself"
                 )
+            await self._registry.requests.record(request, {"from": active.generation, "to": tandem.replaces})
             row = await self._stable_of(tandem.replaces_space)
             rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
-            await self._activate(corpus, tandem.replaces, active.generation)
+            await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.generation)))
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return TandemActivation(row, rollouts, tandem.replaces)
 
-    async def serves(self, space_id: str) -> bool:
-        """Tells whether any corpus serves a generation of a space."""
-        return any(found.active.space_id == space_id for found in (await self._index.info()).corpora)
+    async def close(self, space_id: str, label: str, request: Request) -> None:
+        """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
+        async with self._tandems.turn():
+            if any(found.active.space_id == space_id for found in (await self._index.info()).corpora):
+                raise errors.FailedPrecondition(f"label {label!r} cannot be deleted; point 'stable' elsewhere instead")
+            await self._registry.delete_label(space_id, label, request=request)
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
         """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
@@ -152,15 +166,20 @@ class TandemPublisher:
             if (await self.active(corpus)).generation != generation:
                 raise
 
-    async def _undo(self, tandem: Tandem, named: LabelRow | None) -> None:
-        """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded."""
+    async def _undo(self, tandem: Tandem, named: LabelRow | None, ours: LabelRow) -> None:
+        """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded.
+
+        Only from the revision that is `ours`: a label that somebody has moved since stays where they want it.
+        """
         try:
             if (await self.active(tandem.corpus)).generation == tandem.generation:
                 return
             if named is None:
-                await self._registry.delete_label(tandem.space_id, STABLE)
-            else:
-                await self._registry.set_label(tandem.space_id, STABLE, named.version)
+                await self._registry.delete_label(tandem.space_id, STABLE, expected_revision=ours.revision)
+            elif named.revision != ours.revision:
+                await self._registry.set_label(tandem.space_id, STABLE, named.version, expected_revision=ours.revision)
+        except (errors.Aborted, errors.NotFound) as error:
+            log.info("the label has moved since; it stays", version=tandem.version, reason=error.message)
         except errors.AeencError as error:
             log.warning("a tandem that was not activated stays loaded", version=tandem.version, reason=error.message)
 
@@ -168,13 +187,15 @@ class TandemPublisher:
         """Removes our labels from spaces that neither serve nor are the way back, so that encoders unload them."""
         try:
             tandems = await self._tandems.all()
+            spaces = {tandem.space_id for tandem in tandems}
+            rows = [row for row in await self._registry.labels() if row.space_id in spaces]
             served = {found.active.space_id for found in (await self._index.info()).corpora}
             ways_back = {tandem.replaces_space for tandem in tandems if tandem.space_id in served}
             kept = {self._space.space_id, *served, *ways_back}
-            for space_id in {tandem.space_id for tandem in tandems} - kept:
-                names = {row.name for row in await self._registry.labels(space_id)}
-                for name in names if names <= OURS else ():
-                    await self._registry.delete_label(space_id, name)
+            used = {row.space_id for row in rows if row.name not in OURS}
+            for row in rows:
+                if row.space_id not in kept | used:
+                    await self._registry.delete_label(row.space_id, row.name, expected_revision=row.revision)
         except errors.AeencError as error:  # the next publication retires them
             log.warning("unused spaces stay loaded", reason=error.message)
 

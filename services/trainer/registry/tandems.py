@@ -6,18 +6,26 @@ disagree.
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import contextlib
 import json
-from collections.abc import Iterable
+import uuid
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from redis.asyncio import Redis
 
-from services.store.redis import key_prefix, unavailable_if_down
+from aeenc import errors
+from services.kit.concurrency import cancel_all, finish
+from services.kit.logs import get
+from services.store.redis import Leases, key_prefix, unavailable_if_down
+
+log = get(__name__)
 
 FORMAT_VERSION = 1
-REQUEST_TTL_S = 86_400
+TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,37 @@ class Tandems:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._prefix = key_prefix(namespace)
+        self._leases = Leases(redis)
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits until no trainer of the namespace moves tandems or closes spaces, and keeps others out of the block.
+
+        What is loaded but not yet active is known to its own publication alone; nobody else may take it for unused.
+        """
+        key, owner = f"{self._prefix}tandem-turn", uuid.uuid4().hex
+        while True:
+            if await self._leases.take(key, owner, TURN_S):
+                break
+            await asyncio.sleep(POLL_S)
+        renewing = asyncio.create_task(self._renew(key, owner))
+        try:
+            yield
+        finally:
+            await finish(asyncio.create_task(self._pass_on(key, owner, renewing)))
+
+    async def _renew(self, key: str, owner: str) -> None:
+        while True:
+            await asyncio.sleep(TURN_S / 3)
+            with contextlib.suppress(errors.Unavailable):  # without Redis nobody else moves anything either
+                if not await self._leases.take(key, owner, TURN_S):
+                    log.warning("another trainer moves tandems at the same time; this one was silent for too long")
+                    return
+
+    async def _pass_on(self, key: str, owner: str, renewing: asyncio.Task[None]) -> None:
+        await cancel_all([renewing])
+        with contextlib.suppress(errors.Unavailable):  # it lapses
+            await self._leases.release(key, owner)
 
     async def put(self, tandem: Tandem) -> None:
         """Stores a tandem under its version."""
@@ -61,13 +100,6 @@ class Tandems:
         async with unavailable_if_down("list the tandems"):
             records = await self._redis.hvals(self._key)
         return [_tandem(record) for record in records]
-
-    async def claim_request(self, request_id: str, generation: str) -> str:
-        """Returns the generation that was active at a request's first attempt; `generation` if this is the first."""
-        key = f"{self._prefix}tandem-request:{hashlib.sha256(request_id.encode()).hexdigest()}"
-        async with unavailable_if_down("note the request"):
-            await self._redis.set(key, generation, nx=True, ex=REQUEST_TTL_S)
-            return str(await self._redis.get(key) or generation)
 
     @property
     def _key(self) -> str:

@@ -110,3 +110,14 @@ def test_triplets_are_every_positive_with_every_refused_premise_of_its_query():
     pairs = [pair("q", "text a"), pair("q", "text b"), pair("q", "text d", "NEGATIVE"), pair("r", "text a")]
     triplets = build_training_set(pairs, PREMISES, "train").triplets()
     assert np.array_equal(triplets, [[0, 0, 3], [0, 1, 3]])
+
+
+def test_a_premise_of_other_splits_is_not_learned_from_in_a_run_over_a_corpus_without_splits():
+    premises = [PremiseRecord("a", "text a"), PremiseRecord("x", "a dev leaf")]
+    run = [JudgedPair("q", "a", "text a", "POSITIVE", "train"), JudgedPair("q", "x", "a dev leaf", "POSITIVE", "train")]
+    training_set = build_training_set(run, premises, "train", {"a dev leaf"})
+    assert [example.positives.tolist() for example in training_set.examples] == [[0]]
+    assert training_set.dropped == 1
+    assert training_set.excluded.tolist() == [False, True], "nor is it a negative"
+    of_its_tree = [JudgedPair("q", "", "a dev leaf", "POSITIVE", "train", "train")]
+    assert build_training_set(of_its_tree, premises, "train", {"a dev leaf"}).dropped == 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aeenc import errors
+from services.store.artifacts import ArtifactStore
 from services.trainer.jobs import runner
+from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import Job
+from services.trainer.registry.checkpoints import Checkpoints
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, StandInServices, starting
 
@@ -105,3 +110,54 @@ async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(be
 
 async def has_succeeded(bench: Bench, job_id: str) -> bool:
     return await bench.store.state(job_id) == "SUCCEEDED"
+
+
+ALWAYS_ENDS = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+
+
+async def test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_remedy(bench: Bench, monkeypatch):
+    monkeypatch.setattr(runner, "FIRST_S", 0.01)
+    children = starting(monkeypatch, ALWAYS_ENDS)
+    bench.runner.start()
+    assert "asked to end 5 times (signal 15)" in (await bench.until("FAILED")).error
+    assert len(children) == 5
+
+
+async def test_a_progress_that_a_power_cut_has_emptied_does_not_end_a_job(bench: Bench, monkeypatch):
+    bench.directory.mkdir(parents=True)
+    (bench.directory / "progress.json").touch()
+    starting(monkeypatch, MAKES_BOTH_ENCODERS)
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+
+
+async def test_a_result_whose_checkpoint_is_damaged_is_computed_again(bench: Bench, monkeypatch):
+    bench.directory.mkdir(parents=True)
+    (bench.directory / "result.json").write_text('{"version": "v0"}')
+    store = ArtifactStore(bench.jobs_dir.parent)
+    with store.writer("checkpoint", "checkpoints") as writer:
+        (writer.path / "model.onnx").write_text("weights")
+        version = writer.commit({"a": 1}, id_prefix="q").id
+    (bench.directory / "result.json").write_text(json.dumps({"version": version}))
+    store.path("checkpoints", version).joinpath("model.onnx").write_text("weightz")
+    bench.runner._checkpoints.is_intact = Checkpoints(store, None).is_intact  # type: ignore[method-assign, arg-type]
+    children = starting(monkeypatch, MAKES_BOTH_ENCODERS)
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).version == "v1"
+    assert len(children) == 1
+    assert store.list("checkpoints") == [], "another one can be made in its place"
+
+
+def test_two_owners_of_a_directory_report_their_progress_beside_each_other(tmp_path: Path, monkeypatch):
+    files, write = JobFiles(tmp_path), Path.write_text
+
+    def meanwhile(path: Path, text: str) -> int:
+        monkeypatch.setattr(Path, "write_text", write)
+        done = write(path, text)
+        JobFiles(tmp_path).write_progress({"phase": "training", "epochs_done": 1})
+        return done
+
+    monkeypatch.setattr(Path, "write_text", meanwhile)
+    files.write_progress({"phase": "loading"})
+    assert files.progress() == {"phase": "loading"}
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.trainer.jobs.job import LIVE
+from aeenc import errors
+from services.kit.limits import Limits
+from services.trainer.jobs.job import LIVE, JobConfig
+from services.trainer.jobs.training_jobs import TrainingJobs
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, computing, starting
 
@@ -116,3 +119,32 @@ async def test_only_directories_that_nobody_can_resume_are_removed(bench: Bench)
     bench.runner.start()
     await bench.until("SUCCEEDED")
     await until(lambda: sorted(path.name for path in bench.jobs_dir.iterdir()) == ["cancelled", "failed", "unknown"])
+
+
+async def test_a_repeated_request_cancels_or_resumes_a_job_once_and_gets_the_first_answer(bench: Bench):
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
+    cancelled = await jobs.cancel(bench.job.id, "c")
+    resumed = await jobs.resume(bench.job.id, "r")
+    again = await jobs.cancel(bench.job.id, "c")
+    assert (again.state, again.ended_at) == ("CANCELLED", cancelled.ended_at)
+    assert (await bench.store.get(bench.job.id)).state == resumed.state == "PENDING"
+    await jobs.cancel(bench.job.id, "c2")
+    assert (await jobs.resume(bench.job.id, "r")).state == "PENDING", "the first answer"
+    assert (await bench.store.get(bench.job.id)).state == "CANCELLED"
+    with pytest.raises(errors.AlreadyExists, match="was used with rpc 'CancelJob', now with 'ResumeJob'"):
+        await jobs.resume(bench.job.id, "c")
+    with pytest.raises(errors.AlreadyExists, match=f"was used with job_id '{bench.job.id}', now with 'other'"):
+        await jobs.cancel("other", "c")
+
+
+async def test_an_idempotency_key_with_another_configuration_is_refused_and_what_differs_named(bench: Bench):
+    limits = Limits(10_000, 10, 1_000, tokens=64)
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, limits)  # type: ignore[arg-type]
+    config = JobConfig("c", ("r",), idempotency_key="k")
+    stored = replace(config, base_version="q1")
+    await bench.store.create(replace(bench.job, id="keyed", config=stored, fingerprint=config.fingerprint([])), [])
+    assert (await jobs.start(config, []))[0].id == "keyed"
+    with pytest.raises(errors.AlreadyExists, match=r"epochs 3, now 4; choose another key"):
+        await jobs.start(replace(config, epochs=4), [])
+    with pytest.raises(errors.AlreadyExists, match="other `validation`; choose another key"):
+        await jobs.start(config, [("a query", ["a fact"])])

@@ -51,7 +51,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
     job = await world.start(epochs=2, idempotency_key="once", seed=3)
     again = await world.start(epochs=2, idempotency_key="once", seed=3)
     assert (again.id, job.state, list(job.config.validation)) == (job.id, trainer_pb2.JOB_STATE_PENDING, [])
-    with pytest.raises(errors.AlreadyExists, match="choose another key"):
+    with pytest.raises(errors.AlreadyExists, match="epochs 2, now 3; choose another key"):
         await world.start(epochs=3, idempotency_key="once", seed=3)
     events: list[tuple[int, str]] = []
     async for seq, then in world.trainer.watch(job.id):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from aeenc.errors import FailedPrecondition
@@ -20,7 +21,7 @@ from services.encoder.runtime.onnx_session import CPU
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
-from services.trainer.learning.devices import prepare_torch
+from services.trainer.learning.devices import free_bytes, prepare_torch
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.job import run_job, train
 from services.trainer.learning.loop import training
@@ -29,7 +30,7 @@ from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Diverged
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
 from services.trainer.processes.child import EXIT_DISK_FULL, MODULE, describe_exit
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
 
 
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
@@ -146,7 +147,7 @@ def test_the_epoch_with_the_best_validation_map_is_kept(
     monkeypatch.setattr(
         training,
         "save_weights",
-        lambda path, weights, save=training.save_weights: (kept.append(1), save(path, weights)),
+        lambda *given, save=training.save_weights: (kept.append(1), save(*given)),
     )
     version = run(make_job(epochs=3))
     assert space.store.open("checkpoints", version).meta["lineage"]["best_epoch"] == 2
@@ -273,3 +274,49 @@ def test_a_full_disk_ends_the_job_without_a_visible_checkpoint(space: Space, mak
     child.stdin.close()
     assert "disk is full" in describe_exit(EXIT_DISK_FULL)
     assert (files.result(), space.store.list("checkpoints")) == (None, before)
+
+
+def test_a_job_killed_after_writing_the_weights_of_an_epoch_that_is_not_the_best_in_the_end_keeps_the_best(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU, where the epoch computed again may be another one."""
+    original, save = training.Training.__init__, training.save_state
+
+    def scripted(self, plan, encoder, objective, validate, *rest) -> None:
+        original(self, plan, encoder, objective, lambda: next(maps), *rest)
+
+    def die(directory, state, *rest) -> None:
+        if state.epochs_done == 2:
+            raise Killed
+        save(directory, state, *rest)
+
+    monkeypatch.setattr(training.Training, "__init__", scripted)
+    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5])
+    with killed_after(1):
+        trained(files)
+    (path,) = files.directory.glob("*best.safetensors")
+    first = load_file(path)
+    files, maps = make_job(epochs=2, learning_rate=1e-3), iter([0.5, 0.9])
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_state", die)
+        with pytest.raises(Killed):
+            trained(files)
+    maps = iter([0.3])
+    kept = trained(files)
+    assert all(np.array_equal(kept[name], weights) for name, weights in first.items())
+    assert sorted(path.name for path in files.directory.glob("*best*")) == [BEST]
+
+
+def test_a_step_over_more_premises_than_memory_holds_is_refused_by_name(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.trainer.learning.loss.objectives.free_bytes", lambda device: 10_000)
+    with pytest.raises(FailedPrecondition, match=r"over 48 premises needs .* GB of memory, .* lower `batch") as no:
+        run_job(make_job())
+    assert no.value.reason == "NO_MEMORY"
+    monkeypatch.setattr("services.trainer.learning.loss.objectives.free_bytes", lambda device: None)
+    trained(make_job(epochs=1))
+
+
+def test_the_memory_left_on_this_machine_is_told():
+    assert (free_bytes(torch.device("cpu")) or 0) > 10_000_000

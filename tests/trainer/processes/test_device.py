@@ -63,9 +63,27 @@ async def test_the_device_is_what_a_child_process_answers(answer: str, name: str
         return children[0]
 
     monkeypatch.setattr(Child, "start", classmethod(start))
+    monkeypatch.setattr("services.trainer.processes.child.has_gpu_driver", lambda: True)
     device = Device("cuda")
     device.ask()
     assert device.name == ""
     await until(lambda: device._asking is not None and device._asking.done())
     assert device.name == name
     await device.close()
+
+
+async def test_without_a_gpu_driver_the_device_is_known_at_once_and_no_process_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def forbidden(*_: str) -> None:
+        raise AssertionError("torch would be loaded")
+
+    monkeypatch.setattr(Child, "start", forbidden)
+    monkeypatch.setattr("services.trainer.processes.child.has_gpu_driver", lambda: False)
+    names = {}
+    for wanted in ("auto", "cuda", "cpu"):
+        device = Device(wanted)
+        device.ask()
+        names[wanted] = device.name
+        await device.close()
+    assert names == {"auto": "cpu", "cuda": "", "cpu": "cpu"}

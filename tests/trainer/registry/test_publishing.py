@@ -269,3 +269,81 @@ async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, 
         admin = RegistryClient(Channel(f"127.0.0.1:{server.port}", token="a"))
         assert len(await admin.labels()) == 1
         await admin.channel.close()
+
+
+async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing(world: World):
+    good, about = await world.checkpoint("good", GOOD), await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
+    nothing = await world.checkpoint("nothing", None)
+    first = (await world.registry.publish(good)).gate
+    assert (list(first.comparisons), "other validation queries" in first.not_compared) == ([], True)
+    (compared,) = (await world.registry.publish(about)).gate.comparisons
+    assert (compared.version, compared.queries) == (good, 10)
+    assert compared.candidate_map < compared.version_map
+    assert 0.05 <= compared.p_value <= 1
+    assert "without validation queries" in (await world.registry.publish(nothing)).gate.not_compared
+    assert (await world.registry.publish(good, force=True)).gate.not_compared == "it was forced"
+
+
+async def test_losses_within_noise_do_not_add_up_to_a_large_one(world: World):
+    noise = [0.03, -0.03] * 5
+    first = await world.checkpoint("first", [value - 0.02 + off for value, off in zip(GOOD, noise, strict=True)])
+    second = await world.checkpoint("second", [value - 0.04 - off for value, off in zip(GOOD, noise, strict=True)])
+    best = await world.checkpoint("best", GOOD)
+    await world.registry.publish(best)
+    await world.registry.publish(first)  # p = 0.07
+    with pytest.raises(errors.FailedPrecondition, match=rf"the best published {best} 0\.7800") as caught:
+        await world.registry.publish(second)  # p = 0.44 beside the first, 0.002 beside the best
+    assert caught.value.reason == "QUALITY_GATE"
+    await world.registry.publish(second, force=True)
+    assert (await world.registry.publish(first)).gate.comparisons[0].version == second
+
+
+async def test_a_rollback_whose_trainer_dies_before_the_label_moves_is_carried_out_by_its_retry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    good, other = await world.checkpoint("good", GOOD), await world.checkpoint("other", GOOD)
+    await world.registry.publish(good)
+    move = Registry.set_label
+
+    async def dies(self: Registry, *given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Registry, "set_label", move)
+        raise errors.Unavailable("the trainer died")
+
+    stub = registry_pb2_grpc.RegistryAdminServiceStub(world.registry.channel.grpc)
+    monkeypatch.setattr(Registry, "set_label", dies)
+    with pytest.raises(Exception, match="the trainer died"):
+        await stub.Rollback(registry_pb2.RollbackRequest(request_id="once"))
+    await world.registry.publish(other)
+    assert (await stub.Rollback(registry_pb2.RollbackRequest(request_id="once"))).label.version == good
+
+
+async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other_content_is_refused(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path, registry: Registry
+):
+    publish = registry_pb2.PublishRequest(label="trial", request_id="p")
+    calls = [
+        ("Publish", publish, "force", True),
+        ("SetLabel", registry_pb2.SetLabelRequest(label="mine", request_id="s"), "label", "yours"),
+        ("Rollback", registry_pb2.RollbackRequest(label="trial", request_id="r"), "space_id", "s1"),
+        ("DeleteLabel", registry_pb2.DeleteLabelRequest(label="trial", request_id="d"), "label", "mine"),
+    ]
+    answers: list[Any] = []
+    for _ in range(2):
+        async with serve_trainer(space, redis_url, namespace, tmp_path) as (_, trainer):
+            world = World(RegistryClient(trainer.channel), trainer, registry, space, Checkpoints(space.store, registry))
+            if not answers:
+                publish.version = await world.checkpoint("good", GOOD)
+                calls[1][1].version = publish.version
+                await world.registry.set_label("trial", space.version)
+            stub = registry_pb2_grpc.RegistryAdminServiceStub(trainer.channel.grpc)
+            answers.append([await getattr(stub, rpc)(request) for rpc, request, _, _ in calls])
+            for rpc, request, name, value in calls:
+                other = type(request)()
+                other.CopyFrom(request)
+                setattr(other, name, value)
+                with pytest.raises(Exception, match=f"request id .* was used with {name} .*choose another id"):
+                    await getattr(stub, rpc)(other)
+            with pytest.raises(Exception, match="was used with rpc 'SetLabel', now with 'DeleteLabel'"):
+                await stub.DeleteLabel(registry_pb2.DeleteLabelRequest(label="mine", request_id="s"))
+    assert answers[0] == answers[1]
+    assert {row.name for row in await registry.labels(space.space_id)} == {"stable", "mine"}

@@ -252,8 +252,7 @@ async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_lea
 ) -> None:
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
-    space: Any = SimpleNamespace(space_id=world.space.space_id)
-    publishing = TandemPublisher(world.rows, world.index, world.tandems, world.space.store, space)
+    publishing = another_trainer(world)
     active = await publishing.active(world.corpus)
     call = publishing.publish(tandem, active, compared=None, expected_revision=None, force=False, wait_s=60)
     task = asyncio.create_task(call)
@@ -280,3 +279,56 @@ async def test_a_trainer_that_dies_before_the_switch_leaves_the_old_pair_and_a_r
         await world.registry.rollback(corpus=world.corpus)
     assert (await world.registry.publish(tandem.version, wait_s=20)).generation == tandem.generation
     assert (await world.registry.rollback(corpus=world.corpus, wait_s=20)).generation == world.base
+
+
+async def test_a_space_that_another_trainer_is_about_to_activate_is_not_closed(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = await world.tandem(pairs[0])
+    other = replace(world, corpus=f"{world.corpus}-2")
+    other.base = (await world.index.build(other.corpus, PREMISES)).id
+    theirs = await other.tandem(pairs[1])
+    about, go, activate = asyncio.Event(), asyncio.Event(), IndexClient.activate
+
+    async def hesitating(self: IndexClient, corpus: str, generation: str, **options: Any) -> Any:
+        if corpus == other.corpus:
+            about.set()
+            await go.wait()
+        return await activate(self, corpus, generation, **options)
+
+    monkeypatch.setattr(IndexClient, "activate", hesitating)
+    publishing = another_trainer(world)
+    active = await publishing.active(other.corpus)
+    call = publishing.publish(theirs, active, compared=None, expected_revision=None, force=False, wait_s=20)
+    slower = asyncio.create_task(call)
+    await asyncio.wait_for(about.wait(), 30)
+    faster = asyncio.create_task(world.registry.publish(ours.version, wait_s=20))
+    await asyncio.wait([faster], timeout=2.0)  # time enough to close the other one's space
+    go.set()
+    await asyncio.gather(slower, faster)
+    assert await world.served() == (ours.version, ours.generation)
+    assert await other.served() == (theirs.version, theirs.generation)
+
+
+async def test_a_label_that_somebody_moves_during_a_publication_that_fails_stays_where_they_want_it(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+
+    async def overtaken(self: IndexClient, *arguments: Any, **options: Any) -> Any:
+        await world.rows.set_label(tandem.space_id, "stable", pairs[0].premise_version)
+        raise errors.Aborted("another generation is active")
+
+    monkeypatch.setattr(IndexClient, "activate", overtaken)
+    with pytest.raises(errors.Aborted, match="another generation"):
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert await world.served() == before
+    row = await world.rows.label(tandem.space_id, "stable")
+    assert row is not None
+    assert row.version == pairs[0].premise_version
+
+
+def another_trainer(world: TandemWorld) -> TandemPublisher:
+    """Publishes in the same namespace."""
+    space: Any = SimpleNamespace(space_id=world.space.space_id)
+    return TandemPublisher(world.rows, world.index, world.tandems, world.space.store, space)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61\x65\x65nc/v1/registry.proto\x12\x08\x61\x65\x65nc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\x01\n\x0ePublishRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\x05share\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x14\n\x12_expected_revisionB\x08\n\x06_share\"|\n\x0fPublishResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\"\x99\x01\n\x0fSetLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x05share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x14\n\x12_expected_revisionB\x08\n\x06_share\"2\n\x10SetLabelResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\"I\n\x12\x44\x65leteLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13\x44\x65leteLabelResponse\"\xb5\x01\n\x0fRollbackRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63orpus\x18\x06 \x01(\tB\x14\n\x12_expected_revision\"}\n\x10RollbackResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\"%\n\x11ListLabelsRequest\x12\x10\n\x08space_id\x18\x01 \x01(\t\"5\n\x12ListLabelsResponse\x12\x1f\n\x06labels\x18\x01 \x03(\x0b\x32\x0f.aeenc.v1.Label\"\xa1\x01\n\x05Label\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x18\n\x10previous_version\x18\x05 \x01(\t\x12,\n\x08moved_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05share\x18\x07 \x01(\x01\"6\n\x13ListRolloutsRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\"[\n\x14ListRolloutsResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\"~\n\x07Rollout\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\n\n\x02ok\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x33\n\x0f\x61\x63knowledged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xc0\x03\n\x14RegistryAdminService\x12>\n\x07Publish\x12\x18.aeenc.v1.PublishRequest\x1a\x19.aeenc.v1.PublishResponse\x12\x41\n\x08SetLabel\x12\x19.aeenc.v1.SetLabelRequest\x1a\x1a.aeenc.v1.SetLabelResponse\x12J\n\x0b\x44\x65leteLabel\x12\x1c.aeenc.v1.DeleteLabelRequest\x1a\x1d.aeenc.v1.DeleteLabelResponse\x12\x41\n\x08Rollback\x12\x19.aeenc.v1.RollbackRequest\x1a\x1a.aeenc.v1.RollbackResponse\x12G\n\nListLabels\x12\x1b.aeenc.v1.ListLabelsRequest\x1a\x1c.aeenc.v1.ListLabelsResponse\x12M\n\x0cListRollouts\x12\x1d.aeenc.v1.ListRolloutsRequest\x1a\x1e.aeenc.v1.ListRolloutsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61\x65\x65nc/v1/registry.proto\x12\x08\x61\x65\x65nc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\x01\n\x0ePublishRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\x05share\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x14\n\x12_expected_revisionB\x08\n\x06_share\"\xa1\x01\n\x0fPublishResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12#\n\x04gate\x18\x05 \x01(\x0b\x32\x15.aeenc.v1.QualityGate\"R\n\x0bQualityGate\x12-\n\x0b\x63omparisons\x18\x01 \x03(\x0b\x32\x18.aeenc.v1.GateComparison\x12\x14\n\x0cnot_compared\x18\x02 \x01(\t\"o\n\x0eGateComparison\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07queries\x18\x02 \x01(\x04\x12\x15\n\rcandidate_map\x18\x03 \x01(\x01\x12\x13\n\x0bversion_map\x18\x04 \x01(\x01\x12\x0f\n\x07p_value\x18\x05 \x01(\x01\"\x99\x01\n\x0fSetLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\x05share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x14\n\x12_expected_revisionB\x08\n\x06_share\"2\n\x10SetLabelResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\"I\n\x12\x44\x65leteLabelRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x15\n\x13\x44\x65leteLabelResponse\"\xb5\x01\n\x0fRollbackRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08space_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63orpus\x18\x06 \x01(\tB\x14\n\x12_expected_revision\"}\n\x10RollbackResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\t\"%\n\x11ListLabelsRequest\x12\x10\n\x08space_id\x18\x01 \x01(\t\"5\n\x12ListLabelsResponse\x12\x1f\n\x06labels\x18\x01 \x03(\x0b\x32\x0f.aeenc.v1.Label\"\xa1\x01\n\x05Label\x12\x10\n\x08space_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x18\n\x10previous_version\x18\x05 \x01(\t\x12,\n\x08moved_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05share\x18\x07 \x01(\x01\"6\n\x13ListRolloutsRequest\x12\r\n\x05label\x18\x01 \x01(\t\x12\x10\n\x08space_id\x18\x02 \x01(\t\"[\n\x14ListRolloutsResponse\x12\x1e\n\x05label\x18\x01 \x01(\x0b\x32\x0f.aeenc.v1.Label\x12#\n\x08rollouts\x18\x02 \x03(\x0b\x32\x11.aeenc.v1.Rollout\"~\n\x07Rollout\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\n\n\x02ok\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x33\n\x0f\x61\x63knowledged_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xc0\x03\n\x14RegistryAdminService\x12>\n\x07Publish\x12\x18.aeenc.v1.PublishRequest\x1a\x19.aeenc.v1.PublishResponse\x12\x41\n\x08SetLabel\x12\x19.aeenc.v1.SetLabelRequest\x1a\x1a.aeenc.v1.SetLabelResponse\x12J\n\x0b\x44\x65leteLabel\x12\x1c.aeenc.v1.DeleteLabelRequest\x1a\x1d.aeenc.v1.DeleteLabelResponse\x12\x41\n\x08Rollback\x12\x19.aeenc.v1.RollbackRequest\x1a\x1a.aeenc.v1.RollbackResponse\x12G\n\nListLabels\x12\x1b.aeenc.v1.ListLabelsRequest\x1a\x1c.aeenc.v1.ListLabelsResponse\x12M\n\x0cListRollouts\x12\x1d.aeenc.v1.ListRolloutsRequest\x1a\x1e.aeenc.v1.ListRolloutsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,32 +35,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PUBLISHREQUEST']._serialized_start=103
   _globals['_PUBLISHREQUEST']._serialized_end=311
-  _globals['_PUBLISHRESPONSE']._serialized_start=313
-  _globals['_PUBLISHRESPONSE']._serialized_end=437
-  _globals['_SETLABELREQUEST']._serialized_start=440
-  _globals['_SETLABELREQUEST']._serialized_end=593
-  _globals['_SETLABELRESPONSE']._serialized_start=595
-  _globals['_SETLABELRESPONSE']._serialized_end=645
-  _globals['_DELETELABELREQUEST']._serialized_start=647
-  _globals['_DELETELABELREQUEST']._serialized_end=720
-  _globals['_DELETELABELRESPONSE']._serialized_start=722
-  _globals['_DELETELABELRESPONSE']._serialized_end=743
-  _globals['_ROLLBACKREQUEST']._serialized_start=746
-  _globals['_ROLLBACKREQUEST']._serialized_end=927
-  _globals['_ROLLBACKRESPONSE']._serialized_start=929
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1054
-  _globals['_LISTLABELSREQUEST']._serialized_start=1056
-  _globals['_LISTLABELSREQUEST']._serialized_end=1093
-  _globals['_LISTLABELSRESPONSE']._serialized_start=1095
-  _globals['_LISTLABELSRESPONSE']._serialized_end=1148
-  _globals['_LABEL']._serialized_start=1151
-  _globals['_LABEL']._serialized_end=1312
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=1314
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1368
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1370
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1461
-  _globals['_ROLLOUT']._serialized_start=1463
-  _globals['_ROLLOUT']._serialized_end=1589
-  _globals['_REGISTRYADMINSERVICE']._serialized_start=1592
-  _globals['_REGISTRYADMINSERVICE']._serialized_end=2040
+  _globals['_PUBLISHRESPONSE']._serialized_start=314
+  _globals['_PUBLISHRESPONSE']._serialized_end=475
+  _globals['_QUALITYGATE']._serialized_start=477
+  _globals['_QUALITYGATE']._serialized_end=559
+  _globals['_GATECOMPARISON']._serialized_start=561
+  _globals['_GATECOMPARISON']._serialized_end=672
+  _globals['_SETLABELREQUEST']._serialized_start=675
+  _globals['_SETLABELREQUEST']._serialized_end=828
+  _globals['_SETLABELRESPONSE']._serialized_start=830
+  _globals['_SETLABELRESPONSE']._serialized_end=880
+  _globals['_DELETELABELREQUEST']._serialized_start=882
+  _globals['_DELETELABELREQUEST']._serialized_end=955
+  _globals['_DELETELABELRESPONSE']._serialized_start=957
+  _globals['_DELETELABELRESPONSE']._serialized_end=978
+  _globals['_ROLLBACKREQUEST']._serialized_start=981
+  _globals['_ROLLBACKREQUEST']._serialized_end=1162
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1164
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1289
+  _globals['_LISTLABELSREQUEST']._serialized_start=1291
+  _globals['_LISTLABELSREQUEST']._serialized_end=1328
+  _globals['_LISTLABELSRESPONSE']._serialized_start=1330
+  _globals['_LISTLABELSRESPONSE']._serialized_end=1383
+  _globals['_LABEL']._serialized_start=1386
+  _globals['_LABEL']._serialized_end=1547
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=1549
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1603
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1605
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1696
+  _globals['_ROLLOUT']._serialized_start=1698
+  _globals['_ROLLOUT']._serialized_end=1824
+  _globals['_REGISTRYADMINSERVICE']._serialized_start=1827
+  _globals['_REGISTRYADMINSERVICE']._serialized_end=2275
 # @@protoc_insertion_point(module_scope)

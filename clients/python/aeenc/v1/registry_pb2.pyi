@@ -27,16 +27,40 @@ class PublishRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., label: _Optional[str] = ..., expected_revision: _Optional[int] = ..., force: bool = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("label", "rollouts", "complete", "generation")
+    __slots__ = ("label", "rollouts", "complete", "generation", "gate")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    GATE_FIELD_NUMBER: _ClassVar[int]
     label: Label
     rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
     complete: bool
     generation: str
-    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
+    gate: QualityGate
+    def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ..., gate: _Optional[_Union[QualityGate, _Mapping]] = ...) -> None: ...
+
+class QualityGate(_message.Message):
+    __slots__ = ("comparisons", "not_compared")
+    COMPARISONS_FIELD_NUMBER: _ClassVar[int]
+    NOT_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    comparisons: _containers.RepeatedCompositeFieldContainer[GateComparison]
+    not_compared: str
+    def __init__(self, comparisons: _Optional[_Iterable[_Union[GateComparison, _Mapping]]] = ..., not_compared: _Optional[str] = ...) -> None: ...
+
+class GateComparison(_message.Message):
+    __slots__ = ("version", "queries", "candidate_map", "version_map", "p_value")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_MAP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_MAP_FIELD_NUMBER: _ClassVar[int]
+    P_VALUE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    queries: int
+    candidate_map: float
+    version_map: float
+    p_value: float
+    def __init__(self, version: _Optional[str] = ..., queries: _Optional[int] = ..., candidate_map: _Optional[float] = ..., version_map: _Optional[float] = ..., p_value: _Optional[float] = ...) -> None: ...
 
 class SetLabelRequest(_message.Message):
     __slots__ = ("label", "version", "expected_revision", "request_id", "share")

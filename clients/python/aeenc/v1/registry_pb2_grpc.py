@@ -80,8 +80,9 @@ class RegistryAdminServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown version.
-        - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's beyond noise, without
-        `force`.
+        - FAILED_PRECONDITION (QUALITY_GATE): the validation MAP is worse than the serving one's, or than that of the best
+        version published under the label, beyond noise, without `force`.
+        - ALREADY_EXISTS: the request id was used with other content.
         - FAILED_PRECONDITION (OTHER_PREMISES): the corpus now serves other premises than the generation, without `force`.
         - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
         - ABORTED: the label or the active generation has moved in the meantime.
@@ -98,6 +99,7 @@ class RegistryAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown version.
         - ABORTED: `expected_revision` is not the label's revision.
+        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +112,7 @@ class RegistryAdminServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown label.
         - FAILED_PRECONDITION: `stable` or `previous` of a space that needs them.
+        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,6 +125,7 @@ class RegistryAdminServiceServicer(object):
         Fails with:
         - FAILED_PRECONDITION: there is nothing to go back to.
         - ABORTED: `expected_revision` is not the label's revision.
+        - ALREADY_EXISTS: the request id was used with other content.
         - With `corpus`, also as Publish does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

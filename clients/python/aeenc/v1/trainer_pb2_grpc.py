@@ -139,6 +139,7 @@ class TrainerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job has ended, and the request id does not mark the call as a retry.
+        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +151,7 @@ class TrainerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown job.
         - FAILED_PRECONDITION: the job has succeeded.
+        - ALREADY_EXISTS: the request id was used with other content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,11 +14,12 @@ from safetensors.torch import save
 from torch import Tensor, nn, optim
 
 from aeenc.errors import FailedPrecondition
-from services.store.artifacts import atomic_write
+from services.store.artifacts import atomic_write, sync_directory
 
 FORMAT_VERSION = 2  # version 1 had neither a head nor a version number
 FILE = "epoch.safetensors"
 BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
+NEXT = "next-"  # before the name of weights that replace these once the state names their epoch
 
 
 @dataclass
@@ -67,9 +68,24 @@ def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) 
     return state
 
 
-def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Replaces a file of weights atomically."""
-    _save(path, weights, None)
+def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
+    """Stores the weights of an epoch beside the file that holds the best so far; `settle_weights` replaces it."""
+    _save(path.with_name(f"{NEXT}{path.name}"), weights, {"epoch": str(epoch)})
+
+
+def settle_weights(directory: Path, state: TrainingState) -> None:
+    """Gives the best weights their names if the state knows their epoch, and drops those of an epoch that was lost."""
+    for name in (BEST, BEST_PREMISES):
+        path = directory / f"{NEXT}{name}"
+        if not path.is_file():
+            continue
+        with safe_open(path, framework="pt") as file:
+            is_best = file.metadata()["epoch"] == str(state.best_epoch)
+        if is_best:
+            path.replace(directory / name)
+        else:
+            path.unlink()
+        sync_directory(directory)
 
 
 def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:

@@ -31,6 +31,7 @@ from services.trainer.learning.loop.epoch_state import (
     load_state,
     save_state,
     save_weights,
+    settle_weights,
 )
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loss.objective import Objective
@@ -102,6 +103,8 @@ class Training:
     def run(self) -> TrainingState:
         """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
         state = load_state(self._directory, self._learner, self._optimizer)
+        if self._rank.leads:
+            settle_weights(self._directory, state)
         wrapped = self._rank.wrap(self._learner)
         for epoch in range(state.epochs_done + 1, self._config.epochs + 1):
             try:
@@ -122,10 +125,11 @@ class Training:
             if is_best:
                 state.best_epoch, state.best_map = epoch, state.validation_map
                 if self._encoders.second is not None:
-                    save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict())
-                save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict())
+                    save_weights(self._directory / BEST_PREMISES, self._encoders.second.transformer.state_dict(), epoch)
+                save_weights(self._directory / BEST, self._encoders.query.transformer.state_dict(), epoch)
         state.epochs_done = epoch
         save_state(self._directory, state, self._learner, self._optimizer)
+        settle_weights(self._directory, state)
 
     def _epoch(self, learner: nn.Module, epoch: int, state: TrainingState) -> int:
         """Takes the steps of an epoch and returns the number of steps so far."""

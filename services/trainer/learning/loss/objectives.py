@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.trainer.data.training_set import TrainingSet
 from services.trainer.jobs.job import JobConfig, Loss, why_not
+from services.trainer.learning.devices import free_bytes
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
 from services.trainer.learning.loss.objective import Objective, Premises, Queries, Units
 from services.trainer.learning.loss.pair_objectives import (
@@ -27,6 +28,8 @@ from services.trainer.learning.loss.pair_objectives import (
 )
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 
+BYTES_A_SCORE = 36  # of all arrays of a step with an entry for each query and premise; 33 measured on a CPU
+
 
 class CorpusObjective:
     """Full-corpus softmax: every premise that a query may learn from is a negative in every step.
@@ -37,8 +40,9 @@ class CorpusObjective:
     head: nn.Module | None = None
 
     def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
-        """Premises must be frozen."""
+        """Premises must be frozen. Raises FailedPrecondition if a step does not fit into memory."""
         vectors = premises.vectors
+        check_memory(vectors, config)
         self._examples = [n for n, example in enumerate(training_set.examples) if len(example.positives)]
         self.size, self.skipped = len(self._examples), len(training_set.examples) - len(self._examples)
         self._training_set, self._queries, self._config = training_set, queries, config
@@ -71,6 +75,20 @@ class CorpusObjective:
             excluded[row, torch.from_numpy(example.refused)] = False
         loss = self._loss(scores, positives, excluded, refused) + self._queries.drift_penalty(vectors, rows)
         return loss if whole is None else loss * (len(units) / len(whole))
+
+
+def check_memory(vectors: Tensor, config: JobConfig) -> None:
+    """Raises FailedPrecondition, naming sizes and remedies, if a step over all premise vectors does not fit."""
+    rows = -(-config.batch_size // config.accumulation)
+    needed = rows * len(vectors) * BYTES_A_SCORE + vectors.nbytes  # and the matrix a second time, transposed
+    free = free_bytes(vectors.device)
+    if free is not None and needed > free:
+        raise FailedPrecondition(
+            f"FULL_CORPUS_SOFTMAX with {rows:,} queries at a time over {len(vectors):,} premises needs "
+            f"{needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; lower `batch_size`, raise `accumulation`, "
+            "or use MULTIPLE_NEGATIVES_RANKING",
+            reason="NO_MEMORY",
+        )
 
 
 Build = Callable[[TrainingSet, Queries, Premises, JobConfig], Objective]

@@ -1,0 +1,76 @@
+"""Requests that were carried out, by the ids that callers gave them: a retry gets the answer of the first call.
+
+What carries a request out writes its record in the same step, so that neither can be without the other. Records are
+kept for a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from aeenc import errors
+from services.store.redis import key_prefix, unavailable_if_down
+
+REQUEST_TTL_S = 86_400
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call with an id of the caller's; empty: its retries are new calls. `content` is what it asks for, by name."""
+
+    id: str
+    rpc: str
+    content: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """What is recorded of it."""
+        return json.dumps({"rpc": self.rpc, **self.content}, sort_keys=True, default=str)
+
+
+class Requests:
+    """The records of one namespace. Raises Unavailable when Redis is down."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis: Any = redis  # its types cover bytes and str answers; ours are str
+        self._prefix = key_prefix(namespace)
+
+    def key(self, request: Request) -> str:
+        """Returns the key of a request's record: a hash with its `content` and the fields of its answer."""
+        return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest()}"
+
+    async def answer(self, request: Request) -> dict[str, str] | None:
+        """Reads the record of a request that was made before; None for a new one and for one without an id.
+
+        Raises AlreadyExists, naming what differs, if the id was used to ask for something else.
+        """
+        if not request.id:
+            return None
+        async with unavailable_if_down("look the request up"):
+            record: dict[str, str] = await self._redis.hgetall(self.key(request))
+        if not record:
+            return None
+        before, now = json.loads(record["content"]), json.loads(request.text)
+        for name in ("rpc", *sorted((before.keys() | now.keys()) - {"rpc"})):
+            if before.get(name) != now.get(name):
+                raise errors.AlreadyExists(
+                    f"request id {request.id[:80]!r} was used with {name} {before.get(name)!r}, now with "
+                    f"{now.get(name)!r}; choose another id"
+                )
+        return record
+
+    async def record(self, request: Request, fields: Mapping[str, Any]) -> None:
+        """Stores fields of a request's answer; nothing for a request without an id."""
+        if not request.id:
+            return
+        async with unavailable_if_down("note the request"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(self.key(request), mapping={"content": request.text, **fields})
+            pipe.expire(self.key(request), REQUEST_TTL_S)
+            await pipe.execute()
