@@ -14,6 +14,7 @@ from services.sampler.people import steps
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
+from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
 
@@ -155,8 +156,6 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
         found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
         told = [("+", "judge"), ("?", "judge"), ("-", "ann, bob"), ("-", "ann, bob")]  # the last two were no conflict
         assert found == dict(zip(ids, told, strict=True))
-        with pytest.raises(errors.NotFound, match="not in conflict"):
-            await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
 
 
 async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: SamplerWorld):
@@ -233,3 +232,14 @@ def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readabl
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(errors.InvalidArgument, match=message):
             read_controls(tmp_path / "c.jsonl")
+
+
+async def test_a_run_cancelled_through_another_sampler_gives_its_worker_back(world: SamplerWorld):
+    async with at_work(world, 1) as (_, sampler, run_id), world.sampler(queues={"team": QUEUE}) as other:
+        assert list((await sampler.info()).active_runs) == [run_id]
+        await other.cancel(run_id)
+
+        async def free() -> bool:
+            return not (await sampler.info()).active_runs
+
+        await eventually(free)
