@@ -75,7 +75,7 @@ return 1
 """
 )
 
-# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request
+# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request, corrections
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 _WRITE = (
     _APPEND
@@ -95,12 +95,21 @@ if plan.elapsed_ms ~= '' then
   redis.call('HINCRBY', KEYS[8], 'answers', 1)
   redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
 end
+if plan.undone ~= '' and plan.answered ~= '' then
+  redis.call('LINSERT', KEYS[9], 'BEFORE', plan.undone, plan.answered)
+elseif plan.answered ~= '' then
+  redis.call('RPUSH', KEYS[9], plan.answered)
+end
 if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
-if plan.answered ~= '' then redis.call('RPUSH', KEYS[9], plan.answered) end
+if plan.corrects ~= '' then redis.call('HSET', KEYS[11], plan.run .. '.' .. plan.task, plan.corrects) end
 if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
 return 1
 """
 )
+
+
+# KEYS: corrections.  ARGV: task, what it says
+_CORRECTED = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"
 
 
 class TaskKeys:
@@ -110,6 +119,7 @@ class TaskKeys:
         self._prefix = key_prefix(namespace)
         self._run = f"{self._prefix}run:"
         self.all_events = f"{self._prefix}task-events"
+        self.corrections = f"{self._prefix}task-corrections"  # changes that may not be in the pair log yet (hash)
 
     def task(self, run_id: str, task_id: str) -> str:
         """A task: what it asks, its record, its revision, its place in the queue (hash)."""
@@ -165,6 +175,21 @@ class TaskEvent:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """A change of a settled task whose pairs may not be in the run's log yet. `revision` is the task's after it."""
+
+    run_id: str
+    task_id: str
+    revision: int
+    who: str
+    at: float
+
+    def to_json(self) -> str:
+        """The part that its name does not say, as stored."""
+        return json.dumps({"format_version": 1, "revision": self.revision, "who": self.who, "at": self.at})
+
+
+@dataclass(frozen=True)
 class TaskSnapshot:
     """A task as it is, the time, and what an earlier attempt of the same request has made."""
 
@@ -181,6 +206,7 @@ class TaskStore:
         self._keys = keys
         self._put: Any = redis.register_script(_PUT)
         self._write: Any = redis.register_script(_WRITE)
+        self._corrected: Any = redis.register_script(_CORRECTED)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are."""
@@ -254,6 +280,7 @@ class TaskStore:
             "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
             "answered": change.answered,
             "undone": change.undone,
+            "corrects": _correction(change, at).to_json() if change.corrects else "",
             "request": change.id if request else "",
             "request_ttl_s": REQUEST_TTL_S,
         }
@@ -270,6 +297,7 @@ class TaskStore:
                     keys.pace(queue),
                     keys.answered_by(run_id, change.person),
                     keys.request(*request),
+                    keys.corrections,
                 ],
                 args=[after.revision, after.to_json(), json.dumps(plan)],
             )
@@ -298,6 +326,23 @@ class TaskStore:
         """The id that a request has made before; empty when it has not."""
         async with unavailable_if_down("look a request up"):
             return await self._redis.get(self._keys.request(*request)) or ""
+
+    async def corrections(self, older_s: float) -> list[Correction]:
+        """The changes of settled tasks that were made so long ago and whose pairs may still be missing."""
+        async with unavailable_if_down("read the corrections"):
+            at = await self._now_s()
+            stored = await self._redis.hgetall(self._keys.corrections)
+        found = []
+        for name, text in stored.items():
+            run_id, _, task_id = name.partition(".")
+            value = json.loads(text)
+            found.append(Correction(run_id, task_id, value["revision"], value["who"], value["at"]))
+        return [one for one in found if one.at <= at - older_s]
+
+    async def corrected(self, one: Correction) -> None:
+        """Notes that the pairs of a change, and of those before it, are in the log; a later change stays noted."""
+        async with unavailable_if_down(f"note the correction of task {one.task_id} of run {one.run_id}"):
+            await self._corrected(keys=[self._keys.corrections], args=[f"{one.run_id}.{one.task_id}", one.to_json()])
 
     async def waiting(self, run_id: str) -> list[str]:
         """The tasks that somebody may take, best first."""
@@ -356,6 +401,11 @@ class TaskStore:
 
     async def _now(self) -> str:
         return _iso(await self._now_s())
+
+
+def _correction(change: Change, at: float) -> Correction:
+    record = change.record
+    return Correction(record.run_id, record.task.task_id, record.revision + 1, change.corrects, at)
 
 
 def _record(row: dict[str, str]) -> TaskRecord:
