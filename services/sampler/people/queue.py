@@ -126,7 +126,10 @@ class TaskQueue:
 
     async def _leased_before(self, request: tuple[str, ...]) -> list[LeasedTask]:
         found: list[LeasedTask] = []
-        while lease_id := await self._tasks.made((*request, str(len(found)))):
+        for number in range(MAX_TASKS):
+            lease_id = await self._tasks.made((*request, str(number)))
+            if not lease_id:
+                break
             run_id, task_id = parts_of(lease_id, "lease")
             record = (await self._tasks.read(run_id, task_id)).record
             found += [LeasedTask(lease, record) for lease in record.leases if lease.id == lease_id] if record else []
