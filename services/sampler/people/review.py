@@ -26,6 +26,7 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import UNDECIDED, Pair, PairSign, Run
+from services.store.life_cycles import digest
 
 log = get(__name__)
 
@@ -80,16 +81,17 @@ class Review:
         check_annotator(annotator)
         run = await self._runs.get(run_id)
         undone: list[str] = []
+        said = f"count={count or 1}"
         for number in range(count or 1):
             request = ("undo", run_id, annotator, request_id, str(number)) if request_id else ()
-            if request and (earlier := await self._tasks.made(request)):
+            if request and (earlier := await self._tasks.made(request, said)):
                 undone.append(earlier)
                 continue
             answers = await self._tasks.answered_by(run_id, annotator)
             if not answers:
                 break
             try:
-                undone.append(await self._undo_one(run, answers[-1], request))
+                undone.append(await self._undo_one(run, answers[-1], request, said))
             except errors.FailedPrecondition:
                 if not undone:
                     raise
@@ -98,9 +100,9 @@ class Review:
             raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
         return undone
 
-    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...]) -> str:
+    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...], said: str) -> str:
         _, task_id = parts_of(answer_id, "answer")
-        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request)
+        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request, said)
         return answer_id
 
     async def amend(self, answer_id: str, verdicts: SentVerdicts, annotator: str, request_id: str) -> str:
@@ -108,11 +110,11 @@ class Review:
         check_annotator(annotator)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        request = ("amend", answer_id, request_id) if request_id else ()
+        request, said = ("amend", answer_id, request_id) if request_id else (), _said(verdicts, annotator)
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
         record, amended = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request
+            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request, said
         )
         await self._correct(run, record, amended, annotator)
         return amended
@@ -124,10 +126,11 @@ class Review:
         check_annotator(adjudicator, "adjudicator")
         run = await self._runs.get(run_id)
         request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
+        said = _said(verdicts, adjudicator)
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
         record, made = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request
+            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request, said
         )
         await self._correct(run, record, made, adjudicator)
         return made
@@ -224,6 +227,12 @@ class Review:
                 seq = event.seq
             if ended and not events:
                 return
+
+
+def _said(verdicts: SentVerdicts, who: str) -> str:
+    """Tells two calls under one request id apart."""
+    told = [(premise_id, verdict.judgement, verdict.leaf, verdict.grade) for premise_id, verdict in verdicts]
+    return f"verdicts {digest(repr(told))[:12]} of {who!r}"
 
 
 def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:

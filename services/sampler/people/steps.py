@@ -213,6 +213,13 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id, corrects=corrects), at)
 
 
+def lower(record: TaskRecord, overlap: int, at: float) -> Change:
+    """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
+    if record.control or record.settled or overlap >= record.overlap:
+        return Change(record)
+    return _decided(Change(replace(record, overlap=overlap)), at)
+
+
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
     """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens."""
     if record.state != "DECIDED" or at < record.decided_at + undo_s:

@@ -262,8 +262,13 @@ class TaskStore:
             (seconds, microseconds), *rows = await pipe.execute()
         return [_record(row) for row in rows if row], seconds + microseconds / 1e6
 
-    async def write(self, change: Change, queue: str, at: float, request: Sequence[str] = ()) -> bool:
-        """Writes a change of the record that was read. False: somebody was faster; read it again."""
+    async def write(
+        self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
+    ) -> bool:
+        """Writes a change of the record that was read. False: somebody was faster; read it again.
+
+        `content` says what the request asks for, so that another one under the same id is noticed.
+        """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
         plan = {
@@ -281,7 +286,7 @@ class TaskStore:
             "answered": change.answered,
             "undone": change.undone,
             "corrects": _correction(change, at).to_json() if change.corrects else "",
-            "request": change.id if request else "",
+            "request": f"{change.id} {content}".rstrip() if request else "",
             "request_ttl_s": REQUEST_TTL_S,
         }
         async with unavailable_if_down(f"store task {task_id} of run {run_id}"):
@@ -303,29 +308,33 @@ class TaskStore:
             )
         return bool(written)
 
-    async def apply(self, run: Run, task_id: str, step: Step, request: Sequence[str] = ()) -> tuple[TaskRecord, str]:
+    async def apply(
+        self, run: Run, task_id: str, step: Step, request: Sequence[str] = (), content: str = ""
+    ) -> tuple[TaskRecord, str]:
         """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
 
-        Raises NotFound for an unknown task, Aborted when others keep changing it, and whatever the step raises.
+        Raises NotFound for an unknown task, AlreadyExists when the request made something else of other `content`,
+        Aborted when others keep changing the task, and whatever the step raises.
         """
         for _ in range(ATTEMPTS):
             read = await self.read(run.id, task_id, request)
             if read.record is None:
                 raise errors.NotFound(f"run {run.id} has no task {task_id!r}; ListTasks names those there are")
             if read.made:
-                return read.record, read.made
+                return read.record, _same_request(read.made, content, request)
             change = step(read.record, read.at)
             if change.record is read.record or change.record == read.record:
                 return read.record, change.id
-            if await self.write(change, run.config.oracle, read.at, request):
+            if await self.write(change, run.config.oracle, read.at, request, content):
                 return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
         raise errors.Aborted(f"task {task_id} of run {run.id} is changed by too many at once; try again")
 
-    async def made(self, request: Sequence[str]) -> str:
-        """The id that a request has made before; empty when it has not."""
+    async def made(self, request: Sequence[str], content: str = "") -> str:
+        """The id that a request has made before; empty when it has not. Raises AlreadyExists for other `content`."""
         async with unavailable_if_down("look a request up"):
-            return await self._redis.get(self._keys.request(*request)) or ""
+            made = await self._redis.get(self._keys.request(*request)) or ""
+        return _same_request(made, content, request)
 
     async def corrections(self, older_s: float) -> list[Correction]:
         """The changes of settled tasks that were made so long ago and whose pairs may still be missing."""
@@ -401,6 +410,16 @@ class TaskStore:
 
     async def _now(self) -> str:
         return _iso(await self._now_s())
+
+
+def _same_request(made: str, content: str, request: Sequence[str]) -> str:
+    """The id that a request has made. What was stored without content counts as the same."""
+    made_id, _, before = made.partition(" ")
+    if before and content and before != content:
+        raise errors.AlreadyExists(
+            f"this request id was used before to {request[0]} with {before}, not {content}; choose another request id"
+        )
+    return made_id
 
 
 def _correction(change: Change, at: float) -> Correction:
