@@ -178,7 +178,7 @@ class Review:
                 if record is not None:
                     await self._correct(run, record, f"repair {one.run_id}.{one.task_id} {one.revision}", one.who)
             except (errors.FailedPrecondition, errors.Unavailable) as error:  # the run has not recorded the node yet
-                log.info("pairs of a change are still due", run=one.run_id, task=one.task_id, reason=error.message)
+                log.debug("pairs of a change are still due", run=one.run_id, task=one.task_id, reason=error.message)
             except errors.NotFound:
                 await self._tasks.corrected(one)
 
