@@ -67,18 +67,20 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
+    review = Review(store, nodes, tasks, pairs)
     server.add(
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
-        SamplerServicer(sampling, queue, Review(store, nodes, tasks, pairs), server),
+        SamplerServicer(sampling, queue, review, server),
         "aeenc.v1.SamplerService",
     )
 
     async def start() -> None:
         await warn_unless_durable(redis)
+        review.start()
         runner.start()  # the runner's first look at Redis makes the service ready
 
     server.on_start(start)
-    for close in (redis.aclose, index.close, labels.close, runner.stop):  # the last one is called first
+    for close in (redis.aclose, index.close, labels.close, runner.stop, review.stop):  # the last one is called first
         server.on_stop(close)
     return server
 

@@ -46,7 +46,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.CancelRunResponse(run=convert.to_run(run))
 
     async def ResumeRun(self, request: sampler_pb2.ResumeRunRequest, context: Any) -> sampler_pb2.ResumeRunResponse:
-        return sampler_pb2.ResumeRunResponse(run=convert.to_run(await self._sampling.resume(request.run_id)))
+        run = await self._sampling.resume(request.run_id, request.request_id)
+        return sampler_pb2.ResumeRunResponse(run=convert.to_run(run))
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
         sign = convert.from_sign(request.sign)

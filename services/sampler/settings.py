@@ -49,7 +49,9 @@ class QueueSettings(BaseModel):
     batch_tasks: ClassVar[int] = 1
 
     max_judgements: int = Field(0, ge=0, description="most verdicts asked in all runs together; 0: no limit")
-    overlap: int = Field(1, ge=1, le=100, description="people who judge each task")
+    overlap: int = Field(
+        1, ge=1, le=100, description="people who judge each task; a lower one holds for waiting tasks, too"
+    )
     policy: Literal["majority", "adjudicate"] = Field(
         "majority", description="when they differ: the greater number decides, or always an adjudicator"
     )

@@ -26,6 +26,7 @@ from services.store.redis import Leases, key_prefix, unavailable_if_down
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 WATCH_WAIT_MS = 1000
+REQUEST_TTL_S = 86_400
 FORMAT_VERSION = 1
 
 # KEYS: record, idempotency key, all, active, events, number; then those of `on_create`
@@ -45,12 +46,15 @@ emit(KEYS[1], KEYS[5], ARGV[3])
 return ARGV[1]
 """
 
-# KEYS: record, lease, active, events
+# KEYS: record, lease, active, events, request
 # ARGV: owner or '', id, now, allowed states, state, error, whether it is an end, the request that asks for it or '',
-#       then further fields and values
+#       how long the request is known, then further fields and values
 _TRANSITION = """
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
+local move = ARGV[2] .. ' ' .. ARGV[5]
+local before = ARGV[8] ~= '' and redis.call('GET', KEYS[5])
+if before then return before == move and 'OK' or 'USED ' .. before end
 if ARGV[1] ~= '' then
   local holder = redis.call('GET', KEYS[2])
   if holder ~= ARGV[1] and (holder or needs_lease) then return 'LOST' end
@@ -60,7 +64,8 @@ if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
   return again and 'OK' or state
 end
 redis.call('HSET', KEYS[1], 'request', ARGV[8], 'state', ARGV[5], 'error', ARGV[6],
-  'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 9))
+  'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 10))
+if ARGV[8] ~= '' then redis.call('SET', KEYS[5], move, 'EX', ARGV[9]) end
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
 return 'OK'
@@ -101,6 +106,10 @@ class WorkKeys:
     def idempotency(self, key: str) -> str:
         """Maps a caller's idempotency key to the work that it started (string)."""
         return f"{self.prefix}{self.noun}-key:{digest(key)}"
+
+    def request(self, request_id: str) -> str:
+        """Maps a caller's request id to the work that it moved, and to which state (string with a time to live)."""
+        return f"{self.prefix}{self.noun}-request:{digest(request_id)}"
 
     def part(self, work_id: str, name: str) -> str:
         """A part of one piece of work."""
@@ -215,15 +224,35 @@ class LifeCycles:
     ) -> str:
         """Moves work to a state and sets further fields. Returns OK, MISSING, LOST, or the state that forbids the move.
 
-        LOST: `owner` does not hold the lease. A retry of the `request` that made the move gets OK, too.
+        LOST: `owner` does not hold the lease. A retry of the `request` that made the move gets OK for a day, whatever
+        has happened since. Raises AlreadyExists when the request has made another move.
         """
         keys = self._keys
         further = [part for field in (fields or {}).items() for part in field]
+        own = (keys.record(work_id), keys.lease(work_id))
+        allowed_states = " ".join(allowed)
         end = int(state not in LIVE)
         async with unavailable_if_down(f"move {self._noun} {work_id} to {state}"):
             answer: str = await self._transition(
-                keys=[keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id)],
-                args=[owner, work_id, now(), f" {' '.join(allowed)} ", state, error, end, request, *further],
+                keys=[*own, keys.active, keys.events(work_id), keys.request(request)],
+                args=[
+                    owner,
+                    work_id,
+                    now(),
+                    f" {allowed_states} ",
+                    state,
+                    error,
+                    end,
+                    request,
+                    REQUEST_TTL_S,
+                    *further,
+                ],
+            )
+        if answer.startswith("USED "):
+            _, other, moved = answer.split(" ")
+            raise errors.AlreadyExists(
+                f"request id {request!r} moved {self._noun} {other} to {moved}, not {work_id} to {state}; "
+                "choose another"
             )
         return answer
 

@@ -194,6 +194,10 @@ class Runner:
                     if not work.done() and not await lease.renew():
                         log.warning("run was taken over by another sampler", run=run_id)
                         return
+                    # A worker that waits for its oracle writes nothing, so no refused write tells it of a cancellation.
+                    if not work.done() and (await self._store.get(run_id)).state in ("CANCELLED", "PENDING"):
+                        log.info("run was stopped through another sampler", run=run_id)
+                        return
             if (error := work.exception()) is not None:
                 log.error("run worker failed", run=run_id, exc_info=error)
         finally:

@@ -52,7 +52,7 @@ class Sampling:
         if config.idempotency_key:
             existing = await self._store.by_idempotency_key(config.idempotency_key)
             if existing is not None:
-                return _same(existing, fingerprint), True
+                return _same(existing, config, fingerprint), True
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
         run = Run(
             id=uuid.uuid4().hex[:16],
@@ -68,7 +68,7 @@ class Sampling:
         )
         stored = await self._store.get(await self._store.create(run, hypotheses))
         self._runner.wake()
-        return _same(stored, fingerprint), stored.id != run.id
+        return _same(stored, config, fingerprint), stored.id != run.id
 
     def _check(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> None:
         if not config.corpus:
@@ -109,13 +109,17 @@ class Sampling:
         run = await self._store.get(run_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
-        self._runner.drop(run_id)
-        await self._labels.drop(run)
+        if run.ended:  # else this is a retry, and the run was resumed meanwhile
+            self._runner.drop(run_id)
+            await self._labels.drop(run)
         return run
 
-    async def resume(self, run_id: str) -> Run:
-        """Continues a run. One that is live stays as it is: if its sampler is gone, another takes it over."""
-        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING")
+    async def resume(self, run_id: str, request_id: str) -> Run:
+        """Continues a run. One that is live stays as it is: if its sampler is gone, another takes it over.
+
+        A retry of a request that has resumed the run before finds it as it is now, even if it has ended again.
+        """
+        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING", request=request_id)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
         self._runner.wake()
@@ -138,9 +142,14 @@ class Sampling:
                 raise errors.InvalidArgument.field(
                     "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
                 )
+            claimed = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
+            if claimed != run_id:
+                raise errors.AlreadyExists(
+                    f"request id {request_id!r} imported into run {claimed}, not {run_id}; choose another request id"
+                )
         else:
             run_id = uuid.uuid4().hex[:16]
-            run_id = await self._log.claim(request_id, run_id) if request_id else run_id
+            run_id = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
             await self._create_import(run_id, corpus, request_id)
         stamped = [replace(pair, run_id=run_id) for pair in pairs]
         return run_id, await self._log.add(run_id, stamped, request_id)
@@ -174,10 +183,12 @@ class Sampling:
         return self._runner.waiting_runs
 
 
-def _same(run: Run, fingerprint: str) -> Run:
+def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
     if run.fingerprint != fingerprint:
+        now, then = ({**vars(one), **vars(one.rules)} for one in (config, run.config))
+        differing = ", ".join(sorted(name for name in now.keys() - {"rules"} if now[name] != then[name]))
         raise errors.AlreadyExists(
-            f"idempotency key {run.config.idempotency_key!r} started run {run.id} with another configuration or other "
-            "hypotheses; choose another key"
+            f"idempotency key {run.config.idempotency_key!r} started run {run.id} with other "
+            f"{differing or 'hypotheses'}; choose another key"
         )
     return run

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from aeenc.oracle import Candidate, Task
 from services.sampler.people.tasks import TaskRecord, VerdictKinds, task_name
 from services.sampler.records.runs import Run
 
+STEP = 0.01  # between scores that are made up
+ATTEMPTS = 20
+_HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
 EVERYBODY = 1_000_000  # a control item never has all its answers
 
 
@@ -49,14 +54,50 @@ def read_controls(path: Path) -> tuple[Control, ...]:
     return tuple(found)
 
 
-def control_record(run: Run, control: Control) -> TaskRecord:
-    """A control item as a task of a run, with a name like any other's and its candidates in an order of its own."""
+def control_record(run: Run, control: Control, model: Task) -> TaskRecord:
+    """A control item as a task of a run, with a name like any other's and its candidates in an order of its own.
+
+    Its premises have ids and scores like those of `model`, a task of the run, or people would tell it by them.
+    """
     gold = {**dict.fromkeys(control.refuses, False), **dict.fromkeys(control.explains, True)}
     texts = sorted(gold, key=lambda text: hashlib.sha256(f"{control.query}\n{text}".encode()).digest())
-    ids = {text: hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts}
-    candidates = tuple(Candidate(ids[text], text, rank, 0.0) for rank, text in enumerate(texts, start=1))
+    ids: dict[str, str] = {}
+    for text in texts:
+        ids[text] = _like_ids(model, control.query, text, taken=ids.values())
+    scores = _like_scores(model, control.query, len(texts))
+    candidates = tuple(
+        Candidate(ids[text], text, rank, score) for rank, (text, score) in enumerate(zip(texts, scores, strict=True), 1)
+    )
     task = Task(task_name(control.query, candidates), run.id, control.query, control.path, (), candidates)
     return TaskRecord(run.id, task, EVERYBODY, "majority", gold={ids[text]: gold[text] for text in texts})
+
+
+def _like_ids(model: Task, query: str, text: str, taken: Collection[str]) -> str:
+    """An id of the form of the model's: other digits, and other letters where ids are hexadecimal."""
+    taken = {*taken, *(candidate.id for candidate in model.candidates)}
+    form = model.candidates[int(_draw(query, text) * len(model.candidates))].id
+    letters = "abcdef" if _HEX.fullmatch(form) else ""
+    attempt = 0
+    while True:
+        made = "" if attempt < ATTEMPTS else str(attempt)  # a form with too few digits gets more
+        for place, char in reversed(list(enumerate(form))):
+            choice = "0123456789" if char in "0123456789" else letters if char in letters else char
+            made = choice[int(_draw(query, text, attempt, place) * len(choice))] + made
+        if made not in taken:
+            return made
+        attempt += 1
+
+
+def _like_scores(model: Task, query: str, count: int) -> list[float]:
+    """Falling scores near the model's; beyond its candidates they go on falling."""
+    known = sorted((candidate.score for candidate in model.candidates), reverse=True)
+    known += [known[-1] - STEP * more for more in range(1, count - len(known) + 1)]
+    return sorted((score - STEP * _draw(query, place) for place, score in enumerate(known[:count])), reverse=True)
+
+
+def _draw(*parts: object) -> float:
+    """A number in [0, 1) that depends on its arguments alone."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
 
 
 def right_and_judged(record: TaskRecord, verdicts: VerdictKinds) -> tuple[int, int]:

@@ -112,12 +112,22 @@ class PeopleGateway:
         for run_id in {run_id for run_id, _ in new}:
             ids = [task_id for of_run, task_id in new if of_run == run_id]
             found, _ = await self._tasks.read_many(run_id, ids)
-            for record in found:
+            for stored in found:
+                record = await self._lowered(stored)
                 key = (run_id, record.task.task_id)
                 if waiting := self._new.pop(key, None):
                     self._waiting[key] = waiting
                     if record.settled:  # by a worker that died before it committed it
                         self._resolve(record)
+
+    async def _lowered(self, record: TaskRecord) -> TaskRecord:
+        """The task, for no more people than the queue wants now: one of those it was put before may have left."""
+        overlap = self.settings.overlap
+        if record.settled or record.overlap <= overlap:
+            return record
+        run = await self._run(record.run_id)
+        lowered, _ = await self._tasks.apply(run, record.task.task_id, lambda old, at: steps.lower(old, overlap, at))
+        return lowered
 
     async def _look(self, run: Run) -> None:
         await self._queue.sweep(run)

@@ -58,13 +58,14 @@ class TaskQueue:
         if wanted > MAX_TASKS:
             raise errors.InvalidArgument.field("max_tasks", f"is {max_tasks}; give 1 to {MAX_TASKS}")
         request = ("lease", annotator, request_id) if request_id else ()
-        if request and (earlier := await self._leased_before(request)):
+        content = f"run_id={run_id!r} max_tasks={wanted}"
+        if request and (earlier := await self._leased_before(request, content)):
             return earlier
         leased: list[LeasedTask] = []
         for run in await self._open_runs(run_id):
             await self.sweep(run)
             while len(leased) < wanted:
-                one = await self._take(run, annotator, len(leased), request)
+                one = await self._take(run, annotator, len(leased), request, content)
                 if one is None:
                     break
                 leased.append(one)
@@ -124,15 +125,20 @@ class TaskQueue:
         except errors.NotFound:
             raise errors.NotFound(f"no lease {lease_id!r}; LeaseTask gives leases") from None
 
-    async def _leased_before(self, request: tuple[str, ...]) -> list[LeasedTask]:
+    async def _leased_before(self, request: tuple[str, ...], content: str) -> list[LeasedTask]:
         found: list[LeasedTask] = []
-        while lease_id := await self._tasks.made((*request, str(len(found)))):
+        for number in range(MAX_TASKS):
+            lease_id = await self._tasks.made((*request, str(number)), content)
+            if not lease_id:
+                break
             run_id, task_id = parts_of(lease_id, "lease")
             record = (await self._tasks.read(run_id, task_id)).record
             found += [LeasedTask(lease, record) for lease in record.leases if lease.id == lease_id] if record else []
         return found
 
-    async def _take(self, run: Run, annotator: str, taken: int, request: tuple[str, ...]) -> LeasedTask | None:
+    async def _take(
+        self, run: Run, annotator: str, taken: int, request: tuple[str, ...], content: str
+    ) -> LeasedTask | None:
         """Leases the best task that this person may take."""
         lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
         numbered = (*request, str(taken)) if request else ()
@@ -146,7 +152,7 @@ class TaskQueue:
                             continue
                         lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                         change = steps.lease(record, annotator, lease_id, at, lease_s)
-                        if await self._tasks.write(change, run.config.oracle, at, numbered):
+                        if await self._tasks.write(change, run.config.oracle, at, numbered, content):
                             return LeasedTask(change.record.leases[-1], change.record)
                         overtaken = True
                 if not overtaken:
@@ -164,7 +170,9 @@ class TaskQueue:
         share = self._queues[run.config.oracle].control_share
         if not new or not controls or _chance(run.id, annotator, len(answered) + taken) >= share:
             return new
-        for record in (control_record(run, control) for control in controls):
+        first, _ = await self._tasks.read_many(run.id, await self._tasks.task_ids(run.id, 0, 1))
+        model = first[0].task  # a run's first task is none of its control items: they come once others wait
+        for record in (control_record(run, control, model) for control in controls):
             if record.task.task_id not in done:
                 await self._tasks.put([record])
                 return [record.task.task_id, *new]

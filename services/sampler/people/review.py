@@ -1,6 +1,8 @@
 """Handles answers after they were given: undo, amend, adjudicate, list, measure agreement, watch.
 
 amend or adjudicate ─▶ the run has recorded the node? ─▶ step ─▶ corrected pairs, appended to the run's pair log
+
+A step notes that its pairs are due. Where its sampler dies before they are in the log, `repair` of another adds them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from aeenc import errors
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
 from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
 from services.sampler.people.agreement import Agreement, agreement_apart
@@ -22,10 +26,15 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import UNDECIDED, Pair, PairSign, Run
+from services.store.life_cycles import digest
+
+log = get(__name__)
 
 PAGE = 100
 MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
+REPAIR_S = 5.0  # between two looks for changes whose pairs are due
+REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
 
 
@@ -46,22 +55,43 @@ class Review:
     def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
         self._agreeing = asyncio.Lock()  # one agreement process at a time
+        self._repairing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to look for changes whose pairs are due."""
+        self._repairing = asyncio.create_task(self._keep_repairing())
+
+    async def stop(self) -> None:
+        """Stops looking for them."""
+        if self._repairing is not None:
+            await cancel_all([self._repairing])
+
+    async def _keep_repairing(self) -> None:
+        while True:
+            try:
+                await self.repair()
+            except errors.Unavailable as error:
+                log.info("pairs of changes wait for redis", reason=error.message)
+            except Exception:  # one bad task must not end the loop
+                log.exception("adding the pairs of changes failed; it tries again")
+            await asyncio.sleep(REPAIR_S)
 
     async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
         """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""
         check_annotator(annotator)
         run = await self._runs.get(run_id)
         undone: list[str] = []
+        said = f"count={count or 1}"
         for number in range(count or 1):
             request = ("undo", run_id, annotator, request_id, str(number)) if request_id else ()
-            if request and (earlier := await self._tasks.made(request)):
+            if request and (earlier := await self._tasks.made(request, said)):
                 undone.append(earlier)
                 continue
             answers = await self._tasks.answered_by(run_id, annotator)
             if not answers:
                 break
             try:
-                undone.append(await self._undo_one(run, answers[-1], request))
+                undone.append(await self._undo_one(run, answers[-1], request, said))
             except errors.FailedPrecondition:
                 if not undone:
                     raise
@@ -70,9 +100,9 @@ class Review:
             raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
         return undone
 
-    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...]) -> str:
+    async def _undo_one(self, run: Run, answer_id: str, request: tuple[str, ...], said: str) -> str:
         _, task_id = parts_of(answer_id, "answer")
-        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request)
+        await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request, said)
         return answer_id
 
     async def amend(self, answer_id: str, verdicts: SentVerdicts, annotator: str, request_id: str) -> str:
@@ -80,11 +110,11 @@ class Review:
         check_annotator(annotator)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        request = ("amend", answer_id, request_id) if request_id else ()
+        request, said = ("amend", answer_id, request_id) if request_id else (), _said(verdicts, annotator)
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
         record, amended = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request
+            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request, said
         )
         await self._correct(run, record, amended, annotator)
         return amended
@@ -92,12 +122,15 @@ class Review:
     async def adjudicate(
         self, run_id: str, task_id: str, verdicts: SentVerdicts, adjudicator: str, request_id: str
     ) -> str:
-        """Decides a conflict. Gives the id of the decision."""
+        """Decides a conflict, or changes what was decided. Gives the id of the decision."""
         check_annotator(adjudicator, "adjudicator")
         run = await self._runs.get(run_id)
         request = ("adjudicate", run_id, task_id, request_id) if request_id else ()
+        said = _said(verdicts, adjudicator)
+        if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
+            await self._await_commit(run, before)
         record, made = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request
+            run, task_id, lambda old, at: steps.adjudicate(old, verdicts, adjudicator, at), request, said
         )
         await self._correct(run, record, made, adjudicator)
         return made
@@ -124,13 +157,30 @@ class Review:
         if not record.settled:
             return
         await self._await_commit(run, record)
+        due = [one for one in await self._tasks.corrections(0.0) if one.task_id == record.task.task_id]
         while True:
             if pairs := corrected_pairs(run, record, who):
                 await self._pairs.add(run.id, pairs, f"amend {made} {record.revision}")
             latest = (await self._tasks.read(run.id, record.task.task_id)).record
             if latest is None or latest.revision == record.revision:
-                return
+                break
             record = latest
+        for one in due:
+            if one.run_id == run.id and one.revision <= record.revision:
+                await self._tasks.corrected(one)
+
+    async def repair(self) -> None:
+        """Adds the pairs of changes whose sampler died, or whose caller left, before they were in the log."""
+        for one in await self._tasks.corrections(REPAIR_AFTER_S):
+            try:
+                run = await self._runs.get(one.run_id)
+                record = (await self._tasks.read(one.run_id, one.task_id)).record
+                if record is not None:
+                    await self._correct(run, record, f"repair {one.run_id}.{one.task_id} {one.revision}", one.who)
+            except (errors.FailedPrecondition, errors.Unavailable) as error:  # the run has not recorded the node yet
+                log.debug("pairs of a change are still due", run=one.run_id, task=one.task_id, reason=error.message)
+            except errors.NotFound:
+                await self._tasks.corrected(one)
 
     async def tasks(self, run_id: str, state: TaskState | None, after: int, limit: int) -> tuple[list[TaskRecord], int]:
         """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
@@ -177,6 +227,12 @@ class Review:
                 seq = event.seq
             if ended and not events:
                 return
+
+
+def _said(verdicts: SentVerdicts, who: str) -> str:
+    """Tells two calls under one request id apart."""
+    told = [(premise_id, verdict.judgement, verdict.leaf, verdict.grade) for premise_id, verdict in verdicts]
+    return f"verdicts {digest(repr(told))[:12]} of {who!r}"
 
 
 def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:

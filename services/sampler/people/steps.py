@@ -36,7 +36,8 @@ Events = tuple[tuple[EventName, str], ...]
 class Change:
     """A step: the record after it, entries for the verdict log and the watchers, and the id that the caller gets.
 
-    `answered` is an answer that holds from now on, `undone` one that no longer holds, `person` the one who gave them.
+    `answered` is an answer that holds from now on, `undone` one that no longer holds, `person` the one who gave them;
+    both together: the one takes the other's place. `corrects` names who changed what the run has gone on with.
     """
 
     record: TaskRecord
@@ -47,6 +48,7 @@ class Change:
     answered: str = ""
     undone: str = ""
     person: str = ""
+    corrects: str = ""
 
 
 def expire(record: TaskRecord, at: float) -> Change:
@@ -141,8 +143,10 @@ def submit(
 def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     """Takes an answer back, as long as the run has not used it."""
     answer = _answer(record, answer_id)
-    if record.settled or record.adjudicator:
-        why = "was adjudicated" if record.adjudicator else f"has become pairs of run {record.run_id}"
+    amended_by = answer.by if answer.by != answer.annotator else ""
+    if record.settled or record.adjudicator or amended_by:
+        why = f"was amended by {amended_by}" if amended_by else f"has become pairs of run {record.run_id}"
+        why = "was adjudicated" if record.adjudicator else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
     entry = {"op": "UNDO", "answer_id": answer_id, "annotator": answer.annotator, "at": at}
     left = tuple(other for other in record.answers if other.id != answer_id)
@@ -163,6 +167,12 @@ def amend(record: TaskRecord, answer_id: str, verdicts: SentVerdicts, annotator:
     chosen, grades = read_verdicts(record.task, verdicts)
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
+    if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
+        raise errors.FailedPrecondition(
+            f"{decided} of task {record.task.task_id!r} were decided by {record.adjudicator}, which stands above every "
+            "answer; adjudicate the task again",
+            reason="ADJUDICATED",
+        )
     amended = replace(
         answer,
         id=_answer_id(record),
@@ -181,22 +191,33 @@ def amend(record: TaskRecord, answer_id: str, verdicts: SentVerdicts, annotator:
         answered=amended.id,
         undone=answer_id,
         person=answer.annotator,
+        corrects=annotator if record.settled else "",
     )
     return _decided(change, at)
 
 
 def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at: float) -> Change:
-    """Decides the candidates in conflict, and others that the adjudicator names."""
-    if not record.conflicts:
+    """Decides the candidates in conflict, and others that the adjudicator names. Again: changes an earlier decision."""
+    if not record.conflicts and not record.adjudicated:
         raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
     chosen, _ = read_verdicts(record.task, verdicts)
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
         raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")
+    if not chosen:
+        raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     answer_id = _answer_id(record)
     entry = {"op": "ADJUDICATE", "answer_id": answer_id, "annotator": adjudicator, "choices": codes(chosen), "at": at}
     after = replace(record, adjudicated={**record.adjudicated, **chosen}, adjudicator=adjudicator, made=record.made + 1)
-    return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id), at)
+    corrects = adjudicator if record.settled else ""
+    return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id, corrects=corrects), at)
+
+
+def lower(record: TaskRecord, overlap: int, at: float) -> Change:
+    """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
+    if record.control or record.settled or overlap >= record.overlap:
+        return Change(record)
+    return _decided(Change(replace(record, overlap=overlap)), at)
 
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:

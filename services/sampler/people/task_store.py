@@ -75,7 +75,7 @@ return 1
 """
 )
 
-# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request
+# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, request, corrections
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 _WRITE = (
     _APPEND
@@ -95,12 +95,21 @@ if plan.elapsed_ms ~= '' then
   redis.call('HINCRBY', KEYS[8], 'answers', 1)
   redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
 end
+if plan.undone ~= '' and plan.answered ~= '' then
+  redis.call('LINSERT', KEYS[9], 'BEFORE', plan.undone, plan.answered)
+elseif plan.answered ~= '' then
+  redis.call('RPUSH', KEYS[9], plan.answered)
+end
 if plan.undone ~= '' then redis.call('LREM', KEYS[9], -1, plan.undone) end
-if plan.answered ~= '' then redis.call('RPUSH', KEYS[9], plan.answered) end
+if plan.corrects ~= '' then redis.call('HSET', KEYS[11], plan.run .. '.' .. plan.task, plan.corrects) end
 if plan.request ~= '' then redis.call('SET', KEYS[10], plan.request, 'EX', plan.request_ttl_s) end
 return 1
 """
 )
+
+
+# KEYS: corrections.  ARGV: task, what it says
+_CORRECTED = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"
 
 
 class TaskKeys:
@@ -110,6 +119,7 @@ class TaskKeys:
         self._prefix = key_prefix(namespace)
         self._run = f"{self._prefix}run:"
         self.all_events = f"{self._prefix}task-events"
+        self.corrections = f"{self._prefix}task-corrections"  # changes that may not be in the pair log yet (hash)
 
     def task(self, run_id: str, task_id: str) -> str:
         """A task: what it asks, its record, its revision, its place in the queue (hash)."""
@@ -165,6 +175,21 @@ class TaskEvent:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """A change of a settled task whose pairs may not be in the run's log yet. `revision` is the task's after it."""
+
+    run_id: str
+    task_id: str
+    revision: int
+    who: str
+    at: float
+
+    def to_json(self) -> str:
+        """The part that its name does not say, as stored."""
+        return json.dumps({"format_version": 1, "revision": self.revision, "who": self.who, "at": self.at})
+
+
+@dataclass(frozen=True)
 class TaskSnapshot:
     """A task as it is, the time, and what an earlier attempt of the same request has made."""
 
@@ -181,6 +206,7 @@ class TaskStore:
         self._keys = keys
         self._put: Any = redis.register_script(_PUT)
         self._write: Any = redis.register_script(_WRITE)
+        self._corrected: Any = redis.register_script(_CORRECTED)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
         """Queues tasks; those that exist stay as they are."""
@@ -236,8 +262,13 @@ class TaskStore:
             (seconds, microseconds), *rows = await pipe.execute()
         return [_record(row) for row in rows if row], seconds + microseconds / 1e6
 
-    async def write(self, change: Change, queue: str, at: float, request: Sequence[str] = ()) -> bool:
-        """Writes a change of the record that was read. False: somebody was faster; read it again."""
+    async def write(
+        self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
+    ) -> bool:
+        """Writes a change of the record that was read. False: somebody was faster; read it again.
+
+        `content` says what the request asks for, so that another one under the same id is noticed.
+        """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
         plan = {
@@ -254,7 +285,8 @@ class TaskStore:
             "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
             "answered": change.answered,
             "undone": change.undone,
-            "request": change.id if request else "",
+            "corrects": _correction(change, at).to_json() if change.corrects else "",
+            "request": f"{change.id} {content}".rstrip() if request else "",
             "request_ttl_s": REQUEST_TTL_S,
         }
         async with unavailable_if_down(f"store task {task_id} of run {run_id}"):
@@ -270,34 +302,56 @@ class TaskStore:
                     keys.pace(queue),
                     keys.answered_by(run_id, change.person),
                     keys.request(*request),
+                    keys.corrections,
                 ],
                 args=[after.revision, after.to_json(), json.dumps(plan)],
             )
         return bool(written)
 
-    async def apply(self, run: Run, task_id: str, step: Step, request: Sequence[str] = ()) -> tuple[TaskRecord, str]:
+    async def apply(
+        self, run: Run, task_id: str, step: Step, request: Sequence[str] = (), content: str = ""
+    ) -> tuple[TaskRecord, str]:
         """The task after a step, and the id that the step made; a retried request gets that of its first attempt.
 
-        Raises NotFound for an unknown task, Aborted when others keep changing it, and whatever the step raises.
+        Raises NotFound for an unknown task, AlreadyExists when the request made something else of other `content`,
+        Aborted when others keep changing the task, and whatever the step raises.
         """
         for _ in range(ATTEMPTS):
             read = await self.read(run.id, task_id, request)
             if read.record is None:
                 raise errors.NotFound(f"run {run.id} has no task {task_id!r}; ListTasks names those there are")
             if read.made:
-                return read.record, read.made
+                return read.record, _same_request(read.made, content, request)
             change = step(read.record, read.at)
             if change.record is read.record or change.record == read.record:
                 return read.record, change.id
-            if await self.write(change, run.config.oracle, read.at, request):
+            if await self.write(change, run.config.oracle, read.at, request, content):
                 return replace(change.record, revision=change.record.revision + 1), change.id
             await asyncio.sleep(random.uniform(0, PAUSE_S))  # noqa: S311 -- spreads writers out, protects nothing
         raise errors.Aborted(f"task {task_id} of run {run.id} is changed by too many at once; try again")
 
-    async def made(self, request: Sequence[str]) -> str:
-        """The id that a request has made before; empty when it has not."""
+    async def made(self, request: Sequence[str], content: str = "") -> str:
+        """The id that a request has made before; empty when it has not. Raises AlreadyExists for other `content`."""
         async with unavailable_if_down("look a request up"):
-            return await self._redis.get(self._keys.request(*request)) or ""
+            made = await self._redis.get(self._keys.request(*request)) or ""
+        return _same_request(made, content, request)
+
+    async def corrections(self, older_s: float) -> list[Correction]:
+        """The changes of settled tasks that were made so long ago and whose pairs may still be missing."""
+        async with unavailable_if_down("read the corrections"):
+            at = await self._now_s()
+            stored = await self._redis.hgetall(self._keys.corrections)
+        found = []
+        for name, text in stored.items():
+            run_id, _, task_id = name.partition(".")
+            value = json.loads(text)
+            found.append(Correction(run_id, task_id, value["revision"], value["who"], value["at"]))
+        return [one for one in found if one.at <= at - older_s]
+
+    async def corrected(self, one: Correction) -> None:
+        """Notes that the pairs of a change, and of those before it, are in the log; a later change stays noted."""
+        async with unavailable_if_down(f"note the correction of task {one.task_id} of run {one.run_id}"):
+            await self._corrected(keys=[self._keys.corrections], args=[f"{one.run_id}.{one.task_id}", one.to_json()])
 
     async def waiting(self, run_id: str) -> list[str]:
         """The tasks that somebody may take, best first."""
@@ -356,6 +410,21 @@ class TaskStore:
 
     async def _now(self) -> str:
         return _iso(await self._now_s())
+
+
+def _same_request(made: str, content: str, request: Sequence[str]) -> str:
+    """The id that a request has made. What was stored without content counts as the same."""
+    made_id, _, before = made.partition(" ")
+    if before and content and before != content:
+        raise errors.AlreadyExists(
+            f"this request id was used before to {request[0]} with {before}, not {content}; choose another request id"
+        )
+    return made_id
+
+
+def _correction(change: Change, at: float) -> Correction:
+    record = change.record
+    return Correction(record.run_id, record.task.task_id, record.revision + 1, change.corrects, at)
 
 
 def _record(row: dict[str, str]) -> TaskRecord:

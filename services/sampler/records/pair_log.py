@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from redis.asyncio import Redis
 
+from aeenc import errors
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import EMIT
-from services.sampler.records.runs import Pair, PairSign
+from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign
 from services.store.life_cycles import now
 from services.store.redis import unavailable_if_down
 
@@ -35,6 +40,14 @@ emit(KEYS[1], KEYS[4], ARGV[1])
 return #ARGV - 2
 """
 )
+
+
+def _digest_of(pairs: Sequence[Pair]) -> str:
+    """Tells the pairs of two imports apart, whenever they were made."""
+    found = hashlib.sha256()
+    for pair in pairs:
+        found.update(replace(pair, run_id="", judged_at="").to_json().encode())
+    return found.hexdigest()
 
 
 class PairLog:
@@ -71,13 +84,31 @@ class PairLog:
             stored = await self._redis.hvals(self._keys.amended(run_id))
         return [Pair.from_json(text, 0) for text in stored]
 
-    async def claim(self, request_id: str, run_id: str) -> str:
-        """The run that an import's request id stands for: `run_id`, or the one of its first attempt."""
+    async def claim(self, request_id: str, run_id: str, corpus: str, pairs: Sequence[Pair]) -> str:
+        """The run that an import's request id stands for: `run_id`, or the one of its first attempt.
+
+        Raises AlreadyExists when that attempt had another corpus or other pairs. Times of recording do not count.
+        """
+        asked = {"corpus": corpus, "pairs": len(pairs), "digest": await asyncio.to_thread(_digest_of, pairs)}
         async with unavailable_if_down("import pairs"):
             key = self._keys.import_request(request_id)
-            await self._redis.set(key, run_id, nx=True)
+            await self._redis.set(key, json.dumps({"format_version": FORMAT_VERSION, "run": run_id, **asked}), nx=True)
             claimed: str = await self._redis.get(key)
+        if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
             return claimed
+        first = json.loads(claimed)
+        if first["corpus"] != corpus:
+            problem = f"corpus {first['corpus']!r}, not {corpus!r}"
+        elif first["pairs"] != len(pairs):
+            problem = f"{first['pairs']:,} pairs, not {len(pairs):,}"
+        elif first["digest"] != asked["digest"]:
+            problem = "other pairs"
+        else:
+            stored: str = first["run"]
+            return stored
+        raise errors.AlreadyExists(
+            f"request id {request_id!r} imported {problem}, into run {first['run']}; choose another request id"
+        )
 
     async def add(self, run_id: str, pairs: Sequence[Pair], request_id: str) -> int:
         """Appends imported pairs, once for a request id. Returns how many were added by this request in all."""

@@ -16,14 +16,15 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
-from services.sampler.people import steps
+from services.sampler.people import review, steps
 from services.sampler.people.review import corrected_pairs
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
 from services.store.redis import connect
-from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
+from support.waiting import eventually
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
 RUN = Run(
     "run",
@@ -184,3 +185,57 @@ async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: SamplerWorld):
         await asyncio.wait_for(sampler.wait(run.id), 40)
         assert {pair.provenance.note for pair in await pairs(sampler, run.id)} == {"of hypothesis 1"}
     await server.stop(0)
+
+
+async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_pairs(world: SamplerWorld):
+    async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
+        ids: list[str] = []
+        for name, ticked in (("ann", 0), ("bob", 1)):
+            lease = await take(people, name)
+            ids = [c.premise_id for c in lease.task.candidates]
+            await people.submit(lease, [ids[ticked]])
+        [task] = [task async for task in people.tasks(run_id)]
+        task_id, answer_id = task.task.task_id, task.answers[0].answer_id
+        await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: REFUSES}, "judge")
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        with pytest.raises(errors.FailedPrecondition, match="adjudicate the task again") as decided:
+            await people.amend(answer_id, {ids[0]: REFUSES}, "ann")
+        assert decided.value.reason == "ADJUDICATED"
+        await people.adjudicate(run_id, task_id, {ids[0]: ABSTAINS}, "judge")
+        told = [" +-?"[pair.sign] for pair in await pairs(sampler, run_id) if pair.premise_id == ids[0]]
+        assert told == ["+", "?"]
+
+
+async def test_what_somebody_else_has_amended_is_not_undone_by_its_author(world: SamplerWorld):
+    async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
+        one, two = await people.lease("ann", max_tasks=2)
+        first, second = await people.submit(one, []), await people.submit(two, [])
+        await people.amend(first.answer_id, {one.task.candidates[0].premise_id: EXPLAINS}, "lead")
+        assert await people.undo("ann", run_id) == [second.answer_id]
+        with pytest.raises(errors.FailedPrecondition, match="amended by lead") as used:
+            await people.undo("ann", run_id)
+        assert used.value.reason == "ANSWER_USED"
+
+
+async def test_the_pairs_of_an_amendment_whose_sampler_died_are_added_by_the_next(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        answer_id, ids = await settled(people, sampler, run_id)
+        with monkeypatch.context() as patched:
+            patched.setattr(PairLog, "add", died)
+            with pytest.raises(errors.AeencError):
+                await people.amend(answer_id, {ids[0]: REFUSES}, "lead")
+    monkeypatch.setattr(review, "REPAIR_AFTER_S", 0.0)
+    async with world.sampler(queues={"team": QUEUE}) as sampler:
+
+        async def repaired() -> bool:
+            found = [pair for pair in await pairs(sampler, run_id) if pair.premise_id == ids[0]]
+            last = found[-1]
+            return (" +-?"[last.sign], last.provenance.annotator, last.provenance.amended) == ("-", "lead", True)
+
+        await eventually(repaired)
+
+
+async def died(*_: object) -> int:
+    raise RuntimeError("the sampler has died")

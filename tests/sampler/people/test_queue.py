@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import aclosing
 
 import pytest
@@ -14,6 +15,7 @@ from services.sampler.people import steps
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.store.redis import connect
+from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
 
@@ -126,6 +128,8 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         verdicts = {ids[0]: REFUSES, ids[1]: EXPLAINS}
         amended = await people.amend(answer.answer_id, verdicts, "bob", request_id="a1")
         assert await people.amend(answer.answer_id, verdicts, "bob", request_id="a1") == amended
+        with pytest.raises(errors.AlreadyExists, match="choose another request id"):
+            await people.amend(answer.answer_id, {ids[0]: REFUSES}, "bob", request_id="a1")
         log = await pairs(sampler, run_id)
         assert [(p.premise_id, " +-?"[p.sign]) for p in log if p.provenance.amended] == [(ids[0], "-"), (ids[1], "+")]
         assert [p.provenance.amended for p in log] == [False] * 4 + [True] * 2
@@ -155,8 +159,6 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
         found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
         told = [("+", "judge"), ("?", "judge"), ("-", "ann, bob"), ("-", "ann, bob")]  # the last two were no conflict
         assert found == dict(zip(ids, told, strict=True))
-        with pytest.raises(errors.NotFound, match="not in conflict"):
-            await people.adjudicate(run_id, task_id, {ids[0]: REFUSES}, "judge")
 
 
 async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: SamplerWorld):
@@ -182,6 +184,10 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: Sampl
         for name, right in (("ann", True), ("bob", False)):
             lease = await take(people, name)
             assert lease.task.query == "what is iron"
+            scores = [c.score for c in lease.task.candidates]
+            assert scores == sorted(scores, reverse=True)
+            assert (len(set(scores)), scores[-1] > 0) == (3, True)
+            assert all(re.fullmatch(r"p[0-9]+", c.premise_id) for c in lease.task.candidates)
             metal = next(c.premise_id for c in lease.task.candidates if c.text == "iron is a metal")
             await people.submit(lease, [metal] if right else [])
             await people.submit(await take(people, name), [])
@@ -198,6 +204,8 @@ async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
         first = await people.lease("ann", max_tasks=2, request_id="r1")
         again = await people.lease("ann", max_tasks=2, request_id="r1")
         assert [lease.lease_id for lease in again] == [lease.lease_id for lease in first]
+        with pytest.raises(errors.AlreadyExists, match=r"max_tasks=2, not .* max_tasks=3"):
+            await people.lease("ann", max_tasks=3, request_id="r1")
         assert len(await people.lease("ann", max_tasks=2, request_id="r2")) == 1
 
 
@@ -233,3 +241,22 @@ def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readabl
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(errors.InvalidArgument, match=message):
             read_controls(tmp_path / "c.jsonl")
+
+
+async def test_a_run_cancelled_through_another_sampler_gives_its_worker_back(world: SamplerWorld):
+    async with at_work(world, 1) as (_, sampler, run_id), world.sampler(queues={"team": QUEUE}) as other:
+        assert list((await sampler.info()).active_runs) == [run_id]
+        await other.cancel(run_id)
+
+        async def free() -> bool:
+            return not (await sampler.info()).active_runs
+
+        await eventually(free)
+
+
+async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered(world: SamplerWorld):
+    async with at_work(world, 1, overlap=2) as (people, _, run_id):
+        await people.submit(await take(people, "ann"), [])
+    async with world.sampler(queues={"team": {**QUEUE, "overlap": 1}}) as sampler:
+        run = await asyncio.wait_for(sampler.wait(run_id), 20)
+        assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)

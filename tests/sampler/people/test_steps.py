@@ -171,8 +171,8 @@ def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it()
         steps.adjudicate(record, [("p1", YES), ("p2", NO)], "judge", 3.0)
     judged = steps.adjudicate(record, [("p1", YES), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge", 3.0).record
     assert (judged.state, judged.decision) == ("DECIDED", {"p1": E, "p2": R, "p3": A, "p4": R})
-    with pytest.raises(errors.NotFound, match="not in conflict"):
-        steps.adjudicate(judged, [("p1", NO)], "judge", 4.0)
+    again = steps.adjudicate(judged, [("p1", NO)], "chief", 4.0).record
+    assert (again.adjudicator, again.decision) == ("chief", {"p1": R, "p2": R, "p3": A, "p4": R})
     with pytest.raises(errors.FailedPrecondition, match="adjudicated"):
         steps.undo(judged, judged.answers[0].id, 4.0)
 

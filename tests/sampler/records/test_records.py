@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2
+from aeenc import errors
+from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
@@ -14,7 +15,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set, serving
+from support.worlds.sampler_world import HYPOTHESES, QUEUE, SamplerWorld, brute_force, finish, pair_set, serving
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
 COMMIT = NodeCommit(
@@ -133,3 +134,44 @@ async def test_a_registry_that_is_away_does_not_stop_a_run(world: SamplerWorld):
         run = await finish(client)
         assert run.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == brute_force()
+
+
+async def test_a_request_id_of_an_import_is_not_taken_for_other_pairs(world: SamplerWorld):
+    one, other = (
+        types_pb2.Pair(query=query, premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
+        for query in ("q", "r")
+    )
+    async with world.sampler() as client:
+        first = await client.import_pairs("science", [one], request_id="i1")
+    async with world.sampler() as client:
+        assert await client.import_pairs("science", [one], request_id="i1") == first
+        for corpus, pairs, problem in (
+            ("science", [other], "other pairs"),
+            ("science", [one, other], "1 pairs, not 2"),
+            ("art", [one], "corpus 'science', not 'art'"),
+        ):
+            with pytest.raises(errors.AlreadyExists, match=problem):
+                await client.import_pairs(corpus, pairs, request_id="i1")
+        second = await client.import_pairs("science", [other])
+        with pytest.raises(errors.AlreadyExists, match=f"into run {first.run_id}, not {second.run_id}"):
+            await client.import_pairs("science", [one], run_id=second.run_id, request_id="i1")
+
+
+async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team", idempotency_key="k")
+        await client.cancel(run.id, request_id="c1")
+        resume = sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="r1")
+        stub = sampler_pb2_grpc.SamplerServiceStub(client.channel.grpc)
+        await client.channel.unary(stub.ResumeRun, resume)
+        await client.cancel(run.id, request_id="c2")
+        again = (await client.channel.unary(stub.ResumeRun, resume)).run
+        assert again.state == sampler_pb2.RUN_STATE_CANCELLED
+        with pytest.raises(errors.AlreadyExists, match="to CANCELLED, not"):
+            await client.channel.unary(stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="c1"))
+        with pytest.raises(errors.AlreadyExists, match="with other k, max_depth;"):
+            await client.start_run(
+                [("t", "hypothesis 1")], corpus="science", oracle="team", idempotency_key="k", k=3, max_depth=0
+            )
+        with pytest.raises(errors.AlreadyExists, match="with other hypotheses;"):
+            await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", idempotency_key="k")

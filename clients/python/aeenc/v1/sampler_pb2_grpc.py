@@ -188,6 +188,7 @@ class SamplerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run has ended.
+        - ALREADY_EXISTS: the request id was used for another run, or to resume one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +201,7 @@ class SamplerServiceServicer(object):
         Fails with:
         - NOT_FOUND: unknown run.
         - FAILED_PRECONDITION: the run has succeeded.
+        - ALREADY_EXISTS: the request id was used for another run, or to stop one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +221,9 @@ class SamplerServiceServicer(object):
     def ImportPairs(self, request, context):
         """Adds pairs that were judged elsewhere, as a separate run.
 
-        Fails with INVALID_ARGUMENT for a pair without a query, premise or sign.
+        Fails with:
+        - INVALID_ARGUMENT: a pair without a query, premise or sign.
+        - ALREADY_EXISTS: the request id was used with another corpus, other pairs or another run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,7 +241,9 @@ class SamplerServiceServicer(object):
     def LeaseTask(self, request, context):
         """Leases the next tasks to a person. An empty queue gives an empty response, not an error.
 
-        Fails with NOT_FOUND for an unknown run or queue.
+        Fails with:
+        - NOT_FOUND: unknown run or queue.
+        - ALREADY_EXISTS: the request id was used with another run or number of tasks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -283,8 +289,9 @@ class SamplerServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown run, or the person has no answers in it.
-        - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run or was adjudicated; amend it
-        instead.
+        - FAILED_PRECONDITION (ANSWER_USED): the last answer has become pairs of the run, was adjudicated, or was amended
+        by somebody else; amend it instead.
+        - ALREADY_EXISTS: the request id was used with another count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,17 +305,21 @@ class SamplerServiceServicer(object):
         - NOT_FOUND: unknown answer.
         - INVALID_ARGUMENT: unknown premise.
         - FAILED_PRECONDITION: the answer was already amended or taken back.
+        - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
+        - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Adjudicate(self, request, context):
-        """Resolves a conflict between annotators.
+        """Resolves a conflict between annotators, or changes what an adjudicator has decided. If that has become pairs of the
+        run, adds pairs that replace them.
 
         Fails with:
         - NOT_FOUND: unknown conflict.
-        - INVALID_ARGUMENT: a candidate in conflict is missing.
+        - INVALID_ARGUMENT: a candidate in conflict is missing, or there are no verdicts.
+        - ALREADY_EXISTS: the request id was used with other verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
