@@ -28,6 +28,7 @@ from services.encoder.runtime.model import CROSS_ENCODERS, Model
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.store.formats import NewerFormat
 from services.store.registry import LabelRow, Registry, RolloutRow
 
 log = get(__name__)
@@ -77,7 +78,7 @@ class Follower:
         try:
             last_event = await self._registry.last_event()
             await self._apply(retry_failed=True)
-        except errors.Unavailable as error:
+        except (errors.Unavailable, NewerFormat) as error:
             last_event = "0-0"
             await self._restore(error.message)
         except errors.AeencError as error:  # such as a checkpoint missing from the store: tried again later
@@ -99,7 +100,7 @@ class Follower:
                 seen = await self._registry.wait_for_event(last_event, wait_s)
                 await self._apply(retry_failed=seen == last_event)
                 last_event = seen
-            except errors.Unavailable as error:
+            except (errors.Unavailable, NewerFormat) as error:
                 if self._versions.complete:
                     self._readiness.degraded(f"following no labels: {error.message}")
                 await asyncio.sleep(RETRY_S)
@@ -110,12 +111,16 @@ class Follower:
     async def _beat(self) -> None:
         while True:
             try:
-                await self._registry.heartbeat(self._options.instance)
+                await self._send_heartbeat()
             except errors.Unavailable:
                 pass
             except Exception:  # without heartbeats a serving encoder would seem dead
                 log.exception("the heartbeat failed")
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _send_heartbeat(self) -> None:
+        if await self._registry.heartbeat(self._options.instance):
+            self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
 
     async def _apply(self, *, retry_failed: bool) -> None:
         """Runs one round: serves what the rows name, as far as the candidates pass."""
@@ -244,7 +249,7 @@ class Follower:
 
     async def _acknowledge(self, row: LabelRow, *, ok: bool, reason: str = "") -> None:
         instance = self._options.instance
-        await self._registry.heartbeat(instance)
+        await self._send_heartbeat()
         rollout = RolloutRow(instance, row.revision, ok=ok, reason=reason, at=datetime.now(UTC))
         await self._registry.acknowledge(row.space_id, row.name, rollout)
         self._acknowledged[row.space_id, row.name] = (row.revision, row.version)
