@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.premises import PREMISES, PremiseRecord, Premises, write_premises
 from services.store.artifacts import Artifact, ArtifactStore, atomic_write
+from services.store.formats import check_format
 
 __all__ = [
     "ACTIVE",
@@ -142,17 +144,35 @@ def open_generation(
 
 
 def read_active(store: ArtifactStore, corpus: str) -> str | None:
-    """Returns the id of the generation that searches see; None before the first activation."""
+    """Returns the id of the generation that searches see; None before the first activation.
+
+    Raises DataLoss for a damaged pointer, NewerFormat for one of a newer release.
+    """
+    record = _read_pointer(store.root / folder_of(corpus) / ACTIVE)
+    return None if record is None else str(record["generation"])
+
+
+def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
+    """Moves the pointer to the active generation, durably and as a whole, also in place of a damaged one.
+
+    What a later minor release has added to it stays. Raises NewerFormat when it is not to be replaced.
+    """
     path = store.root / folder_of(corpus) / ACTIVE
     try:
-        return str(json.loads(path.read_bytes())["generation"])
+        last = _read_pointer(path) or {}
+    except errors.DataLoss:
+        last = {}
+    record = {**last, "format_version": FORMAT_VERSION, "generation": generation_id}
+    atomic_write(path, json.dumps(record).encode())
+
+
+def _read_pointer(path: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        check_format(record, FORMAT_VERSION, str(path))
+        record["generation"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.DataLoss(f"{path} cannot be read ({error}); activate a generation again") from error
-
-
-def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
-    """Moves the pointer to the active generation, durably and as a whole."""
-    record = {"format_version": FORMAT_VERSION, "generation": generation_id}
-    atomic_write(store.root / folder_of(corpus) / ACTIVE, json.dumps(record).encode())
+    return record

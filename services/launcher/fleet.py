@@ -27,8 +27,9 @@ import aeenc
 from aeenc import errors
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken
+from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
 from services.store.artifacts import atomic_write
+from services.store.formats import check_format, known_fields
 
 FORMAT_VERSION = 1
 SERVICES = ("trainer", "encoder", "index", "sampler")  # start order: the trainer exports what the encoder loads
@@ -71,7 +72,7 @@ class Fleet:
     def options(self) -> Options | None:
         """Returns the options of the last `up`; None before the first."""
         record = self._read()
-        return Options(**record["options"]) if record else None
+        return Options(**known_fields(Options, record["options"])) if record else None
 
     def targets(self) -> dict[str, str]:
         """Returns the address of each service, as of the last `up`."""
@@ -79,7 +80,7 @@ class Fleet:
 
     def running(self) -> dict[str, ProcessId]:
         """Returns the processes of the last `up` that still run, by name."""
-        found = {name: ProcessId(*pair) for name, pair in self._read().get("processes", {}).items()}
+        found = {name: ProcessId(*pair[:2]) for name, pair in self._read().get("processes", {}).items()}
         return {name: process for name, process in found.items() if process.alive}
 
     def up(self, options: Options, say: Say = lambda _: None) -> dict[str, str]:
@@ -140,6 +141,7 @@ class Fleet:
 
     def _start_redis(self) -> tuple[str, ProcessId]:
         redis = start_private_redis(self.home / "redis", start_new_session=True)
+        reap_later(redis.process)
         identity = ProcessId.of(redis.process.pid)
         assert identity is not None  # it has just answered
         return redis.url, identity
@@ -241,25 +243,30 @@ class Fleet:
         if not path.is_file():
             atomic_write(path, json.dumps({"format_version": FORMAT_VERSION}).encode())
             return
-        found = json.loads(path.read_bytes())["format_version"]
-        if found != FORMAT_VERSION:
-            raise errors.FailedPrecondition(
-                f"{self.home} has format_version {found}, this build reads {FORMAT_VERSION}; choose another --home"
-            )
+        self._read_json(path)
 
     def _read(self) -> dict[str, Any]:
+        return self._read_json(self._file) if self._file.exists() else {}
+
+    def _read_json(self, path: Path) -> dict[str, Any]:
+        """Reads a record of this home. Raises NewerFormat, or FailedPrecondition for one that cannot be read."""
         try:
-            record: dict[str, Any] = json.loads(self._file.read_bytes())
-        except FileNotFoundError:
-            return {}
+            record: dict[str, Any] = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, str(path))
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.FailedPrecondition(
+                f"{path} cannot be read ({error!r}); restore it, or choose another --home"
+            ) from error
         return record
 
     def _write(self, options: Options, targets: dict[str, str], running: dict[str, ProcessId], redis_url: str) -> None:
+        last = self._read()  # what a later minor release has added stays
         record = {
+            **last,
             "format_version": FORMAT_VERSION,
             "targets": targets,
             "redis_url": redis_url,
-            "options": asdict(options),
+            "options": {**last.get("options", {}), **asdict(options)},
             "processes": {name: [process.pid, process.started] for name, process in running.items()},
         }
         atomic_write(self._file, json.dumps(record, indent=1).encode())

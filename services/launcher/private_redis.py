@@ -81,7 +81,12 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
         stderr=subprocess.DEVNULL,
         start_new_session=start_new_session,
     )
-    _await_answer(process, socket, directory)
+    try:
+        _await_answer(process, socket, directory)
+    except BaseException:  # an interrupted start leaves no server behind, either
+        process.kill()
+        process.wait()
+        raise
     return PrivateRedis(process, f"unix://{socket}")
 
 
@@ -97,15 +102,16 @@ def _short_folder(directory: Path) -> Path:
 
 def _await_answer(process: subprocess.Popen[bytes], socket: Path, directory: Path) -> None:
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
-    client = redis.Redis(unix_socket_path=str(socket))
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if client.ping():
-                client.close()
-                return
-        except redis.RedisError:
-            time.sleep(0.02)
-    process.kill()
+    at_once = Retry(NoBackoff(), 0)  # the loop below tries again
+    with redis.Redis(unix_socket_path=str(socket), retry=at_once) as client:
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if client.ping():
+                    return
+            except redis.RedisError:
+                time.sleep(0.02)
     raise errors.Unavailable(f"redis-server did not start; {directory / 'redis.log'} says why")

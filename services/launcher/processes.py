@@ -64,7 +64,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             env={**os.environ, **environment},
             start_new_session=True,
         )
-    _reap_later(process)
+    reap_later(process)
     identity = ProcessId.of(process.pid)
     return identity or ProcessId(process.pid, -1)  # -1: it has ended already; no process has this identity
 
@@ -116,6 +116,6 @@ def is_taken(target: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def _reap_later(process: subprocess.Popen[bytes]) -> None:
+def reap_later(process: subprocess.Popen[bytes]) -> None:
     """Waits for the child in a thread, so that it leaves no zombie."""
     threading.Thread(target=process.wait, daemon=True).start()

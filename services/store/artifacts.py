@@ -8,6 +8,7 @@ a database: what an artifact means is up to who names it (a label, an active poi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -23,10 +24,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aeenc import errors
+from services.kit.logs import get
+from services.store.formats import check_format
+
+log = get(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = ".writing.lock"  # held shared by every writer; the kernel releases it when a process dies
+REPLACING_LOCK = ".replacing.lock"  # held by the one writer that judges an artifact of the same id
+TEMPORARY, DELETED, DAMAGED = ".tmp-", ".deleted-", ".damaged-"  # directories that the next sweep removes
 MANIFEST_BYTES_MAX = 4 * 1024 * 1024
 _BLOCK_BYTES = 1024 * 1024
 
@@ -75,7 +82,9 @@ class ArtifactWriter:
     ) -> Artifact:
         """Hashes and syncs the files, writes the manifest and makes the directory visible under its content's id.
 
-        `announce` is called with the id before anybody can see the artifact.
+        `announce` is called with the id before anybody can see the artifact. An artifact that stands there already is
+        verified in full and returned. A damaged one is set aside under a hidden name, where its readers keep it until
+        the next sweep. Raises NewerFormat, and leaves it alone, when a newer release has written it.
         """
         files = {entry.name: _hash_and_sync(entry) for entry in sorted(self.path.iterdir())}
         content = {"kind": self._kind, "meta": meta, "files": {name: entry.sha256 for name, entry in files.items()}}
@@ -84,9 +93,6 @@ class ArtifactWriter:
         target = self._store.root / self._folder / artifact_id
         if announce is not None:
             announce(artifact_id)
-        if target.exists():
-            sync_directory(target.parent)  # its writer may have died before this
-            return self._store.open(self._folder, artifact_id, verify="size")
         manifest = {
             "format_version": FORMAT_VERSION,
             "kind": self._kind,
@@ -95,15 +101,26 @@ class ArtifactWriter:
             "meta": dict(meta),
             "files": {name: {"sha256": e.sha256, "size_bytes": e.size_bytes} for name, e in files.items()},
         }
+        while not self._place(target, manifest):
+            if standing := self._store.keep_or_set_aside(self._folder, manifest):
+                return standing
+        return self._store.open(self._folder, artifact_id, verify="size")
+
+    def _place(self, target: Path, manifest: dict[str, Any]) -> bool:
+        """Makes the directory visible. Returns False when something stands there, maybe since a moment ago."""
+        if os.path.lexists(target):
+            return False
         _write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
         sync_directory(self.path)
         try:
             self.path.rename(target)
         except OSError:
-            if not target.exists():  # another writer of the same content may have been faster
+            if not os.path.lexists(target):  # otherwise another writer of the same content was faster
                 raise
+            (self.path / MANIFEST).unlink()  # a caller's directory may be committed again
+            return False
         sync_directory(target.parent)
-        return self._store.open(self._folder, artifact_id, verify="size")
+        return True
 
 
 class ArtifactStore:
@@ -130,7 +147,7 @@ class ArtifactStore:
             if directory is not None:
                 yield ArtifactWriter(self, kind, folder, directory)
                 return
-            path = self.root / folder / f".tmp-{uuid.uuid4().hex}"
+            path = self.root / folder / f"{TEMPORARY}{uuid.uuid4().hex}"
             path.mkdir()
             try:
                 yield ArtifactWriter(self, kind, folder, path)
@@ -147,7 +164,8 @@ class ArtifactStore:
     ) -> Artifact:
         """Opens an artifact, checking names, sizes and (with `full`) hashes against its manifest.
 
-        Raises NotFound when there is none, DataLoss with the name of the file that differs from the manifest.
+        Raises NotFound when there is none, DataLoss with the name of the file that differs from the manifest,
+        NewerFormat when a newer release has written it.
         """
         directory = self.path(folder, artifact_id)
         manifest_path = directory / MANIFEST
@@ -164,6 +182,27 @@ class ArtifactStore:
         if extra:
             raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
         return artifact
+
+    def keep_or_set_aside(self, folder: str, manifest: Mapping[str, Any]) -> Artifact | None:
+        """Returns what stands under a manifest's id if it is just that, hash by hash; otherwise hides it: None.
+
+        Raises NewerFormat for what this release cannot judge. One process at a time does this in a folder, so that
+        nobody hides what another has just put there.
+        """
+        artifact_id = manifest["id"]
+        path = self.path(folder, artifact_id)
+        with (self.root / folder / REPLACING_LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                standing = self.open(folder, artifact_id, verify="full")
+                _check_content(path / MANIFEST, manifest)
+            except (errors.DataLoss, errors.NotFound, OSError) as error:  # an unreadable file is a damaged one
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(path.parent / f"{DAMAGED}{artifact_id}-{uuid.uuid4().hex}")
+                    log.warning("a damaged artifact is set aside", folder=folder, id=artifact_id, reason=str(error))
+                return None
+        sync_directory(path.parent)  # its writer may have died before this
+        return standing
 
     def list(self, folder: str) -> list[str]:
         """Lists the ids of all committed artifacts of a folder, sorted."""
@@ -189,8 +228,8 @@ class ArtifactStore:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            for left in (*parent.glob(".tmp-*"), *parent.glob(".deleted-*")):
-                shutil.rmtree(left, ignore_errors=True)
+            for left in (path for kind in (TEMPORARY, DELETED, DAMAGED) for path in parent.glob(f"{kind}*")):
+                left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
         return True
 
 
@@ -216,7 +255,7 @@ def make_directory(path: Path) -> None:
 
 def remove_directory(path: Path) -> None:
     """Hides a directory in one step, durably, then removes it. Raises FileNotFoundError when there is none."""
-    tombstone = path.parent / f".deleted-{uuid.uuid4().hex}"
+    tombstone = path.parent / f"{DELETED}{uuid.uuid4().hex}"
     path.rename(tombstone)
     sync_directory(path.parent)
     shutil.rmtree(tombstone, ignore_errors=True)
@@ -255,6 +294,17 @@ def _hash_and_sync(path: Path) -> FileEntry:
     return FileEntry(sha256_of(path), path.stat().st_size)
 
 
+def _check_content(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises DataLoss unless the manifest at `path` describes the same content as `manifest`."""
+
+    def content(of: Mapping[str, Any]) -> str:
+        said = {name: of[name] for name in ("kind", "id", "meta", "files")}
+        return json.dumps(json.loads(json.dumps(said)), sort_keys=True)  # one way to write it
+
+    if content(json.loads(path.read_bytes())) != content(manifest):
+        raise errors.DataLoss(f"{path} describes other content than {manifest['id']!r}; restore it")
+
+
 def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
     if path.is_symlink() or path.stat().st_size > MANIFEST_BYTES_MAX:
         raise errors.DataLoss(f"{path} is a link or over {MANIFEST_BYTES_MAX:,} bytes; restore it")
@@ -264,10 +314,7 @@ def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
         raise errors.DataLoss(f"{path} has sha256 {digest[:12]}…, expected {expected_sha256[:12]}…; restore it")
     try:
         manifest = json.loads(data)
-        if manifest["format_version"] != FORMAT_VERSION:
-            raise errors.DataLoss(
-                f"{path} has format_version {manifest['format_version']}, this build reads {FORMAT_VERSION}"
-            )
+        check_format(manifest, FORMAT_VERSION, str(path))
         return Artifact(
             path=path.parent,
             kind=manifest["kind"],

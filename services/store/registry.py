@@ -11,24 +11,35 @@ Events only wake readers; the row is the truth. The newest row has the highest r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
 from aeenc import errors
+from services.store.formats import NewerFormat, check_format, known_fields, unknown_fields
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
 
+R = TypeVar("R", "CheckpointRow", "RolloutRow")
+
 FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
+FORGET_S = 3600  # an encoder that has been silent for so long is forgotten, with its acknowledgements
+ANSWERS_KEPT = 1000
+ROLLOUT_POLL_S = 1.0  # an encoder's death wakes nobody, nor does an answer of one from before 0.2
+ROLLOUT_PAUSE_S = 0.05  # many encoders answer at a time
 EVENTS_KEPT = 10_000
 DELETED_TTL_S = 86_400
 
 # KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record.
 # ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer
+# Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
@@ -43,6 +54,10 @@ local function move(key, name, version, share, last)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
     'version', version, 'revision', revision)
   return revision
+end
+for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
+  local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
+  if found > 1 then return {-1, found, name} end
 end
 local function done(revision)
   if ARGV[8] ~= '' then
@@ -66,6 +81,8 @@ return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or
 # ARGV: space, name, keep, seconds, expected revision or -1, request or '', seconds
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
+local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 1)
+if format > 1 then return -format end
 if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
 redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
@@ -77,6 +94,39 @@ if ARGV[6] ~= '' then
   redis.call('EXPIRE', KEYS[6], ARGV[7])
 end
 return 1
+"""
+
+# KEYS: instances.  ARGV: instance, seconds it lives, seconds until the silent are forgotten.  Answers 1 to a new one.
+# Only the clock of Redis counts: those of two hosts may differ by more than a heartbeat's life.
+_NOW = "local time = redis.call('TIME')\nlocal now = tonumber(time[1]) + tonumber(time[2]) / 1e6\n"
+_BEAT = f"""{_NOW}
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. now - ARGV[3])
+return redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+"""
+
+# KEYS: label row, acknowledgements, instances, answers.  ARGV: instance, row, keep.  Trims those of forgotten encoders.
+_ACKNOWLEDGE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+if redis.call('HLEN', KEYS[2]) > redis.call('ZCARD', KEYS[3]) then
+  for _, instance in ipairs(redis.call('HKEYS', KEYS[2])) do
+    if instance ~= ARGV[1] and not redis.call('ZSCORE', KEYS[3], instance) then
+      redis.call('HDEL', KEYS[2], instance)
+    end
+  end
+end
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[3], '*', 'instance', ARGV[1])
+return 1
+"""
+
+# KEYS: instances, acknowledgements.  Answers Redis' time in seconds, then each live instance and its row or ''
+_ROLLOUTS = f"""{_NOW}
+local answer = {{time[1]}}
+for _, instance in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
+  answer[#answer + 1] = instance
+  answer[#answer + 1] = redis.call('HGET', KEYS[2], instance) or ''
+end
+return answer
 """
 
 
@@ -101,8 +151,8 @@ class CheckpointRow:
 
     @classmethod
     def of_json(cls, data: str) -> CheckpointRow:
-        """Reads what `to_json` wrote."""
-        return cls(**_of_json(data, "created_at"))
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
+        return _of_json(cls, data, "created_at", "a checkpoint's row")
 
 
 @dataclass(frozen=True)
@@ -119,20 +169,27 @@ class LabelRow:
 
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
-        """Reads the hash that the registry's scripts write; earlier releases wrote no share."""
-        return cls(
-            space_id=row["space_id"],
-            name=row["name"],
-            version=row["version"],
-            revision=int(row["revision"]),
-            previous=row["previous"],
-            moved_at=datetime.fromisoformat(row["moved_at"]),
-            share=float(row.get("share", 0.0)),
-        )
+        """Reads the hash that the registry's scripts write; earlier releases wrote no share.
+
+        Raises NewerFormat or DataLoss.
+        """
+        what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
+        with _data_loss_unless_readable(what):
+            check_format(row, FORMAT_VERSION, what)
+            return cls(
+                space_id=row["space_id"],
+                name=row["name"],
+                version=row["version"],
+                revision=int(row["revision"]),
+                previous=row["previous"],
+                moved_at=datetime.fromisoformat(row["moved_at"]),
+                share=float(row.get("share", 0.0)),
+            )
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""
-        return {name: str(value) for name, value in {**asdict(self), "moved_at": self.moved_at.isoformat()}.items()}
+        row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
+        return {name: str(value) for name, value in row.items()}
 
 
 @dataclass(frozen=True)
@@ -151,8 +208,8 @@ class RolloutRow:
 
     @classmethod
     def of_json(cls, data: str) -> RolloutRow:
-        """Reads what `to_json` wrote."""
-        return cls(**_of_json(data, "at"))
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
+        return _of_json(cls, data, "at", "an encoder's answer")
 
 
 class Registry:
@@ -164,14 +221,27 @@ class Registry:
         self.requests = Requests(redis, namespace)
         self._move: Any = redis.register_script(_MOVE)
         self._delete: Any = redis.register_script(_DELETE)
+        self._beat: Any = redis.register_script(_BEAT)
+        self._acknowledge: Any = redis.register_script(_ACKNOWLEDGE)
+        self._rollouts: Any = redis.register_script(_ROLLOUTS)
+        self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
+        self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
 
     async def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Registers a checkpoint. Adding it again keeps its place and replaces its row."""
-        async with unavailable_if_down(f"register checkpoint {row.version}"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.set(self._key("checkpoint", row.version), row.to_json())  # the version is the content's hash
+        """Registers a checkpoint. Adding it again keeps its place and replaces its row.
+
+        What a later minor release has added to the row stays. Raises NewerFormat when the row is not to be replaced.
+        """
+        key = self._key("checkpoint", row.version)  # the version is the content's hash
+
+        async def put(pipe: Any) -> None:
+            data = await pipe.get(key)
+            pipe.multi()
+            pipe.set(key, _to_json(row, _further_fields(data)))
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
-            await pipe.execute()
+
+        async with unavailable_if_down(f"register checkpoint {row.version}"):
+            await self._redis.transaction(put, key)
 
     async def checkpoint(self, version: str) -> CheckpointRow | None:
         """Returns a checkpoint's row; None for an unknown one."""
@@ -238,6 +308,8 @@ class Registry:
         arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._move(keys=keys, args=arguments)
+        if moved < 0:
+            check_format({"format_version": revision}, FORMAT_VERSION, f"label {current!r} of space {space_id}")
         if not moved:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
@@ -295,6 +367,8 @@ class Registry:
             answer = await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted])
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
+        if answer < 0:
+            check_format({"format_version": -answer}, FORMAT_VERSION, f"label {name!r} of space {space_id}")
         if not answer:
             raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
@@ -311,37 +385,38 @@ class Registry:
 
     async def last_event(self) -> str:
         """Returns the id of the newest event, to wait from without missing one."""
+        return await self._last(self.events_key)
+
+    async def _last(self, stream: str) -> str:
         async with unavailable_if_down("follow the labels"):
-            newest: Any = await self._redis.xrevrange(self.events_key, count=1)
+            newest: Any = await self._redis.xrevrange(stream, count=1)
         return str(newest[0][0]) if newest else "0-0"
 
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
-        """Records how far an encoder has come with a label."""
+        """Records how far an encoder has come with a label; nothing, when the label is gone."""
+        keys = [self._label_key(space_id, label), self._ack_key(space_id, label), self._instances, self._answers]
         async with unavailable_if_down(f"acknowledge label {label}"):
-            await self._redis.hset(self._ack_key(space_id, label), row.instance, row.to_json())
+            await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
 
-    async def heartbeat(self, instance: str) -> None:
-        """Marks an encoder as alive for the next 15 s."""
+    async def heartbeat(self, instance: str) -> bool:
+        """Marks an encoder as alive for the next 15 s, by the clock of Redis.
+
+        True for one that was not known, or forgotten: then its acknowledgements may be gone, too.
+        """
         async with unavailable_if_down("send the heartbeat"):
-            await self._redis.zadd(self._key("instances"), {instance: datetime.now(UTC).timestamp() + HEARTBEAT_TTL_S})
+            return bool(await self._beat(keys=[self._instances], args=[instance, HEARTBEAT_TTL_S, FORGET_S]))
 
     async def sign_off(self, instance: str) -> None:
         """Marks an encoder as gone."""
         async with unavailable_if_down("sign off"):
-            await self._redis.zrem(self._key("instances"), instance)
+            await self._redis.zrem(self._instances, instance)
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
         """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""
         async with unavailable_if_down(f"read the rollout of {label}"):
-            now = datetime.now(UTC)
-            instances = await self._redis.zrangebyscore(self._key("instances"), now.timestamp(), "+inf")
-            answers = await self._redis.hgetall(self._ack_key(space_id, label))
-        return [
-            RolloutRow.of_json(answers[instance])
-            if instance in answers
-            else RolloutRow(instance, 0, ok=False, reason="has not answered yet", at=now)
-            for instance in sorted(instances)
-        ]
+            now_s, *flat = await self._rollouts(keys=[self._instances, self._ack_key(space_id, label)])
+        now = datetime.fromtimestamp(int(now_s), UTC)
+        return sorted(map(partial(_rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
 
     async def await_rollout(self, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
         """Waits until every live encoder has answered a revision, it is overtaken, or time is up; returns the rollouts.
@@ -350,13 +425,20 @@ class Registry:
         stops sending heartbeats no longer than the last one holds.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
+        seen = {key: await self._last(key) for key in (self.events_key, self._answers)}
         while True:
             rollouts = await self.rollouts(row.space_id, row.name)
             done = bool(rollouts) and all(rollout.revision >= row.revision for rollout in rollouts)
             now = await self.label(row.space_id, row.name)
-            if done or now is None or now.revision != row.revision or asyncio.get_running_loop().time() >= deadline:
+            left_s = deadline - asyncio.get_running_loop().time()
+            if done or now is None or now.revision != row.revision or left_s <= 0:
                 return rollouts
-            await asyncio.sleep(0.05)
+            block_ms = max(int(min(left_s, ROLLOUT_POLL_S) * 1000), 1)
+            async with unavailable_if_down(f"follow the rollout of {row.name}"):
+                answer: Any = await self._redis.xread(seen, block=block_ms)
+            if answer:
+                seen |= {key: entries[-1][0] for key, entries in answer}
+                await asyncio.sleep(min(left_s, ROLLOUT_PAUSE_S))
 
     @property
     def events_key(self) -> str:
@@ -379,14 +461,47 @@ class Registry:
         return self._key("ack", space_id, name)
 
 
-def _to_json(row: CheckpointRow | RolloutRow) -> str:
-    return json.dumps({**asdict(row), "format_version": FORMAT_VERSION}, default=datetime.isoformat)
+def _rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
+    """Reads an encoder's answer. One that cannot be read is none, and says why."""
+    reason = "has not answered yet"
+    if data:
+        try:
+            return RolloutRow.of_json(data)
+        except (NewerFormat, errors.DataLoss) as error:
+            reason = error.message
+    return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
 
 
-def _of_json(data: str, time_field: str) -> dict[str, Any]:
-    record = json.loads(data)
-    del record["format_version"]
-    return {**record, time_field: datetime.fromisoformat(record[time_field])}
+def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any] | None = None) -> str:
+    record = {**(further or {}), **asdict(row), "format_version": FORMAT_VERSION}
+    return json.dumps(record, default=datetime.isoformat)
+
+
+def _of_json(cls: type[R], data: str, time_field: str, what: str) -> R:
+    with _data_loss_unless_readable(what):
+        record = json.loads(data)
+        named = f"{what} ({record.get('version') or record.get('instance')})"
+        check_format(record, FORMAT_VERSION, named)
+        return cls(**{**known_fields(cls, record), time_field: datetime.fromisoformat(record[time_field])})
+
+
+def _further_fields(data: str | None) -> dict[str, Any]:
+    """Returns what a stored checkpoint's row has beside the known fields; nothing for one that cannot be read."""
+    if data is None:
+        return {}
+    try:
+        CheckpointRow.of_json(data)
+    except errors.DataLoss:
+        return {}
+    return unknown_fields(CheckpointRow, json.loads(data))
+
+
+@contextlib.contextmanager
+def _data_loss_unless_readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.DataLoss(f"{what} in Redis cannot be read ({error!r}); restore Redis or write it again") from error
 
 
 def _text_of(request: Request | None) -> str:

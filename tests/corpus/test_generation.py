@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from services.corpus.generation import (
     write_premises,
 )
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.formats import NewerFormat
 
 RECORDS = [
     PremiseRecord("p1", "the sun is a kind of star"),
@@ -158,3 +161,28 @@ def test_an_active_pointer_that_cannot_be_read_is_data_loss(artifact_store: Arti
     (artifact_store.root / folder_of("science") / ACTIVE).write_text(content)
     with pytest.raises(errors.DataLoss, match="activate a generation again"):
         read_active(artifact_store, "science")
+
+
+def test_a_pointer_of_the_next_minor_release_is_read_and_kept_and_one_of_the_next_major_is_left_alone(
+    artifact_store: ArtifactStore,
+) -> None:
+    write_active(artifact_store, "science", "g1")
+    path = artifact_store.root / folder_of("science") / ACTIVE
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "moved_by": "somebody"}))
+    assert read_active(artifact_store, "science") == "g1"
+    write_active(artifact_store, "science", "g2")
+    assert json.loads(path.read_bytes()) == {"format_version": 1, "generation": "g2", "moved_by": "somebody"}
+    newer = json.dumps({"format_version": 2, "generations": ["g2"]})
+    path.write_text(newer)
+    with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
+        read_active(artifact_store, "science")
+    with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
+        write_active(artifact_store, "science", "g3")
+    assert path.read_text() == newer
+
+
+def test_a_damaged_pointer_can_be_written_again(artifact_store: ArtifactStore) -> None:
+    write_active(artifact_store, "science", "g1")
+    (artifact_store.root / folder_of("science") / ACTIVE).write_text("{")
+    write_active(artifact_store, "science", "g2")
+    assert read_active(artifact_store, "science") == "g2"

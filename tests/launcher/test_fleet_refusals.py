@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aeenc import errors
 from services.launcher.fleet import Fleet, Options
+from services.launcher.private_redis import start_private_redis
 
 
 def test_a_taken_port_is_named_with_the_remedy(tmp_path: Path):
@@ -24,6 +28,56 @@ def test_a_home_of_another_format_is_left_alone(tmp_path: Path):
     with pytest.raises(errors.FailedPrecondition, match="format_version 99"):
         Fleet(tmp_path).up(Options(base_port=0))
     assert not (tmp_path / "fleet.json").exists()
+
+
+def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_that_has_added(tmp_path: Path):
+    fleet, options = Fleet(tmp_path), Options(base_port=0)
+    fleet._write(options, {"encoder": "127.0.0.1:1"}, {}, "")
+    path = tmp_path / "fleet.json"
+    record = json.loads(path.read_bytes())
+    newer = {**record, "metrics": "on", "options": {**record["options"], "replicas": 2}, "processes": {"x": [1, 2, 3]}}
+    path.write_text(json.dumps(newer))
+    assert (fleet.options(), fleet.targets(), fleet.running()) == (options, {"encoder": "127.0.0.1:1"}, {})
+    fleet._write(replace(options, gold_split="dev"), {}, {}, "")
+    kept = json.loads(path.read_bytes())
+    assert (kept["metrics"], kept["options"]["replicas"], kept["options"]["gold_split"]) == ("on", 2, "dev")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [('{"format_version": 2}', "has format_version 2"), ("{", "cannot be read"), ("[]", "cannot be")],
+)
+def test_a_record_that_this_release_does_not_read_stops_up_and_down_by_name(tmp_path: Path, content: str, said: str):
+    (tmp_path / "fleet.json").write_text(content)
+    for call in (lambda: Fleet(tmp_path).up(Options(base_port=0)), Fleet(tmp_path).down):
+        with pytest.raises(errors.FailedPrecondition, match=rf"fleet\.json {said}"):
+            call()
+    assert (tmp_path / "fleet.json").read_text() == content
+
+
+def is_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_redis_that_does_not_answer_is_ended_and_leaves_no_zombie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script, told = tmp_path / "redis-server", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ > {told}\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("services.launcher.private_redis.START_TIMEOUT_S", 0.5)
+    with pytest.raises(errors.Unavailable, match=r"redis-server did not start; .*redis\.log says why"):
+        start_private_redis(tmp_path / "redis")
+    assert is_gone(int(told.read_text()))
+
+
+def test_a_redis_of_a_fleet_leaves_no_zombie_when_it_ends(tmp_path: Path):
+    fleet = Fleet(tmp_path)
+    _, redis = fleet._start_redis()
+    fleet._end({"redis": redis})
+    assert is_gone(redis.pid)
 
 
 def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

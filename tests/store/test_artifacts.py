@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from aeenc import errors
 from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, atomic_write
+from services.store.formats import NewerFormat
 
 FOLDER = "checkpoints"
 
@@ -135,10 +137,10 @@ def forge(name: str) -> Callable[[dict[str, object]], None]:
         (forge(".."), "is not a plain file name; it is forged"),
         (lambda manifest: manifest.pop("files"), "is not a manifest"),
         (lambda manifest: manifest.update(files=["a"]), "is not a manifest"),
-        (lambda manifest: manifest.update(format_version=2), "format_version 2, this build reads 1"),
+        (lambda manifest: manifest.update(format_version=0), "is not a manifest"),
         (lambda manifest: manifest.update(id="qother"), "is the manifest of 'qother'"),
     ],
-    ids=["parent", "absolute", "dots", "no-files", "files-as-list", "newer", "another-id"],
+    ids=["parent", "absolute", "dots", "no-files", "files-as-list", "no-version", "another-id"],
 )
 def test_a_forged_manifest_is_refused(
     artifact_store: ArtifactStore, change: Callable[[dict[str, object]], None], said: str
@@ -150,6 +152,74 @@ def test_a_forged_manifest_is_refused(
     (artifact.path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(errors.DataLoss, match=said):
         artifact_store.open(FOLDER, artifact.id)
+
+
+def change_manifest(artifact: Artifact, **fields: object) -> None:
+    manifest = json.loads((artifact.path / MANIFEST).read_bytes())
+    (artifact.path / MANIFEST).write_text(json.dumps({**manifest, **fields}))
+
+
+def test_a_manifest_of_the_next_minor_release_is_read_and_one_of_the_next_major_is_refused_by_name(
+    artifact_store: ArtifactStore,
+) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    change_manifest(artifact, signed_by="somebody")
+    assert artifact_store.open(FOLDER, artifact.id).files == artifact.files
+    change_manifest(artifact, format_version=2)
+    newer = (artifact.path / MANIFEST).read_bytes()
+    refused = r"manifest\.json has format_version 2, this release reads up to 1; update this service"
+    with pytest.raises(NewerFormat, match=refused):
+        artifact_store.open(FOLDER, artifact.id)
+    with pytest.raises(NewerFormat, match=refused):
+        commit(artifact_store, {"a": "one"})
+    assert (artifact.path / MANIFEST).read_bytes() == newer, "it is not damaged"
+
+
+def flip_byte(artifact: Artifact) -> None:
+    artifact.file("a").write_text("ONE")
+
+
+def change_meta(artifact: Artifact) -> None:
+    change_manifest(artifact, meta={"dim": 33})
+
+
+def cut_manifest(artifact: Artifact) -> None:
+    (artifact.path / MANIFEST).write_bytes(b"{")
+
+
+def remove_manifest(artifact: Artifact) -> None:
+    (artifact.path / MANIFEST).unlink()
+
+
+def link_elsewhere(artifact: Artifact) -> None:
+    artifact.path.rename(artifact.path.with_name("elsewhere"))
+    artifact.path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("damage", [flip_byte, change_meta, cut_manifest, remove_manifest, link_elsewhere])
+def test_the_same_content_committed_again_takes_the_place_of_a_damaged_artifact(
+    artifact_store: ArtifactStore, damage: Callable[[Artifact], None]
+) -> None:
+    artifact = commit(artifact_store, {"a": "one"}, dim=32)
+    with artifact.file("a").open() as held:
+        damage(artifact)
+        assert commit(artifact_store, {"a": "one"}, dim=32).id == artifact.id
+        assert artifact_store.open(FOLDER, artifact.id, verify="full").file("a").read_text() == "one"
+        (aside,) = [name for name in hidden(artifact_store) if name.startswith(".damaged-")]
+        assert artifact.id in aside
+        assert artifact_store.sweep(FOLDER)
+        assert held.read().lower() == "one", "a reader keeps what it has opened"
+    assert not [name for name in hidden(artifact_store) if name.startswith(".damaged-")]
+
+
+def test_writers_who_mend_the_same_artifact_at_a_time_leave_one_sound_one(artifact_store: ArtifactStore) -> None:
+    artifact = commit(artifact_store, {"a": "one"})
+    artifact.file("a").write_text("ONE")
+    with ThreadPoolExecutor(8) as pool:
+        ids = {done.id for done in pool.map(lambda _: commit(artifact_store, {"a": "one"}), range(8))}
+    assert ids == {artifact.id}
+    artifact_store.open(FOLDER, artifact.id)
+    assert len([name for name in hidden(artifact_store) if name.startswith(".damaged-")]) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
+from services.store.formats import NewerFormat
 from services.store.redis import SOCKET_TIMEOUT_S, connect, key_prefix
 from services.store.registry import CheckpointRow, Registry, RolloutRow
 
@@ -167,6 +170,94 @@ async def test_a_label_of_an_earlier_release_has_no_share(registry: Registry, re
     assert [label.share for label in await registry.labels()] == [0.0]
     assert (await registry.set_label(SPACE, "canary", "q1", share=0.0)).revision == 1
     assert (await registry.set_label(SPACE, "canary", "q2")).share == 0.0
+
+
+@pytest.fixture
+async def stored(redis_url: str, namespace: str) -> AsyncIterator[Stored]:
+    """The rows of this test's namespace, as other releases see them."""
+    redis: Any = connect(redis_url)
+    yield Stored(redis, key_prefix(namespace))
+    await redis.aclose()
+
+
+class Stored:
+    """Changes rows behind the registry's back. Names are those of keys, without the namespace."""
+
+    def __init__(self, redis: Any, prefix: str) -> None:
+        self.redis, self._prefix = redis, prefix
+
+    async def change_json(self, name: str, **fields: Any) -> None:
+        key = self._prefix + name
+        await self.redis.set(key, json.dumps({**json.loads(await self.redis.get(key)), **fields}))
+
+    async def read_json(self, name: str) -> Any:
+        return json.loads(await self.redis.get(self._prefix + name))
+
+    async def change_hash(self, name: str, field: str, value: Any) -> None:
+        await self.redis.hset(self._prefix + name, field, value)
+
+    async def read_hash(self, name: str, field: str) -> Any:
+        return await self.redis.hget(self._prefix + name, field)
+
+
+NEWER = "has format_version 2, this release reads up to 1; update this service"
+
+
+async def test_what_the_next_minor_release_adds_to_a_row_is_passed_over_and_kept(
+    registry: Registry, stored: Stored
+) -> None:
+    await registry.add_checkpoint(row("q1"))
+    await registry.set_label(SPACE, "stable", "q1")
+    await stored.change_json("checkpoint:q1", signed_by="somebody")
+    await stored.change_hash(f"label:{SPACE}:stable", "pinned", "1")
+    assert await registry.checkpoint("q1") == row("q1")
+    assert await registry.checkpoints() == [row("q1")]
+    assert [label.version for label in await registry.labels()] == ["q1"]
+    again = replace(row("q1"), manifest_sha256="f" * 64)
+    await registry.add_checkpoint(again)
+    assert await registry.checkpoint("q1") == again
+    assert (await stored.read_json("checkpoint:q1"))["signed_by"] == "somebody"
+    await registry.set_label(SPACE, "stable", "q2")
+    assert await stored.read_hash(f"label:{SPACE}:stable", "pinned") == "1"
+    await registry.heartbeat("e1")
+    newer = json.dumps({**json.loads(stand("e1", 2).to_json()), "gpu": "H200"})
+    await stored.change_hash(f"ack:{SPACE}:stable", "e1", newer)
+    assert [(one.instance, one.revision) for one in await registry.rollouts(SPACE, "stable")] == [("e1", 2)]
+
+
+async def test_a_row_of_the_next_major_release_is_refused_by_name_and_left_alone(
+    registry: Registry, stored: Stored
+) -> None:
+    for version in ("q1", "q2"):
+        await registry.add_checkpoint(row(version))
+    await registry.set_label(SPACE, "stable", "q1")
+    await registry.heartbeat("e1")
+    await registry.acknowledge(SPACE, "stable", stand("e1", 1))
+    await stored.change_json("checkpoint:q1", format_version=2)
+    await stored.change_hash(f"label:{SPACE}:stable", "format_version", 2)
+    await stored.change_hash(f"ack:{SPACE}:stable", "e1", json.dumps({"format_version": 2, "instance": "e1"}))
+    for read in (lambda: registry.checkpoint("q1"), registry.checkpoints, lambda: registry.add_checkpoint(row("q1"))):
+        with pytest.raises(NewerFormat, match=rf"checkpoint's row \(q1\) {NEWER}"):
+            await read()
+    moves = (lambda: registry.set_label(SPACE, "stable", "q2"), lambda: registry.delete_label(SPACE, "stable"))
+    for use in (registry.labels, lambda: registry.label(SPACE, "stable"), *moves):
+        with pytest.raises(NewerFormat, match=rf"label 'stable' of space {SPACE} {NEWER}"):
+            await use()
+    assert await registry.checkpoint("q2") == row("q2")
+    (rollout,) = await registry.rollouts(SPACE, "stable")
+    assert (rollout.ok, rollout.revision) == (False, 0)
+    assert NEWER in rollout.reason
+
+
+@pytest.mark.parametrize("damage", ["null", "[]", "{", '{"format_version": 1}', '{"format_version": "x"}'])
+async def test_a_row_that_cannot_be_read_is_data_loss_and_can_be_written_again(
+    registry: Registry, stored: Stored, namespace: str, damage: str
+) -> None:
+    await stored.redis.set(f"{key_prefix(namespace)}checkpoint:q1", damage)
+    with pytest.raises(errors.DataLoss, match="a checkpoint's row in Redis cannot be read"):
+        await registry.checkpoint("q1")
+    await registry.add_checkpoint(row("q1"))
+    assert await registry.checkpoint("q1") == row("q1")
 
 
 async def test_a_label_set_anew_after_its_deletion_is_newer_than_all_before(registry: Registry) -> None:

@@ -30,6 +30,7 @@ from services.encoder.runtime.model import CROSS_ENCODERS, Model
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.store.formats import NewerFormat
 from services.store.registry import LabelRow, Registry, RolloutRow
 
 log = get(__name__)
@@ -94,7 +95,7 @@ class Follower:
         self._spawn(self._beat())
         try:
             await (self._restore(away) if away else self._apply(retry_failed=True))
-        except errors.Unavailable as error:
+        except (errors.Unavailable, NewerFormat) as error:
             await self._restore(error.message)
         except errors.AeencError as error:  # such as a checkpoint missing from the store: tried again later
             self._readiness.starting(error.message)
@@ -122,7 +123,7 @@ class Follower:
                 self._retry_failed |= seen == last_event
                 await self._apply_loaded()
                 last_event = seen
-            except errors.Unavailable as error:
+            except (errors.Unavailable, NewerFormat) as error:
                 self._fall_behind(f"following no labels: {error.message}")
                 await asyncio.sleep(RETRY_S)
             except Exception:  # following must survive any error
@@ -137,7 +138,7 @@ class Follower:
             retry_failed, self._retry_failed = self._retry_failed, False
             try:
                 await self._apply(retry_failed=retry_failed)
-            except errors.Unavailable as error:
+            except (errors.Unavailable, NewerFormat) as error:
                 self._fall_behind(f"following no labels: {error.message}")
             except Exception:  # following must survive any error of one round
                 log.exception("following the registry failed")
@@ -147,12 +148,16 @@ class Follower:
     async def _beat(self) -> None:
         while True:
             try:
-                await self._registry.heartbeat(self._options.instance)
+                await self._send_heartbeat()
             except errors.Unavailable:
                 pass
             except Exception:  # without heartbeats a serving encoder would seem dead
                 log.exception("the heartbeat failed")
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _send_heartbeat(self) -> None:
+        if await self._registry.heartbeat(self._options.instance):
+            self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
 
     async def _apply(self, *, retry_failed: bool) -> None:
         """Runs one round: serves what the rows name, as far as the candidates pass."""
@@ -363,7 +368,7 @@ class Follower:
 
     async def _acknowledge(self, row: LabelRow, *, ok: bool, reason: str = "") -> None:
         instance = self._options.instance
-        await self._registry.heartbeat(instance)
+        await self._send_heartbeat()
         rollout = RolloutRow(instance, row.revision, ok=ok, reason=reason, at=datetime.now(UTC))
         await self._registry.acknowledge(row.space_id, row.name, rollout)
         self._acknowledged[row.space_id, row.name] = (row.revision, row.version)

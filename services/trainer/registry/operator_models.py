@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from aeenc import errors
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore, atomic_write, sha256_of
+from services.store.formats import NewerFormat
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.models.base_model import (
     FILES,
@@ -79,11 +80,11 @@ class ModelExports:
 
 
 async def once_redis_answers(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call until Redis answers it, however long that takes."""
+    """Repeats a call until Redis answers it with rows that this release reads, however long that takes."""
     while True:
         try:
             return await call()
-        except errors.Unavailable as error:
+        except (errors.Unavailable, NewerFormat) as error:
             log.warning("the trainer waits for redis", reason=error.message)
             await asyncio.sleep(RETRY_S)
 

@@ -5,7 +5,6 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import FACTS, SPACE, facts, files_of, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
@@ -146,7 +145,6 @@ async def test_verify_names_the_damaged_file_and_changes_nothing(index):
     assert await active(index) == first
 
 
-@pytest.mark.skipif(not hasattr(ArtifactStore, "keep_or_set_aside"), reason="the store keeps what is damaged")
 @pytest.mark.parametrize("request_id", ["", "r"])
 async def test_a_damaged_generation_is_whole_again_after_it_was_built_again(index, request_id):
     built = await index.client.build("science", facts(), request_id=request_id)

@@ -16,11 +16,12 @@ import pytest
 
 from aeenc import Channel, RegistryClient, TrainerClient, errors
 from services.store.artifacts import ArtifactStore, sha256_of
+from services.store.formats import NewerFormat
 from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.processes.child import Child
 from services.trainer.registry.checkpoints import Checkpoints
-from services.trainer.registry.operator_models import EXPORTER
+from services.trainer.registry.operator_models import EXPORTER, once_redis_answers
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
 from support.worlds.trainer_world import Space, trainer_settings
@@ -168,3 +169,16 @@ async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
             await trainer.start_job(corpus=corpus, run_ids=["r"], base_version=exported.artifact.id)
         with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, which gives no vectors"):
             await trainer.evaluate(corpus, [("sun", ["moon"])], version=exported.artifact.id)
+
+
+async def test_rows_of_a_newer_release_are_waited_for_and_do_not_end_the_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.trainer.registry.operator_models.RETRY_S", 0.0)
+    answers = iter([NewerFormat("label 'stable' has format_version 2"), errors.Unavailable("redis is away"), "done"])
+
+    async def call() -> str:
+        answer = next(answers)
+        if isinstance(answer, errors.AeencError):
+            raise answer
+        return answer
+
+    assert await once_redis_answers(call) == "done"

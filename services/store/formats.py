@@ -1,0 +1,43 @@
+"""The format of stored records, on disk and in Redis: what every release reads, and what it refuses by name.
+
+`format_version` is a whole number that changes only when older releases must not read a record. What a release adds
+beside that are further fields: readers pass over those that they do not know, and who rewrites a record keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from aeenc import errors
+
+
+class NewerFormat(errors.FailedPrecondition):
+    """A newer release has written the record. It is sound: nobody may replace or remove it as damaged."""
+
+
+def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
+    """Raises NewerFormat, naming `what`, for a record with a `format_version` above `readable`.
+
+    Raises KeyError, TypeError or ValueError for a record without a whole number from 1.
+    """
+    found = int(record["format_version"])
+    if found < 1:
+        raise ValueError(f"format_version is {found}")
+    if found > readable:
+        raise NewerFormat(
+            f"{what} has format_version {found}, this release reads up to {readable}; update this service, "
+            "or bring back what the older release wrote"
+        )
+
+
+def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a record that are fields of the dataclass `cls`."""
+    return {field.name: record[field.name] for field in fields(cls) if field.name in record}
+
+
+def unknown_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries that are not, to be kept where the record is rewritten."""
+    known = {"format_version", *(field.name for field in fields(cls))}
+    return {name: value for name, value in record.items() if name not in known}
