@@ -260,10 +260,11 @@ def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:
 def _read(oracle: Oracle, premise_id: str, given: object) -> Verdict:
     """Returns the verdict on one candidate. Raises Unavailable for what is neither a Verdict nor a judgement."""
     verdict = given if isinstance(given, Verdict) else Verdict(given)  # type: ignore[arg-type]  # checked below
-    if isinstance(verdict.judgement, bool) or not isinstance(verdict.judgement, int):
+    judgement: object = verdict.judgement
+    if isinstance(judgement, bool) or not isinstance(judgement, int):
         raise _wrong(
             oracle,
-            f"gives {premise_id!r} the judgement {_short(verdict.judgement)}; give EXPLAINS, REFUSES, ABSTAINS or "
+            f"gives {premise_id!r} the judgement {_short(judgement)}; give EXPLAINS, REFUSES, ABSTAINS or "
             "UNSEEN of aeenc.oracle, or a Verdict",
         )
     return verdict

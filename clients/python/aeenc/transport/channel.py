@@ -105,19 +105,51 @@ class Channel:
     ) -> T:
         """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
 
-        Set `retry` to False for calls that must not run twice. Raises the class of `aeenc.errors` that the service
-        raised.
+        All attempts have one `x-request-id`. Set `retry` to False for calls that must not run twice. Raises the class
+        of `aeenc.errors` that the service raised.
         """
-        budget_s = timeout_s or self.timeout_s
-        deadline = time.monotonic() + budget_s
         metadata = self.metadata(request_id)
-        for attempt in range(1_000_000):
+
+        async def attempt(left_s: float) -> T:
+            return await method(request, timeout=left_s, metadata=metadata)
+
+        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+
+    async def send_stream(
+        self,
+        method: Callable[..., Any],
+        requests: Callable[[], AsyncIterator[Any]],
+        *,
+        timeout_s: float | None = None,
+        retry: bool = False,
+    ) -> Any:
+        """Calls a client-streaming method; `requests` makes the stream of an attempt.
+
+        With `retry`, failures are repeated as `unary` does: for messages that name the same request each time. Raises
+        what the stream itself raises.
+        """
+        metadata = self.metadata()
+
+        async def attempt(left_s: float) -> Any:
+            sent = _Sent(requests())
+            try:
+                return await method(sent.messages(), timeout=left_s, metadata=metadata)
+            except asyncio.CancelledError:
+                sent.reraise()
+                raise
+
+        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+
+    async def _repeated(self, attempt: Callable[[float], Awaitable[T]], budget_s: float, retry: bool) -> T:
+        """Makes attempts with the seconds that are left until one succeeds, or fails for good."""
+        deadline = time.monotonic() + budget_s
+        for number in range(1_000_000):
             left_s = deadline - time.monotonic()
             try:
-                return await method(request, timeout=max(left_s, 0.001), metadata=metadata)
+                return await attempt(max(left_s, 0.001))
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._translate(rpc_error, budget_s)
-                pause_s = _pause_s(error, attempt)
+                pause_s = _pause_s(error, number)
                 if (
                     not (retry and self._retry and isinstance(error, _RETRYABLE))
                     or pause_s > deadline - time.monotonic()
@@ -126,16 +158,6 @@ class Channel:
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
 
-    async def send_stream(
-        self, method: Callable[..., Any], requests: AsyncIterator[Any], *, timeout_s: float | None = None
-    ) -> Any:
-        """Calls a client-streaming method; `requests` is consumed once, so it is not retried."""
-        budget_s = timeout_s or self.timeout_s
-        try:
-            return await method(requests, timeout=budget_s, metadata=self.metadata())
-        except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, budget_s) from None
-
     async def stream(
         self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None
     ) -> AsyncIterator[Any]:
@@ -143,12 +165,17 @@ class Channel:
 
         No default deadline: a watch may last as long as what it watches.
         """
-        call = method(request, timeout=timeout_s, metadata=self.metadata())
+        sent = _Sent(request) if isinstance(request, AsyncIterator) else None
+        call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=self.metadata())
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as rpc_error:
             raise self._translate(rpc_error, timeout_s) from None
+        except asyncio.CancelledError:
+            if sent is not None:
+                sent.reraise()
+            raise
         finally:
             call.cancel()
 
@@ -204,6 +231,28 @@ class Channel:
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error
+
+
+class _Sent:
+    """The messages of one call. grpc.aio cancels a call whose messages raise, and hides what they raised."""
+
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = messages
+        self._error: Exception | None = None
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yields the messages, keeping what they raise."""
+        try:
+            async for message in self._messages:
+                yield message
+        except Exception as error:
+            self._error = error
+            raise
+
+    def reraise(self) -> None:
+        """Raises what the messages have raised, if anything."""
+        if self._error is not None:
+            raise self._error
 
 
 class SpreadChannel:
