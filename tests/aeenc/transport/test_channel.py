@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
+from aeenc import Channel, EncoderClient, IndexClient, SamplerClient, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2_grpc
@@ -170,6 +170,18 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
         with pytest.raises(errors.Unavailable, match="starting"):  # a build's premises are consumed once
             await IndexClient(channel).build("science", [])
     assert len(servicer.request_ids) == 2
+
+
+async def test_what_a_stream_of_messages_raises_is_raised() -> None:
+    def broken() -> Iterator[Any]:
+        yield "a", "b"
+        raise KeyError("mine")
+
+    async with served(lambda _: None) as (_, channel):
+        with pytest.raises(KeyError, match="mine"):
+            _ = [batch async for batch in EncoderClient(channel).encode_stream(broken())]
+        with pytest.raises(KeyError, match="mine"):
+            await SamplerClient(channel).start_run(broken())
 
 
 async def test_a_server_that_starts_late_is_waited_for_within_the_timeout() -> None:

@@ -128,7 +128,7 @@ def build_corpus(
     activate: bool = True,
     space_id: str = "",
 ) -> CorpusBuild:
-    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often, from another thread."""
+    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often."""
     premises = premises_of(source) if isinstance(source, Dataset) else source
 
     def progressed(_received: int, encoded: int) -> None:

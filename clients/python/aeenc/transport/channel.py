@@ -7,6 +7,7 @@ static list.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -56,6 +57,8 @@ class Channel:
         self.target = target
         self.timeout_s = timeout_s
         self._retry = retry
+        self._pid = os.getpid()
+        self._is_closed = False
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         self._tls_name = tls_name
         self._options: dict[str, Any] = {
@@ -91,7 +94,11 @@ class Channel:
         self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
-        """Makes the metadata of one call: the credential, and the request id, by default a new one."""
+        """Makes the metadata of one call: the credential, and the request id, by default a new one.
+
+        Raises FailedPrecondition where no call can be made any more: after `close`, or after a fork.
+        """
+        self._refuse_unusable()
         return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
 
     async def unary(
@@ -147,6 +154,9 @@ class Channel:
             left_s = deadline - time.monotonic()
             try:
                 return await attempt(max(left_s, 0.001))
+            except asyncio.CancelledError:
+                self._refuse_closed()
+                raise
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._translate(rpc_error, budget_s)
                 pause_s = _pause_s(error, number)
@@ -175,6 +185,7 @@ class Channel:
         except asyncio.CancelledError:
             if sent is not None:
                 sent.reraise()
+            self._refuse_closed()
             raise
         finally:
             call.cancel()
@@ -200,6 +211,9 @@ class Channel:
             yield call
         except grpc.aio.AioRpcError as rpc_error:
             raise self._translate(rpc_error, None) from None
+        except asyncio.CancelledError:
+            self._refuse_closed()
+            raise
         finally:
             call.cancel()
 
@@ -208,12 +222,28 @@ class Channel:
         return await resolve(self.target)
 
     def to(self, address: Address) -> Channel:
-        """Makes a connection to one server, with the credentials of this one."""
+        """Makes a connection to one server, with the credentials of this one. Raises as `metadata` does."""
+        self._refuse_unusable()
         return Channel(address.target, tls_name=address.name or self._tls_name, **self._options)
 
     async def close(self) -> None:
-        """Closes the connection; calls in flight are cancelled."""
+        """Closes the connection. Calls in flight and later ones raise FailedPrecondition."""
+        self._is_closed = True
         await self.grpc.close()
+
+    def _refuse_unusable(self) -> None:
+        self._refuse_closed()
+        if self._pid != os.getpid():
+            raise errors.FailedPrecondition(
+                f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
+                "processes with the spawn method, or connect after the fork"
+            )
+
+    def _refuse_closed(self) -> None:
+        """Raises FailedPrecondition once the connection is closed, unless it is the task that is being cancelled."""
+        task = asyncio.current_task()
+        if self._is_closed and not (task is not None and task.cancelling()):
+            raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
 
     def _translate(self, rpc_error: grpc.aio.AioRpcError, budget_s: float | None) -> errors.AeencError:
         error = status.from_rpc_error(rpc_error)
