@@ -14,6 +14,7 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer, OracleClient
 from aeenc.v1 import index_pb2_grpc
+from support.waiting import reached
 from support.worlds.sampler_world import FakeIndex, FakeOracle, World, finish, serving
 
 
@@ -59,6 +60,19 @@ async def test_an_iterable_of_ids_accepts_these_and_refuses_all_others() -> None
         (answer,) = await client.judge("r1", [task()])
     assert (answer.task_id, answer.annotator) == ("t1", "words")
     assert judgements(answer) == {"p1": EXPLAINS, "p2": REFUSES}
+
+
+async def test_an_oracle_at_two_addresses_answers_and_says_whether_one_is_connected() -> None:
+    first, second = await WordOracle().start(), await WordOracle().start()
+    client = OracleClient(Channel(f"127.0.0.1:{first.port},127.0.0.1:{second.port}", timeout_s=5))
+    assert not client.connected
+    assert judgements((await client.judge("r1", [task()]))[0])["p1"] == EXPLAINS
+    assert client.connected
+    await first.stop(0)
+    assert judgements((await reached(lambda: client.judge("r1", [task()])))[0])["p1"] == EXPLAINS
+    assert client.connected
+    await client.channel.close()
+    await second.stop(0)
 
 
 async def test_the_oracle_sees_the_whole_task() -> None:

@@ -82,6 +82,18 @@ async def test_every_error_comes_through_as_its_class_with_all_it_carries(cls: t
     assert (received.metadata, received.retry_after_s) == ({"limit": "10"}, None)
 
 
+async def test_an_error_names_the_request_id_that_the_service_returns() -> None:
+    class Internal(Failing):
+        async def _answer(self, context: Any) -> None:
+            sent = dict(context.invocation_metadata())["x-request-id"]
+            await context.abort(grpc.StatusCode.INTERNAL, "the service's log has it", (("x-request-id", sent),))
+
+    async with served(lambda _: None, Internal) as (_, channel):
+        with pytest.raises(errors.AeencError, match=r"^the service's log has it \(request of-the-caller\)$") as caught:
+            await EncoderClient(channel).encode(["a"], request_id="of-the-caller")
+    assert (caught.value.request_id, caught.value.message) == ("of-the-caller", "the service's log has it")
+
+
 async def test_an_own_reason_is_kept_under_the_class_of_its_code() -> None:
     sent = errors.FailedPrecondition("no", reason="MOON_PHASE")
     async with served(lambda _: sent) as (_, channel):

@@ -27,6 +27,13 @@ MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a
 MAX_BACKOFF_S = 2.0
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
+_BEST_FIRST = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.CONNECTING,
+    grpc.ChannelConnectivity.IDLE,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -99,7 +106,7 @@ class Channel:
         Raises FailedPrecondition where no call can be made any more: after `close`, or after a fork.
         """
         self._refuse_unusable()
-        return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
+        return [*self._metadata, (status.REQUEST_ID_KEY, request_id or f"{random.getrandbits(128):032x}")]
 
     async def unary(
         self,
@@ -311,6 +318,11 @@ class SpreadChannel:
     def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
         """Many requests, many responses; the stream stays with one server."""
         return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Returns the best state of any channel: READY when one server is connected."""
+        states = {channel.get_state(try_to_connect) for channel in self._channels}
+        return next(state for state in _BEST_FIRST if state in states)
 
     async def close(self, grace: float | None = None) -> None:
         """Closes all channels."""
