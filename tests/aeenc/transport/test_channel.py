@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import Channel, EncoderClient, IndexClient, SamplerClient, errors, vectors
+from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2_grpc
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 
 Outcome = Callable[[int], errors.AeencError | None]
 
@@ -185,15 +185,23 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
 
 
 async def test_what_a_stream_of_messages_raises_is_raised() -> None:
+    class Listening(Failing):
+        async def EncodeStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            async for _ in request_iterator:
+                yield encoder_pb2.EncodeStreamResponse(batch=await self.Encode(encoder_pb2.EncodeRequest(), context))
+
+        async def PutExplanations(self, request_iterator: Any, context: Any) -> index_pb2.PutExplanationsResponse:
+            return index_pb2.PutExplanationsResponse(total_size=len([request async for request in request_iterator]))
+
     def broken() -> Iterator[Any]:
-        yield "a", "b"
+        yield "a", ["b"]
         raise KeyError("mine")
 
-    async with served(lambda _: None) as (_, channel):
+    async with served(lambda _: None, Listening) as (_, channel):
         with pytest.raises(KeyError, match="mine"):
-            _ = [batch async for batch in EncoderClient(channel).encode_stream(broken())]
+            _ = [batch async for batch in EncoderClient(channel).encode_stream([text] for text, _ in broken())]
         with pytest.raises(KeyError, match="mine"):
-            await SamplerClient(channel).start_run(broken())
+            await IndexClient(channel).put_explanations("science", broken())
 
 
 async def test_a_server_that_starts_late_is_waited_for_within_the_timeout() -> None:

@@ -93,7 +93,8 @@ class _Caller:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop. Raises what it raises, and what the caller's own code raises meanwhile."""
-        future = self._future = LOOP.submit(coroutine)
+        future = LOOP.submit(coroutine)
+        self._future = future
         future.add_done_callback(self._asked.put)
         try:
             while True:
@@ -101,13 +102,13 @@ class _Caller:
                     asked = self._asked.get(timeout=SIGNAL_S)
                 except Empty:
                     continue
-                if asked is future:
-                    return future.result()
-                if not isinstance(asked, Future):
-                    asked()
+                if isinstance(asked, Future):
+                    break
+                asked()
         except BaseException:
             future.cancel()
             raise
+        return future.result()
 
     def ask(self, work: Callable[[], object]) -> None:
         """Has the caller do something; called by the loop."""
