@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import aeenc
 from aeenc import errors
 from aeenc.cli.learning.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
+from aeenc.v1 import sampler_pb2
 from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
 
@@ -66,6 +67,22 @@ async def test_each_round_samples_with_the_encoder_of_the_last_and_learns_from_a
     assert journal.rounds[2].report["strict"]["MAP"] == 0.6
     assert (await world.go(rounds=4, run={"k": 30})).rounds == journal.rounds
     assert len(services.published) == 4, "a loop that has ended does nothing"
+
+
+async def test_later_rounds_may_sample_otherwise_than_the_first(world: World):
+    both, positives = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
+    await world.go(rounds=3, run={"k": 30, "collect": both}, later_run={"collect": positives})
+    assert [(run.k, run.collect) for run in world.services.runs.values()] == [
+        (30, both),
+        (30, positives),
+        (30, positives),
+    ]
+
+
+def test_a_plan_without_such_a_change_has_the_fingerprint_that_journals_know():
+    plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], run={"k": 7}, job={"seed": 5})
+    assert plan.fingerprint() == "8223030516247bb6aff68ad577928d2339a5d8856707aac09fabf8ee1a3c1f9a"
+    assert replace(plan, later_run={"k": 9}).fingerprint() != plan.fingerprint()
 
 
 async def test_a_loop_may_train_on_from_the_round_before(world: World):

@@ -13,6 +13,9 @@ import aeenc
 from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer, OracleClient
+from aeenc.v1 import index_pb2_grpc
+from support.waiting import reached
+from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, finish, serving
 
 
 class WordOracle(aeenc.Oracle):
@@ -57,6 +60,19 @@ async def test_an_iterable_of_ids_accepts_these_and_refuses_all_others() -> None
         (answer,) = await client.judge("r1", [task()])
     assert (answer.task_id, answer.annotator) == ("t1", "words")
     assert judgements(answer) == {"p1": EXPLAINS, "p2": REFUSES}
+
+
+async def test_an_oracle_at_two_addresses_answers_and_says_whether_one_is_connected() -> None:
+    first, second = await WordOracle().start(), await WordOracle().start()
+    client = OracleClient(Channel(f"127.0.0.1:{first.port},127.0.0.1:{second.port}", timeout_s=5))
+    assert not client.connected
+    assert judgements((await client.judge("r1", [task()]))[0])["p1"] == EXPLAINS
+    assert client.connected
+    await first.stop(0)
+    assert judgements((await reached(lambda: client.judge("r1", [task()])))[0])["p1"] == EXPLAINS
+    assert client.connected
+    await client.channel.close()
+    await second.stop(0)
 
 
 async def test_the_oracle_sees_the_whole_task() -> None:
@@ -136,26 +152,63 @@ async def test_an_error_of_ours_keeps_its_class() -> None:
     assert caught.value.retry_after_s == 2.0
 
 
-@pytest.mark.parametrize("answer", [None, 7, {"p1": "yes"}, [["p1"]]])
-async def test_an_answer_that_is_none_is_an_error_and_no_refusal(answer: Any) -> None:
-    class Nonsense(aeenc.Oracle):
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "is NoneType None; return a list of ids"),
+        (7, "is int 7; return a list of ids"),
+        ("p1", "is str 'p1'; return a list of ids"),
+        ("", "is str ''; return a list of ids"),
+        (b"p1", "is bytes b'p1'; return a list of ids"),
+        (["p1", "p9"], "names 'p9', which is no candidate of the task; return ids of task.candidates"),
+        (["the sun is a star"], "names the text 'the sun is a star'; return its id, 'p1'"),
+        ([SUN], "holds the candidate 'p1' itself; return its id"),
+        ([["p1"]], r"names \['p1'\], which is no candidate"),
+        ([1], "names 1, which is no candidate"),
+        ({"p9": EXPLAINS}, "names 'p9', which is no candidate"),
+        ({"the sun is a star": REFUSES}, "names the text 'the sun is a star'; return its id, 'p1'"),
+        ({"p1": "yes"}, "gives 'p1' the judgement 'yes'; give EXPLAINS, REFUSES"),
+        ({"p1": True, "p2": False}, "gives 'p1' the judgement True"),
+        ({"p1": Verdict("no")}, "gives 'p1' the judgement 'no'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_answer_that_is_not_about_the_candidates_is_named_and_refuses_nothing(answer: Any, told: str) -> None:
+    class Mistaken(aeenc.Oracle):
+        name = "mistaken"
+
         def judge(self, task: Task) -> Any:
             return answer
 
-    async with served(Nonsense()) as client:
-        with pytest.raises(errors.Unavailable, match="judge failed"):
+    async with served(Mistaken()) as client:
+        with pytest.raises(errors.Unavailable, match=f"oracle 'mistaken': the answer of its judge {told}"):
             await client.judge("r1", [task()])
 
 
-async def test_ids_that_were_not_asked_for_are_left_out_of_the_answer() -> None:
-    class Inventive(aeenc.Oracle):
+async def test_a_typo_in_a_judge_leaves_no_negative_in_the_pairs_of_a_run(redis_url: str, namespace: str) -> None:
+    class Typo(aeenc.Oracle):
         def judge(self, task: Task) -> Any:
-            return ["p1", "p9"] if task.query == "list" else {"p9": EXPLAINS}
+            return [c.text for c in task.candidates] if task.query.endswith("1") else task.candidates[0].id
 
-    async with served(Inventive()) as client:
-        listed, mapped = await client.judge("r1", [task("list", task_id="t1"), task(task_id="t2")])
-    assert judgements(listed) == {"p1": EXPLAINS, "p2": REFUSES}
-    assert judgements(mapped) == {"p1": UNSEEN, "p2": UNSEEN}
+    oracle = await Typo().start()
+    target = {"target": f"127.0.0.1:{oracle.port}", "max_attempts": 1, "backoff_s": 0.01}
+    async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, FakeIndex()) as port:
+        settings = {"port": 0, "redis_url": redis_url, "namespace": namespace, "index_target": f"127.0.0.1:{port}"}
+        async with SamplerWorld(
+            FakeIndex(), FakeOracle(), {**settings, "oracles": {"fake": target}}
+        ).sampler() as sampler:
+            run = await finish(sampler, hypotheses=[("t1", "hypothesis 1"), ("t2", "hypothesis 2")], max_depth=0)
+            assert [pair async for pair in sampler.pairs(run.id)] == []
+            assert "the answer of its judge" in run.error or run.progress.nodes_failed == 2
+    await oracle.stop(0)
+
+
+async def test_any_iterable_of_ids_will_do() -> None:
+    class Lazy(aeenc.Oracle):
+        def judge(self, task: Task) -> Any:
+            return (c.id for c in task.candidates if c.id == "p2")
+
+    async with served(Lazy()) as client:
+        assert judgements((await client.judge("r1", [task()]))[0]) == {"p1": REFUSES, "p2": EXPLAINS}
 
 
 async def test_an_oracle_that_judges_nothing_says_what_to_override() -> None:

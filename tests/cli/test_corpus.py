@@ -80,6 +80,9 @@ async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told
     await aeenc(*fleet.options, "corpus", "build", "trees", "--data", trees)
     found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "dev")
     assert [hit["text"] for hit in found.json["results"][0]["premises"]] == ["ice is light"]
+    refused = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "tset")
+    assert refused.code == 2
+    assert refused.error["message"].startswith("--split tset: no premise of corpus 'trees' has it; known: ")
 
 
 async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):

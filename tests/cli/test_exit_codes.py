@@ -31,6 +31,7 @@ def nobody():
         (errors.PermissionDenied("not yours"), 2),
         (errors.FailedPrecondition("no positives", reason="NO_POSITIVES"), 4),
         (errors.SpaceMismatch("another space"), 4),
+        (errors.VersionNotLoaded("label 'stabel' names nothing here (there are: stable)"), 2),
         (errors.Aborted("the label has moved"), 4),
         (errors.AlreadyExists("the key is taken"), 4),
         (errors.DataLoss("a file is broken"), 1),

@@ -1,6 +1,7 @@
 """`aeenc oracle terminal` and what belongs to it: a person with nine keys, conflicts, figures of agreement."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -83,6 +84,41 @@ async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: Samp
         assert "Which of these explain: hypothesis 0" in screens[0]
         assert HELP.split()[0] in screens[0]
         assert "page 2 of 2" in "".join(screens)
+
+
+async def test_a_session_waits_for_a_sampler_that_is_away_and_keeps_its_ticks(world: SamplerWorld):
+    loop, queues = asyncio.get_running_loop(), {"team": QUEUE}
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(world.sampler(queues=queues))
+        port = int(first.channel.target.rpartition(":")[2])
+        run = await first.start_run([("tree", "hypothesis 0")], corpus="science", oracle="team", k=12, max_depth=0)
+
+        async def waits() -> bool:
+            return bool([task async for task in sdk.PeopleClient(first.channel).tasks(run.id)])
+
+        await eventually(waits)
+
+        class Interrupted(Typed):
+            """The sampler ends before the answer is confirmed, and comes back while the session waits."""
+
+            def key(self, timeout_s: float | None = None) -> str | None:
+                if timeout_s is None:
+                    key = super().key()
+                    if key == "\n":
+                        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(20)
+                    return key
+                back = stack.enter_async_context(world.sampler(queues=queues, port=port))
+                self.back = asyncio.run_coroutine_threadsafe(back, loop).result(20)
+                return None
+
+        keys = Interrupted("13" + "\n")
+
+        def work() -> int:
+            with sdk.connect(sampler=first.channel.target, timeout_s=0.3) as client:
+                return JudgingSession(client, "ann", run.id, keys, lambda _: None, wait=False).work()  # type: ignore[arg-type]
+
+        assert await asyncio.to_thread(work) == 1
+        assert await said(keys.back, run.id) == ["+-+------..."]
 
 
 async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: SamplerWorld):

@@ -7,8 +7,9 @@ from contextlib import aclosing
 
 import numpy as np
 
-from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder, each
+from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
+from aeenc.calls.inputs import each
 from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
 

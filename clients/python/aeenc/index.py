@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors, vectors
 from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
+from aeenc.calls.inputs import Items, begins_again, chunks, each
 from aeenc.calls.retrieval import (
     MODES,
     Fusion,
@@ -33,8 +33,6 @@ CHUNK_BYTES = 512 * 1024  # about
 BUILD_TIMEOUT_S = 24 * 3600.0
 RESUME_S = 60.0
 RESUME_EVERY_S = 0.5
-
-Item = TypeVar("Item", types_pb2.Premise, index_pb2.Explanation)
 
 
 class IndexClient:
@@ -180,7 +178,7 @@ class IndexClient:
     async def build(
         self,
         corpus: str,
-        premises: Iterable[types_pb2.Premise],
+        premises: Iterable[types_pb2.Premise] | AsyncIterable[types_pb2.Premise],
         *,
         activate: bool = True,
         request_id: str = "",
@@ -199,7 +197,7 @@ class IndexClient:
         them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
         index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
         after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
-        `premises` is an iterator, which cannot begin again.
+        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated.
         """
         header = index_pb2.BuildHeader(
             corpus=corpus,
@@ -212,11 +210,11 @@ class IndexClient:
             folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
-        can_resume = bool(request_id) and not isinstance(premises, Iterator)
+        can_resume = bool(request_id) and begins_again(premises)
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         while True:
             before = reached
-            requests = _build_requests(header, islice(premises, header.resume_from, None))
+            requests = _build_requests(header, premises, header.resume_from)
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 async for progress in self._admin_channel.stream(
@@ -238,11 +236,14 @@ class IndexClient:
             await asyncio.sleep(RESUME_EVERY_S)
 
     async def activate(
-        self, corpus: str, generation: str, *, expected: str | None = None
+        self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> index_pb2.ActivateGenerationResponse:
         """Makes searches use a generation. With `expected`, only if that one is active now."""
         request = index_pb2.ActivateGenerationRequest(
-            corpus=corpus, generation=generation, expected_generation=expected
+            corpus=corpus,
+            generation=generation,
+            expected_generation=expected,
+            request_id=request_id or uuid.uuid4().hex,
         )
         return await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
 
@@ -252,21 +253,28 @@ class IndexClient:
         pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
         return [generation async for generation in pages]
 
-    async def delete(self, corpus: str, generation: str) -> None:
+    async def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
         """Deletes a generation that is not active."""
-        request = index_pb2.DeleteGenerationRequest(corpus=corpus, generation=generation)
+        request = index_pb2.DeleteGenerationRequest(
+            corpus=corpus, generation=generation, request_id=request_id or uuid.uuid4().hex
+        )
         await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 
     async def put_explanations(
-        self, corpus: str, explanations: Iterable[tuple[str, Sequence[str]]], *, replace: bool = False
+        self,
+        corpus: str,
+        explanations: Iterable[tuple[str, Sequence[str]]] | AsyncIterable[tuple[str, Sequence[str]]],
+        *,
+        replace: bool = False,
     ) -> int:
         """Stores for `prior` which premises (ids) explained which hypotheses (texts); returns how many are known now.
 
         Adds to the premises of known hypotheses; with `replace`, drops everything stored before.
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
-        requests = _explanation_requests(header, explanations)
-        response = await self._admin_channel.send_stream(self._admin.PutExplanations, requests, timeout_s=600.0)
+        response = await self._admin_channel.send_stream(
+            self._admin.PutExplanations, lambda: _explanation_requests(header, explanations), timeout_s=600.0
+        )
         return int(response.total_size)
 
     async def info(self) -> index_pb2.IndexServiceGetInfoResponse:
@@ -279,30 +287,27 @@ def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
 
 
 async def _build_requests(
-    header: index_pb2.BuildHeader, premises: Iterable[types_pb2.Premise]
+    header: index_pb2.BuildHeader, premises: Items[types_pb2.Premise], done: int
 ) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
+    """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
     yield index_pb2.BuildGenerationRequest(header=header)
-    for chunk in _chunks(premises):
+    async for chunk in chunks(_after(done, premises), CHUNK_ITEMS, CHUNK_BYTES):
         yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
 
 
+async def _after(count: int, premises: Items[types_pb2.Premise]) -> AsyncIterator[types_pb2.Premise]:
+    """Leaves out the first `count` premises."""
+    passed = 0
+    async for premise in each(premises):
+        passed += 1
+        if passed > count:
+            yield premise
+
+
 async def _explanation_requests(
-    header: index_pb2.ExplanationsHeader, explanations: Iterable[tuple[str, Sequence[str]]]
+    header: index_pb2.ExplanationsHeader, explanations: Items[tuple[str, Sequence[str]]]
 ) -> AsyncIterator[index_pb2.PutExplanationsRequest]:
     yield index_pb2.PutExplanationsRequest(header=header)
-    for chunk in _chunks(index_pb2.Explanation(text=text, premise_ids=ids) for text, ids in explanations):
+    messages = (index_pb2.Explanation(text=text, premise_ids=ids) async for text, ids in each(explanations))
+    async for chunk in chunks(messages, CHUNK_ITEMS, CHUNK_BYTES):
         yield index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=chunk))
-
-
-def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cuts a long list into messages of at most CHUNK_ITEMS items and about CHUNK_BYTES."""
-    chunk: list[Item] = []
-    size_bytes = 0
-    for item in items:
-        chunk.append(item)
-        size_bytes += item.ByteSize()
-        if len(chunk) >= CHUNK_ITEMS or size_bytes >= CHUNK_BYTES:
-            yield chunk
-            chunk, size_bytes = [], 0
-    if chunk:
-        yield chunk

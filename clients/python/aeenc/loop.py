@@ -37,7 +37,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """The plan of a loop. `run` and `job` are further fields of RunConfig and JobConfig.
+    """The plan of a loop. `run` and `job` are further fields of RunConfig and JobConfig; `later_run` those of RunConfig
+    that differ from round 2 on.
 
     Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
     from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on
@@ -54,10 +55,14 @@ class LoopPlan:
     label: str = STABLE
     run: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
+    later_run: Mapping[str, Any] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
         values = {**vars(self), "rounds": 0, "patience": 0, "run": dict(self.run), "job": dict(self.job)}
+        later = dict(values.pop("later_run"))
+        if later:  # a plan without has the hash that it had before there was this field
+            values["later_run"] = later
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -243,7 +248,7 @@ class Loop:
             corpus=plan.corpus,
             oracle=plan.oracle,
             model=types_pb2.ModelSelector(label=plan.label),
-            **plan.run,
+            **{**plan.run, **(plan.later_run if now.number > 1 else {})},
         )
         run = self._finish(now, "run", "sampling", sampler, _RUN, start)
         if not run.progress.positives:

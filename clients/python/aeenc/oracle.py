@@ -6,8 +6,9 @@
 
     MyOracle().serve("127.0.0.1:50055")
 
-`judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it
-reaches the sampler as UNAVAILABLE, and the task is tried again; it never counts as a refusal.
+`judge` runs in a thread (or as a coroutine, if it is one), several tasks at a time. An exception in it, and an answer
+that names no candidates of the task, reach the sampler as UNAVAILABLE, and the task is tried again; they never count as
+a refusal.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Oracle:
         """Says which candidates explain the query.
 
         Return the ids of those that do, and all others count as refused; or a mapping from id to a judgement or
-        Verdict, and whatever it leaves out counts as unseen. May be a coroutine function.
+        Verdict, and whatever it leaves out counts as unseen. May be a coroutine function. Anything else, such as one
+        string or an id that is not among the candidates, leaves the task unanswered with an error that names it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not override judge(self, task)")
 
@@ -221,17 +223,62 @@ def _candidate(message: oracle_pb2.Candidate) -> Candidate:
 
 
 async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = None) -> dict[str, Verdict]:
-    """Asks an oracle of this process for verdicts on all candidates of a task, by id. Raises as its `judge` does."""
+    """Asks an oracle of this process for verdicts on all candidates of a task, by id.
+
+    Raises as its `judge` does, and Unavailable for an answer that is not about these candidates: to take what is left
+    of it would refuse the others without anybody having said so.
+    """
     judge: Callable[[Task], Any] = oracle.judge
     if inspect.iscoroutinefunction(judge):
-        verdicts = await judge(task)
+        answer = await judge(task)
     else:
-        verdicts = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
-    if not isinstance(verdicts, Mapping):
-        chosen = set(verdicts)
-        verdicts = {c.id: EXPLAINS if c.id in chosen else REFUSES for c in task.candidates}
-    given = {candidate.id: verdicts.get(candidate.id, UNSEEN) for candidate in task.candidates}
-    return {name: one if isinstance(one, Verdict) else Verdict(one) for name, one in given.items()}
+        answer = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
+        raise _wrong(oracle, f"is {type(answer).__name__} {_short(answer)}; return a list of ids, or a mapping from id")
+    named = answer if isinstance(answer, Mapping) else list(answer)
+    _check_names(oracle, task, named)
+    if not isinstance(named, Mapping):
+        chosen = set(named)
+        return {c.id: Verdict(EXPLAINS if c.id in chosen else REFUSES) for c in task.candidates}
+    return {c.id: _read(oracle, c.id, named.get(c.id, UNSEEN)) for c in task.candidates}
+
+
+def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:
+    """Raises Unavailable for a name that is no candidate's id."""
+    ids = {candidate.id for candidate in task.candidates}
+    by_text = {candidate.text: candidate.id for candidate in task.candidates}
+    for name in names:
+        if isinstance(name, str) and name in ids:
+            continue
+        if isinstance(name, str) and name in by_text:
+            raise _wrong(oracle, f"names the text {_short(name)}; return its id, {by_text[name]!r}")
+        if isinstance(name, Candidate):
+            raise _wrong(oracle, f"holds the candidate {name.id!r} itself; return its id")
+        raise _wrong(oracle, f"names {_short(name)}, which is no candidate of the task; return ids of task.candidates")
+
+
+def _read(oracle: Oracle, premise_id: str, given: object) -> Verdict:
+    """Returns the verdict on one candidate. Raises Unavailable for what is neither a Verdict nor a judgement."""
+    verdict = given if isinstance(given, Verdict) else Verdict(given)  # type: ignore[arg-type]  # checked below
+    judgement: object = verdict.judgement
+    if isinstance(judgement, bool) or not isinstance(judgement, int):
+        raise _wrong(
+            oracle,
+            f"gives {premise_id!r} the judgement {_short(judgement)}; give EXPLAINS, REFUSES, ABSTAINS or "
+            "UNSEEN of aeenc.oracle, or a Verdict",
+        )
+    return verdict
+
+
+def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
+    error = errors.Unavailable(f"oracle {oracle.name!r}: the answer of its judge {problem}", reason="WRONG_ANSWER")
+    log.error("%s", error.message)  # whoever runs the oracle must see it, not only the sampler
+    return error
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"
 
 
 def _verdict(premise_id: str, verdict: Verdict) -> oracle_pb2.Verdict:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
 
+from aeenc.calls.encoding import refuse_single_text
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
@@ -129,6 +130,7 @@ class PeopleClient:
 
 
 def _verdicts(ticks: Ticks) -> list[oracle_pb2.Verdict]:
+    refuse_single_text(ticks, "verdicts")
     given = ticks if isinstance(ticks, Mapping) else dict.fromkeys(ticks, EXPLAINS)
     messages = []
     for premise_id, given_verdict in given.items():

@@ -13,7 +13,10 @@ WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
 
 class RegistryClient:
-    """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`."""
+    """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
+
+    Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -28,6 +31,7 @@ class RegistryClient:
         force: bool = False,
         expected_revision: int | None = None,
         share: float | None = None,
+        request_id: str = "",
     ) -> registry_pb2.PublishResponse:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
@@ -43,12 +47,18 @@ class RegistryClient:
             force=force,
             wait=_duration(wait_s),
             share=share,
-            request_id=uuid.uuid4().hex,
+            request_id=request_id or uuid.uuid4().hex,
         )
         return await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
 
     async def set_label(
-        self, label: str, version: str, *, expected_revision: int | None = None, share: float | None = None
+        self,
+        label: str,
+        version: str,
+        *,
+        expected_revision: int | None = None,
+        share: float | None = None,
+        request_id: str = "",
     ) -> registry_pb2.Label:
         """Points a label at a version; `share` as in `publish`."""
         request = registry_pb2.SetLabelRequest(
@@ -56,14 +66,16 @@ class RegistryClient:
             version=version,
             expected_revision=expected_revision,
             share=share,
-            request_id=uuid.uuid4().hex,
+            request_id=request_id or uuid.uuid4().hex,
         )
         moved: registry_pb2.Label = (await self.channel.unary(self._stub.SetLabel, request)).label
         return moved
 
-    async def delete_label(self, label: str, *, space_id: str = "") -> None:
+    async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
-        request = registry_pb2.DeleteLabelRequest(label=label, space_id=space_id, request_id=uuid.uuid4().hex)
+        request = registry_pb2.DeleteLabelRequest(
+            label=label, space_id=space_id, request_id=request_id or uuid.uuid4().hex
+        )
         await self.channel.unary(self._stub.DeleteLabel, request)
 
     async def rollback(
@@ -74,6 +86,7 @@ class RegistryClient:
         wait_s: float = 0.0,
         expected_revision: int | None = None,
         corpus: str = "",
+        request_id: str = "",
     ) -> registry_pb2.RollbackResponse:
         """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
@@ -84,7 +97,7 @@ class RegistryClient:
             space_id=space_id,
             expected_revision=expected_revision,
             wait=_duration(wait_s),
-            request_id=uuid.uuid4().hex,  # a repeated call must not go back twice
+            request_id=request_id or uuid.uuid4().hex,
             corpus=corpus,
         )
         return await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any
 
+from aeenc.calls.inputs import begins_again, chunks, each
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
@@ -25,18 +26,26 @@ class SamplerClient:
 
     async def start_run(
         self,
-        hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis],
+        hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis]
+        | AsyncIterable[tuple[str, str] | sampler_pb2.Hypothesis],
         *,
         config: sampler_pb2.RunConfig | None = None,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> sampler_pb2.Run:
-        """Starts a run over (id, text) pairs; `fields` are those of RunConfig (corpus, oracle, k, split, …)."""
-        config = config or sampler_pb2.RunConfig(**fields)
+        """Starts a run over (id, text) pairs; `fields` are those of RunConfig (corpus, oracle, k, split, …).
+
+        Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
+        which cannot begin again.
+        """
+        keyed = sampler_pb2.RunConfig(**fields)
+        if config is not None:
+            keyed.CopyFrom(config)
+        keyed.idempotency_key = keyed.idempotency_key or uuid.uuid4().hex
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
-            message = sampler_pb2.StartRunRequest(config=config)
-            for hypothesis in hypotheses:
+            message = sampler_pb2.StartRunRequest(config=keyed)
+            async for hypothesis in each(hypotheses):
                 if len(message.hypotheses) >= CHUNK_HYPOTHESES:
                     yield message
                     message = sampler_pb2.StartRunRequest()
@@ -47,7 +56,7 @@ class SamplerClient:
             yield message
 
         response: sampler_pb2.StartRunResponse = await self.channel.send_stream(
-            self._stub.StartRun, requests(), timeout_s=timeout_s
+            self._stub.StartRun, requests, timeout_s=timeout_s, retry=begins_again(hypotheses)
         )
         return response.run
 
@@ -79,9 +88,10 @@ class SamplerClient:
         request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.CancelRun, request)
 
-    async def resume(self, run_id: str) -> sampler_pb2.Run:
+    async def resume(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
         """Continues a run that was cancelled or failed."""
-        return await self._run(self._stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run_id))
+        request = sampler_pb2.ResumeRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        return await self._run(self._stub.ResumeRun, request)
 
     async def _run(self, method: Callable[..., Any], request: Any) -> sampler_pb2.Run:
         run: sampler_pb2.Run = (await self.channel.unary(method, request)).run
@@ -96,25 +106,34 @@ class SamplerClient:
             yield pair
 
     async def import_pairs(
-        self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
+        self,
+        corpus: str,
+        pairs: Iterable[types_pb2.Pair] | AsyncIterable[types_pb2.Pair],
+        *,
+        run_id: str = "",
+        request_id: str = "",
     ) -> sampler_pb2.ImportPairsResponse:
         """Adds any number of pairs judged elsewhere, as a new run or to an earlier import.
 
-        With a `request_id`, repeating the call adds nothing twice, even after it broke off half-way.
+        With a `request_id` of the caller's, repeating the call adds nothing twice, even after it broke off half-way.
         """
         total = sampler_pb2.ImportPairsResponse(run_id=run_id)
-        for number, chunk in enumerate(_chunks(pairs)):
-            request = sampler_pb2.ImportPairsRequest(
-                corpus=corpus,
-                pairs=chunk,
-                run_id=total.run_id,
-                request_id=f"{request_id}/{number}" if request_id and number else request_id,
-            )
-            response: sampler_pb2.ImportPairsResponse = await self.channel.unary(
-                self._stub.ImportPairs, request, retry=bool(request_id)
-            )
-            total.run_id, total.added = response.run_id, total.added + response.added
+        request_id = request_id or uuid.uuid4().hex
+        number = 0
+        async for chunk in chunks(each(pairs), CHUNK_PAIRS, CHUNK_BYTES):
+            await self._import(corpus, chunk, total, f"{request_id}/{number}" if number else request_id)
+            number += 1
+        if not number:
+            await self._import(corpus, [], total, request_id)
         return total
+
+    async def _import(
+        self, corpus: str, pairs: list[types_pb2.Pair], total: sampler_pb2.ImportPairsResponse, request_id: str
+    ) -> None:
+        """Imports what fits into one call, and adds the answer to `total`."""
+        request = sampler_pb2.ImportPairsRequest(corpus=corpus, pairs=pairs, run_id=total.run_id, request_id=request_id)
+        response: sampler_pb2.ImportPairsResponse = await self.channel.unary(self._stub.ImportPairs, request)
+        total.run_id, total.added = response.run_id, total.added + response.added
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
@@ -125,18 +144,3 @@ class SamplerClient:
     async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
         """Gets the sampler's oracles, active runs, limits and state."""
         return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
-
-
-def _chunks(pairs: Iterable[types_pb2.Pair]) -> Iterator[list[types_pb2.Pair]]:
-    """Cuts pairs into lists that fit into one call each; no pairs make one empty list."""
-    chunk: list[types_pb2.Pair] = []
-    size_bytes, empty = 0, True
-    for pair in pairs:
-        pair_bytes = pair.ByteSize()
-        if chunk and (len(chunk) >= CHUNK_PAIRS or size_bytes + pair_bytes > CHUNK_BYTES):
-            yield chunk
-            chunk, size_bytes = [], 0
-        chunk.append(pair)
-        size_bytes, empty = size_bytes + pair_bytes, False
-    if chunk or empty:
-        yield chunk

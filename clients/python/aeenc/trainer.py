@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from aeenc.calls.encoding import selector
+from aeenc.calls.inputs import Items, each
 from aeenc.calls.retrieval import Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
@@ -42,11 +42,13 @@ class TrainerClient:
         self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
 
     async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
-        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …)."""
+        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …).
+
+        Makes an idempotency key where none is given.
+        """
         config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
-        request = trainer_pb2.StartJobRequest(config=config)
-        retry = bool(config.idempotency_key)
-        return await self._job(self._stub.StartJob, request, retry=retry)
+        config.idempotency_key = config.idempotency_key or uuid.uuid4().hex
+        return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
     async def job(self, job_id: str) -> trainer_pb2.Job:
         """Gets a job."""
@@ -76,27 +78,26 @@ class TrainerClient:
         request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.CancelJob, request)
 
-    async def resume(self, job_id: str) -> trainer_pb2.Job:
+    async def resume(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
         """Continues a job from its last finished epoch."""
-        return await self._job(
-            self._stub.ResumeJob, trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=uuid.uuid4().hex)
-        )
+        request = trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        return await self._job(self._stub.ResumeJob, request)
 
-    async def _job(self, method: Callable[..., Any], request: Any, *, retry: bool = True) -> trainer_pb2.Job:
-        job: trainer_pb2.Job = (await self.channel.unary(method, request, retry=retry)).job
+    async def _job(self, method: Callable[..., Any], request: Any) -> trainer_pb2.Job:
+        job: trainer_pb2.Job = (await self.channel.unary(method, request)).job
         return job
 
     async def evaluate(
         self,
         corpus: str,
-        queries: Iterable[Gold],
+        queries: Iterable[Gold] | AsyncIterable[Gold],
         *,
         label: str | None = None,
         version: str | None = None,
         generation: str = "",
         retrieval: Retrieval | None = None,
-        training: Iterable[Gold] = (),
-        trees: Iterable[Tree] = (),
+        training: Iterable[Gold] | AsyncIterable[Gold] = (),
+        trees: Iterable[Tree] | AsyncIterable[Tree] = (),
         ranks: bool = False,
         strict_only: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
@@ -114,9 +115,10 @@ class TrainerClient:
             ranks=ranks,
             strict_only=strict_only,
         )
-        requests = _evaluate_requests(config, queries, training, trees)
         response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
-            self._stub.Evaluate, requests, timeout_s=timeout_s
+            self._stub.Evaluate,
+            lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees)),
+            timeout_s=timeout_s,
         )
         return response.report
 
@@ -138,17 +140,23 @@ class TrainerClient:
         return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
 
 
+async def _evaluate_items(
+    queries: Items[Gold], training: Items[Gold], trees: Items[Tree]
+) -> AsyncIterator[tuple[str, Any]]:
+    async for query in each(queries):
+        yield "queries", gold_query(query)
+    async for query in each(training):
+        yield "training", gold_query(query)
+    async for tree in each(trees):
+        yield "trees", gold_tree(tree)
+
+
 async def _evaluate_requests(
-    config: trainer_pb2.EvaluateConfig, queries: Iterable[Gold], training: Iterable[Gold], trees: Iterable[Tree]
+    config: trainer_pb2.EvaluateConfig, items: AsyncIterator[tuple[str, Any]]
 ) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
     message = trainer_pb2.EvaluateRequest(config=config)
-    items: Iterable[tuple[str, Any]] = chain(
-        (("queries", gold_query(query)) for query in queries),
-        (("training", gold_query(query)) for query in training),
-        (("trees", gold_tree(tree)) for tree in trees),
-    )
     count = 0
-    for name, item in items:
+    async for name, item in items:
         if count == CHUNK_QUERIES:
             yield message
             message, count = trainer_pb2.EvaluateRequest(), 0

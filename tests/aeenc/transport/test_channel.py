@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2_grpc
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 
 Outcome = Callable[[int], errors.AeencError | None]
 
@@ -80,6 +80,18 @@ async def test_every_error_comes_through_as_its_class_with_all_it_carries(cls: t
     assert type(received) is cls
     assert (received.message, received.reason, received.violations) == (sent.message, sent.reason, sent.violations)
     assert (received.metadata, received.retry_after_s) == ({"limit": "10"}, None)
+
+
+async def test_an_error_names_the_request_id_that_the_service_returns() -> None:
+    class Internal(Failing):
+        async def _answer(self, context: Any) -> None:
+            sent = dict(context.invocation_metadata())["x-request-id"]
+            await context.abort(grpc.StatusCode.INTERNAL, "the service's log has it", (("x-request-id", sent),))
+
+    async with served(lambda _: None, Internal) as (_, channel):
+        with pytest.raises(errors.AeencError, match=r"^the service's log has it \(request of-the-caller\)$") as caught:
+            await EncoderClient(channel).encode(["a"], request_id="of-the-caller")
+    assert (caught.value.request_id, caught.value.message) == ("of-the-caller", "the service's log has it")
 
 
 async def test_an_own_reason_is_kept_under_the_class_of_its_code() -> None:
@@ -170,6 +182,26 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
         with pytest.raises(errors.Unavailable, match="starting"):  # a build's premises are consumed once
             await IndexClient(channel).build("science", [])
     assert len(servicer.request_ids) == 2
+
+
+async def test_what_a_stream_of_messages_raises_is_raised() -> None:
+    class Listening(Failing):
+        async def EncodeStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            async for _ in request_iterator:
+                yield encoder_pb2.EncodeStreamResponse(batch=await self.Encode(encoder_pb2.EncodeRequest(), context))
+
+        async def PutExplanations(self, request_iterator: Any, context: Any) -> index_pb2.PutExplanationsResponse:
+            return index_pb2.PutExplanationsResponse(total_size=len([request async for request in request_iterator]))
+
+    def broken() -> Iterator[Any]:
+        yield "a", ["b"]
+        raise KeyError("mine")
+
+    async with served(lambda _: None, Listening) as (_, channel):
+        with pytest.raises(KeyError, match="mine"):
+            _ = [batch async for batch in EncoderClient(channel).encode_stream([text] for text, _ in broken())]
+        with pytest.raises(KeyError, match="mine"):
+            await IndexClient(channel).put_explanations("science", broken())
 
 
 async def test_a_server_that_starts_late_is_waited_for_within_the_timeout() -> None:

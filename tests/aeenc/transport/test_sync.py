@@ -19,15 +19,18 @@ import pytest
 
 import aeenc
 from aeenc import errors, vectors
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from aeenc.transport.sync import LOOP
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 
 
 class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Answers vectors of ones, as many as there were texts."""
 
     open_streams = 0
+    calls = 0
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        self.calls += 1
         if request.texts[0] == "slow":
             await asyncio.sleep(0.3)
         matrix = np.ones((len(request.texts), 2), np.float32)
@@ -48,8 +51,42 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
         raise NotImplementedError
 
 
+class Sampler(sampler_pb2_grpc.SamplerServiceServicer):
+    """Counts the pairs and hypotheses that come in; reports three steps of a run; the first StartRun breaks."""
+
+    def __init__(self) -> None:
+        self.pairs: list[str] = []
+        self.hypotheses: list[list[str]] = []
+
+    async def ListPairs(self, request: Any, context: Any) -> sampler_pb2.ListPairsResponse:
+        return sampler_pb2.ListPairsResponse(pairs=[types_pb2.Pair(query=f"q{n}") for n in range(100)])
+
+    async def ImportPairs(self, request: Any, context: Any) -> sampler_pb2.ImportPairsResponse:
+        self.pairs += [pair.query for pair in request.pairs]
+        return sampler_pb2.ImportPairsResponse(run_id="r", added=len(request.pairs))
+
+    async def StartRun(self, request_iterator: Any, context: Any) -> sampler_pb2.StartRunResponse:
+        self.hypotheses.append([one.id async for request in request_iterator for one in request.hypotheses])
+        if len(self.hypotheses) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
+        return sampler_pb2.StartRunResponse(run=sampler_pb2.Run(id="r"))
+
+    async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
+        for seq in range(1, 4):
+            progress = sampler_pb2.RunProgress(trees_done=seq)
+            yield sampler_pb2.WatchRunResponse(seq=seq, run=sampler_pb2.Run(id="r", progress=progress))
+
+    async def GetRun(self, request: Any, context: Any) -> sampler_pb2.GetRunResponse:
+        return sampler_pb2.GetRunResponse(run=sampler_pb2.Run(id="r", state=sampler_pb2.RUN_STATE_SUCCEEDED))
+
+
 @pytest.fixture
-def served() -> Iterator[tuple[Servicer, str]]:
+def sampler() -> Sampler:
+    return Sampler()
+
+
+@pytest.fixture
+def served(sampler: Sampler) -> Iterator[tuple[Servicer, str]]:
     """A server on a loop of its own, so that the test itself may block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -59,6 +96,7 @@ def served() -> Iterator[tuple[Servicer, str]]:
     async def start() -> tuple[Any, int]:
         server = grpc.aio.server()
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        sampler_pb2_grpc.add_SamplerServiceServicer_to_server(sampler, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return server, port
@@ -131,6 +169,109 @@ def test_calls_of_several_threads_run_at_the_same_time(served: tuple[Servicer, s
     assert len(answers) == 8
 
 
+@pytest.fixture
+def client(served: tuple[Servicer, str]) -> Iterator[Any]:
+    with aeenc.connect(encoder=served[1], sampler=served[1], timeout_s=5) as connected:
+        yield connected
+
+
+def test_what_goes_into_a_call_may_come_from_calls(client: Any, sampler: Sampler) -> None:
+    copied = client.sampler.import_pairs("science", client.sampler.pairs("r"))
+    assert (copied.added, sampler.pairs) == (100, [f"q{n}" for n in range(100)])
+    versions = (client.encoder.encode([text]).model_version for text in ("a", "b"))
+    assert [len(batch.vectors) for batch in client.encoder.encode_stream([version] for version in versions)] == [1, 1]
+    told = (client.encoder.encode([text]).model_version for text in ("a", "b"))
+    assert len(client.encoder.encode(told).vectors) == 2
+
+
+def test_an_iterable_is_gone_through_in_the_callers_thread_and_again_in_a_repeated_call(
+    client: Any, sampler: Sampler
+) -> None:
+    threads = set()
+
+    class Roots:
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            for n in range(1000):
+                threads.add(threading.current_thread())
+                yield client.encoder.encode(["a"]).model_version + str(n), "text"
+
+    client.sampler.start_run(Roots(), corpus="science")
+    assert threads == {threading.current_thread()}
+    assert [len(set(sent)) for sent in sampler.hypotheses] == [1000, 1000]
+
+
+def test_a_callback_may_call_and_has_been_called_in_order_when_the_call_returns(client: Any) -> None:
+    told = []
+
+    def on_progress(run: sampler_pb2.Run) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        told.append((run.progress.trees_done, client.encoder.encode(["a"]).model_version))
+
+    client.sampler.wait("r", on_progress=on_progress)
+    assert told == [(1, "v1"), (2, "v1"), (3, "v1")]
+
+
+def test_what_an_iterable_or_a_callback_raises_ends_the_call_and_is_raised(client: Any) -> None:
+    def broken() -> Iterator[Any]:
+        yield ["a"]
+        raise KeyError("mine")
+
+    def on_progress(run: sampler_pb2.Run) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        list(client.encoder.encode_stream(broken()))
+    with pytest.raises(KeyError, match="mine"):
+        client.sampler.import_pairs("science", (types_pb2.Pair() for _ in broken()))
+    with pytest.raises(ValueError, match="mine"):
+        client.sampler.wait("r", on_progress=on_progress)
+    assert client.encoder.encode(["a"]).model_version == "v1"
+
+
+def test_an_iterator_that_is_left_early_cleans_up_in_the_callers_thread(client: Any) -> None:
+    cleaned_up = []
+
+    def texts() -> Iterator[str]:
+        try:
+            yield from itertools.repeat("a")
+        finally:
+            cleaned_up.append((threading.current_thread(), client.encoder.encode(["a"]).model_version))
+
+    batches = client.encoder.encode_all(texts())
+    next(batches)
+    batches.close()
+    assert cleaned_up == [(threading.current_thread(), "v1")]
+
+
+def test_a_blocking_call_on_the_loops_own_thread_raises_at_once(client: Any) -> None:
+    async def inside() -> None:
+        with pytest.raises(errors.FailedPrecondition, match="would wait for itself"):
+            client.encoder.encode(["a"])
+        with pytest.raises(errors.FailedPrecondition, match="would wait for itself"):
+            next(client.encoder.encode_stream([["a"]]))
+
+    LOOP.run(inside())
+    assert client.encoder.encode(["a"]).model_version == "v1"
+
+
+def test_use_after_close_raises_and_so_does_a_call_that_is_cut_off(served: tuple[Servicer, str]) -> None:
+    client = aeenc.connect(encoder=served[1], timeout_s=5)
+    open_stream = client.encoder.encode_stream(["a"] for _ in range(1_000_000))
+    next(open_stream)
+    with ThreadPoolExecutor(1) as threads:
+        cut_off = threads.submit(client.encoder.encode, ["slow"])
+        while served[0].calls < 2:
+            time.sleep(0.01)
+        client.close()
+        with pytest.raises(errors.FailedPrecondition, match=f"connection to {served[1]} is closed; connect again"):
+            cut_off.result(5)
+    calls = (lambda: client.encoder.encode(["a"]), lambda: next(client.encoder.encode_all(["a"])))
+    for call in (*calls, lambda: list(open_stream)):
+        with pytest.raises(errors.FailedPrecondition, match=f"connection to {served[1]} is closed; connect again"):
+            call()
+    client.close()
+
+
 async def test_it_works_inside_a_running_loop_where_blocking_is_wanted(served: tuple[Servicer, str]) -> None:
     with aeenc.connect(encoder=served[1]) as client:
         assert client.encoder.encode(["a"]).model_version == "v1"
@@ -164,6 +305,28 @@ if os.fork() == 0:
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
+FORK_OF_AWAITING = """
+import asyncio, os, sys
+from aeenc import Channel, EncoderClient, errors
+
+async def ask(client):
+    try:
+        await client.encode(["a"])
+    except errors.FailedPrecondition as error:
+        sys.stdout.write(error.message)
+        sys.stdout.flush()
+        os._exit(7)
+    os._exit(0)
+
+async def opened():
+    return EncoderClient(Channel("127.0.0.1:1", timeout_s=0.1))
+
+client = asyncio.new_event_loop().run_until_complete(opened())
+if os.fork() == 0:
+    asyncio.run(ask(client))
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
 FORK_BEFORE_USE = """
 import os, sys
 import aeenc
@@ -187,10 +350,11 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_use_after_a_fork_raises_and_says_what_to_do() -> None:
-    ended = run(FORK)
+@pytest.mark.parametrize(("script", "told"), [(FORK, "was used in"), (FORK_OF_AWAITING, "was opened in")])
+def test_use_after_a_fork_raises_and_says_what_to_do(script: str, told: str) -> None:
+    ended = run(script)
     assert ended.returncode == 7, ended.stderr
-    assert "was used in process" in ended.stdout
+    assert f"{told} process" in ended.stdout
     assert "connect after the fork" in ended.stdout
 
 

@@ -29,6 +29,16 @@ async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
         assert (refused.code, "other settings" in refused.stderr) == (4, True)
 
 
+async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, trees):
+    services = CountingServices()
+    async with serving(all_three, services) as port:
+        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+        words = ("loop", "science", "--data", trees, "--collect", "positives-later", "--rounds", 3)
+        assert (await aeenc(*where, *words)).code == 0
+    both, positives = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
+    assert [run.collect for run in services.runs.values()] == [both, positives, positives]
+
+
 async def test_wrong_words_of_a_loop_are_named(aeenc, trees):
     for words in (("--collect", "nothing"), ("--batching", "nothing")):
         ended = await aeenc("loop", "science", "--data", trees, *words)

@@ -15,19 +15,18 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
 from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
+from aeenc.calls.inputs import each
 from aeenc.transport.addresses import Address
 from aeenc.transport.channel import MAX_BACKOFF_S, Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
-
-T = TypeVar("T")
 
 BATCH = 128  # texts
 WINDOW = 4  # batches at one encoder; it works on as many of a stream at once
@@ -353,16 +352,6 @@ class BulkStream:
         if error.retry_after_s is not None:
             pause_s = max(error.retry_after_s, 0.01)
         return pause_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads callers out, protects nothing
-
-
-async def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    """Yields the items of either kind of iterable."""
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
 
 
 def _alike(first: Encoded, answer: Encoded) -> Encoded:

@@ -128,7 +128,7 @@ def build_corpus(
     activate: bool = True,
     space_id: str = "",
 ) -> CorpusBuild:
-    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often, from another thread."""
+    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often."""
     premises = premises_of(source) if isinstance(source, Dataset) else source
 
     def progressed(_received: int, encoded: int) -> None:
@@ -212,6 +212,14 @@ def check_model(label: str | None, version: str | None) -> None:
         raise InvalidArgument("--label and --version both name the query encoder; give one")
 
 
+def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[str]) -> None:
+    """Raises InvalidArgument for a split that no premise of a generation has. Reads all its premises."""
+    known = {split for one in client.index.list_premises(corpus, generation=generation) for split in one.splits}
+    if unknown := sorted(set(splits) - known):
+        names = ", ".join(sorted(known)) or "none"
+        raise InvalidArgument(f"--split {', '.join(unknown)}: no premise of corpus {corpus!r} has it; known: {names}")
+
+
 def retrieve(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus.")],
@@ -254,6 +262,8 @@ def retrieve(
             precision=precision,
             routing_key=routing_key,
         )
+        if splits and not all(found):
+            check_splits(connected, name, found.generation, splits)
     results = [
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)
     ]

@@ -71,7 +71,10 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     5: (output.EndedBadly,),
-    2: (errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
+    2: (
+        *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
+        errors.VersionNotLoaded,  # no encoder has the label or version of the arguments
+    ),
     3: (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded),
     4: (errors.FailedPrecondition, errors.Aborted, errors.AlreadyExists),
     1: (errors.AeencError,),
@@ -103,7 +106,7 @@ class Commands(TyperGroup):
             failure = error
         except _WRONG_PATH as error:
             failure = errors.InvalidArgument(f"{error.filename}: {error.strerror}")
-        output.output_of(ctx).error(failure.code, failure.message)
+        output.output_of(ctx).error(failure)
         raise typer.Exit(exit_code_of(failure))
 
 

@@ -53,11 +53,13 @@ class Output:
         """Writes a note to stderr: a line for a person, {"note": …} for a program."""
         typer.echo(json.dumps({"note": text}) if self.as_json else text, err=True)
 
-    def error(self, status: str, message: str) -> None:
-        """Writes to stderr, in one line, why the command failed."""
-        line = " ".join(message.split())
-        problem = {"error": {"status": status, "message": line}}
-        typer.echo(json.dumps(problem) if self.as_json else f"error: {line}", err=True)
+    def error(self, failure: AeencError) -> None:
+        """Writes to stderr, in one line, why the command failed, with the request id for the service's log."""
+        problem = {"status": failure.code, "message": " ".join(failure.message.split())}
+        if failure.request_id:
+            problem["request_id"] = failure.request_id
+        line = " ".join(str(failure).split())
+        typer.echo(json.dumps({"error": problem}) if self.as_json else f"error: {line}", err=True)
 
     @contextmanager
     def progress(self, text: str, unit: str) -> Iterator[Report]:

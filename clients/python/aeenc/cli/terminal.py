@@ -2,7 +2,7 @@
 
     lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
                  ▲            └─ u: undo, lease that task again; s: release; q: quit
-                 └── a thread renews the lease meanwhile
+                 └── a thread renews the lease meanwhile; every call waits for a sampler that is away
 
 One screen a task: nine candidates a page, the ticked ones explain. Confirming refuses what was shown and left unticked;
 pages never turned to stay unseen.
@@ -13,15 +13,17 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import select
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -74,6 +76,9 @@ def terminal_keys() -> Iterator[Keys]:
 
 PAGE = 9
 IDLE_S = 2.0
+RETRY_S = 1.0
+_AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
+T = TypeVar("T")
 HELP = "1-9 tick   l+1-9 leaf   n/p page   Enter confirm   space abstain   s skip   u undo   q quit"
 
 Show = Callable[[RenderableType], None]
@@ -158,7 +163,7 @@ class JudgingSession:
         open_screens: list[Screen] = []  # an undone task lies on top of the interrupted one
         while True:
             if not open_screens:
-                open_screens += [Screen(lease) for lease in self._people.lease(self._annotator, run_id=self._run_id)]
+                open_screens += self._lease(self._run_id)
             if open_screens:
                 with self._held(open_screens[-1].lease):
                     key = self._judge(open_screens[-1])
@@ -166,16 +171,32 @@ class JudgingSession:
                 key = self._idle()
             if key == "q":
                 for left in open_screens:
-                    self._people.release(left.lease.lease_id, "quit")
+                    with contextlib.suppress(*_AWAY):  # then the lease runs out
+                        self._people.release(left.lease.lease_id, "quit")
                 return self.answered
             if key == "u":
                 open_screens += self._undo()
             elif open_screens:
                 open_screens.pop()
 
+    def _await(self, call: Callable[[], T]) -> T:
+        """Makes a call, again and again while the sampler is away. Raises its error when the person quits meanwhile."""
+        while True:
+            try:
+                return call()
+            except _AWAY as error:
+                self._show(Text(f"Waiting for the sampler; what you have ticked is kept. q quits. {error.message}"))
+                if self._keys.key(RETRY_S) in {"q", END}:
+                    raise
+
+    def _lease(self, run_id: str) -> list[Screen]:
+        request_id = uuid.uuid4().hex
+        leases = self._await(lambda: self._people.lease(self._annotator, run_id=run_id, request_id=request_id))
+        return [Screen(lease) for lease in leases]
+
     def _idle(self) -> str:
         """Waits a while for a key; `q` when the session is over."""
-        if not self._wait or (self._run_id and self._runs.run(self._run_id).ended_at.seconds):
+        if not self._wait or (self._run_id and self._await(lambda: self._runs.run(self._run_id)).ended_at.seconds):
             return "q"
         self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
         key = self._keys.key(IDLE_S)
@@ -193,7 +214,7 @@ class JudgingSession:
             if key == "u":
                 return "u"
             if key == "s":
-                self._people.release(screen.lease.lease_id, "skipped")
+                self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
                 return ""
             if key in {"\n", " "}:
                 self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
@@ -205,9 +226,12 @@ class JudgingSession:
             leaf = key == "l"
 
     def _submit(self, screen: Screen, verdicts: dict[str, Verdict]) -> None:
+        elapsed_s, client_seq = time.monotonic() - screen.since, random.getrandbits(63)
         try:
-            self._people.submit(
-                screen.lease, verdicts, seen_upto=screen.seen_upto, elapsed_s=time.monotonic() - screen.since
+            self._await(
+                lambda: self._people.submit(
+                    screen.lease, verdicts, seen_upto=screen.seen_upto, elapsed_s=elapsed_s, client_seq=client_seq
+                )
             )
         except errors.FailedPrecondition as error:
             self._note = f"Not taken: {error.message}"
@@ -219,14 +243,14 @@ class JudgingSession:
         if not self._past:
             self._note = "Nothing to undo in this session."
             return []
-        last = self._past[-1]
+        last, request_id = self._past[-1], uuid.uuid4().hex
         try:
-            self._people.undo(self._annotator, last.lease.run_id)
+            self._await(lambda: self._people.undo(self._annotator, last.lease.run_id, request_id=request_id))
         except (errors.FailedPrecondition, errors.NotFound) as error:
             self._note = f"Not undone: {error.message}"
             return []
         self._past.pop()
-        screens = [Screen(lease) for lease in self._people.lease(self._annotator, run_id=last.lease.run_id)]
+        screens = self._lease(last.lease.run_id)
         for screen in screens:
             if screen.lease.task.task_id == last.lease.task.task_id:
                 screen.ticked, screen.leaves, screen.seen_upto = last.ticked, last.leaves, last.seen_upto

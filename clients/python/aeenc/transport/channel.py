@@ -7,6 +7,7 @@ static list.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,6 +27,13 @@ MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a
 MAX_BACKOFF_S = 2.0
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
+_BEST_FIRST = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.CONNECTING,
+    grpc.ChannelConnectivity.IDLE,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -56,6 +64,8 @@ class Channel:
         self.target = target
         self.timeout_s = timeout_s
         self._retry = retry
+        self._pid = os.getpid()
+        self._is_closed = False
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         self._tls_name = tls_name
         self._options: dict[str, Any] = {
@@ -91,8 +101,12 @@ class Channel:
         self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
 
     def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
-        """Makes the metadata of one call: the credential, and the request id, by default a new one."""
-        return [*self._metadata, ("x-request-id", request_id or f"{random.getrandbits(128):032x}")]
+        """Makes the metadata of one call: the credential, and the request id, by default a new one.
+
+        Raises FailedPrecondition where no call can be made any more: after `close`, or after a fork.
+        """
+        self._refuse_unusable()
+        return [*self._metadata, (status.REQUEST_ID_KEY, request_id or f"{random.getrandbits(128):032x}")]
 
     async def unary(
         self,
@@ -105,19 +119,54 @@ class Channel:
     ) -> T:
         """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
 
-        Set `retry` to False for calls that must not run twice. Raises the class of `aeenc.errors` that the service
-        raised.
+        All attempts have one `x-request-id`. Set `retry` to False for calls that must not run twice. Raises the class
+        of `aeenc.errors` that the service raised.
         """
-        budget_s = timeout_s or self.timeout_s
-        deadline = time.monotonic() + budget_s
         metadata = self.metadata(request_id)
-        for attempt in range(1_000_000):
+
+        async def attempt(left_s: float) -> T:
+            return await method(request, timeout=left_s, metadata=metadata)
+
+        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+
+    async def send_stream(
+        self,
+        method: Callable[..., Any],
+        requests: Callable[[], AsyncIterator[Any]],
+        *,
+        timeout_s: float | None = None,
+        retry: bool = False,
+    ) -> Any:
+        """Calls a client-streaming method; `requests` makes the stream of an attempt.
+
+        With `retry`, failures are repeated as `unary` does: for messages that name the same request each time. Raises
+        what the stream itself raises.
+        """
+        metadata = self.metadata()
+
+        async def attempt(left_s: float) -> Any:
+            sent = _Sent(requests())
+            try:
+                return await method(sent.messages(), timeout=left_s, metadata=metadata)
+            except asyncio.CancelledError:
+                sent.reraise()
+                raise
+
+        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+
+    async def _repeated(self, attempt: Callable[[float], Awaitable[T]], budget_s: float, retry: bool) -> T:
+        """Makes attempts with the seconds that are left until one succeeds, or fails for good."""
+        deadline = time.monotonic() + budget_s
+        for number in range(1_000_000):
             left_s = deadline - time.monotonic()
             try:
-                return await method(request, timeout=max(left_s, 0.001), metadata=metadata)
+                return await attempt(max(left_s, 0.001))
+            except asyncio.CancelledError:
+                self._refuse_closed()
+                raise
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._translate(rpc_error, budget_s)
-                pause_s = _pause_s(error, attempt)
+                pause_s = _pause_s(error, number)
                 if (
                     not (retry and self._retry and isinstance(error, _RETRYABLE))
                     or pause_s > deadline - time.monotonic()
@@ -126,16 +175,6 @@ class Channel:
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
 
-    async def send_stream(
-        self, method: Callable[..., Any], requests: AsyncIterator[Any], *, timeout_s: float | None = None
-    ) -> Any:
-        """Calls a client-streaming method; `requests` is consumed once, so it is not retried."""
-        budget_s = timeout_s or self.timeout_s
-        try:
-            return await method(requests, timeout=budget_s, metadata=self.metadata())
-        except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, budget_s) from None
-
     async def stream(
         self, method: Callable[..., Any], request: Any, *, timeout_s: float | None = None
     ) -> AsyncIterator[Any]:
@@ -143,12 +182,18 @@ class Channel:
 
         No default deadline: a watch may last as long as what it watches.
         """
-        call = method(request, timeout=timeout_s, metadata=self.metadata())
+        sent = _Sent(request) if isinstance(request, AsyncIterator) else None
+        call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=self.metadata())
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as rpc_error:
             raise self._translate(rpc_error, timeout_s) from None
+        except asyncio.CancelledError:
+            if sent is not None:
+                sent.reraise()
+            self._refuse_closed()
+            raise
         finally:
             call.cancel()
 
@@ -173,6 +218,9 @@ class Channel:
             yield call
         except grpc.aio.AioRpcError as rpc_error:
             raise self._translate(rpc_error, None) from None
+        except asyncio.CancelledError:
+            self._refuse_closed()
+            raise
         finally:
             call.cancel()
 
@@ -181,12 +229,28 @@ class Channel:
         return await resolve(self.target)
 
     def to(self, address: Address) -> Channel:
-        """Makes a connection to one server, with the credentials of this one."""
+        """Makes a connection to one server, with the credentials of this one. Raises as `metadata` does."""
+        self._refuse_unusable()
         return Channel(address.target, tls_name=address.name or self._tls_name, **self._options)
 
     async def close(self) -> None:
-        """Closes the connection; calls in flight are cancelled."""
+        """Closes the connection. Calls in flight and later ones raise FailedPrecondition."""
+        self._is_closed = True
         await self.grpc.close()
+
+    def _refuse_unusable(self) -> None:
+        self._refuse_closed()
+        if self._pid != os.getpid():
+            raise errors.FailedPrecondition(
+                f"the connection to {self.target} was opened in process {self._pid} before the fork; start worker "
+                "processes with the spawn method, or connect after the fork"
+            )
+
+    def _refuse_closed(self) -> None:
+        """Raises FailedPrecondition once the connection is closed, unless it is the task that is being cancelled."""
+        task = asyncio.current_task()
+        if self._is_closed and not (task is not None and task.cancelling()):
+            raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
 
     def _translate(self, rpc_error: grpc.aio.AioRpcError, budget_s: float | None) -> errors.AeencError:
         error = status.from_rpc_error(rpc_error)
@@ -204,6 +268,28 @@ class Channel:
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
         return error
+
+
+class _Sent:
+    """The messages of one call. grpc.aio cancels a call whose messages raise, and hides what they raised."""
+
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = messages
+        self._error: Exception | None = None
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yields the messages, keeping what they raise."""
+        try:
+            async for message in self._messages:
+                yield message
+        except Exception as error:
+            self._error = error
+            raise
+
+    def reraise(self) -> None:
+        """Raises what the messages have raised, if anything."""
+        if self._error is not None:
+            raise self._error
 
 
 class SpreadChannel:
@@ -232,6 +318,11 @@ class SpreadChannel:
     def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
         """Many requests, many responses; the stream stays with one server."""
         return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Returns the best state of any channel: READY when one server is connected."""
+        states = {channel.get_state(try_to_connect) for channel in self._channels}
+        return next(state for state in _BEST_FIRST if state in states)
 
     async def close(self, grace: float | None = None) -> None:
         """Closes all channels."""

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from aeenc import errors
 
 DETAILS_KEY = "grpc-status-details-bin"
+REQUEST_ID_KEY = "x-request-id"  # sent by the caller, and returned with an error
 DOMAIN = "aeenc"
 MAX_VIOLATIONS = 16
 MAX_MESSAGE_CHARS = 1000
@@ -71,10 +72,13 @@ def _pack(status: status_pb2.Status, detail: object) -> None:
 
 
 def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
-    """Rebuilds the error that a service raised: same class, message, reason, violations and delay."""
+    """Rebuilds the error that a service raised: same class, message, reason, violations and delay; its request id."""
     code, message = rpc_error.code(), rpc_error.details() or ""
     status = status_pb2.Status()
+    request_id = ""
     for key, value in rpc_error.trailing_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            request_id = value
         if key == DETAILS_KEY:
             with contextlib.suppress(DecodeError):  # a foreign server may send anything
                 status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
@@ -89,10 +93,12 @@ def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:
     cls = _BY_REASON.get(info.reason, errors.AeencError)
     if cls.code != code.name:  # our own reason under a common code, or a foreign server
         cls = _BY_CODE.get(code.name, errors.AeencError)
-    return cls(
+    error = cls(
         message,
         reason=info.reason or None,
         violations=[errors.FieldViolation(v.field, v.description) for v in bad.field_violations],
         retry_after_s=retry_after_s,
         metadata=dict(info.metadata),
     )
+    error.request_id = request_id
+    return error

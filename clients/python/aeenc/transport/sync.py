@@ -1,6 +1,11 @@
 """The blocking face of the async SDK: one generic wrapper over one background event loop per process.
 
+    caller's thread   call ──────► waits ◄─ items, progress ─┐ ◄──── answer
+    event loop                └──► async method ─ asks for ──┘ ──────┘
+
 Methods block, and async iterators become iterators. Nothing is written twice: all that the clients offer appears here.
+What the caller gives is the caller's: iterables are gone through and callbacks called in the thread that waits, so that
+they may make blocking calls themselves.
 """
 
 from __future__ import annotations
@@ -9,8 +14,12 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from aeenc.errors import FailedPrecondition
 
@@ -18,6 +27,8 @@ T = TypeVar("T")
 # Python misses a signal that comes just before a thread begins to wait, or that another thread gets. It checks again
 # when the wait is over.
 SIGNAL_S = 0.5
+AHEAD = 32  # items that are taken from a caller's iterable before the call wants them
+_AT_HAND = (str, bytes, list, tuple, set, frozenset, range, Mapping)  # going through these runs no code of the caller's
 
 
 class _Loop:
@@ -26,39 +37,180 @@ class _Loop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid = 0
 
     def get(self) -> asyncio.AbstractEventLoop:
+        if self._pid not in {0, os.getpid()}:  # before the lock, which the fork may have copied in another's hands
+            raise FailedPrecondition(
+                f"the AE-Enc client was used in process {self._pid} before the fork; start worker processes with "
+                "the spawn method, or connect after the fork"
+            )
         with self._lock:
             if self._loop is None:
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="aeenc-sdk", daemon=True).start()
-            elif self._pid != os.getpid():
-                raise FailedPrecondition(
-                    f"the AE-Enc client was used in process {self._pid} before the fork; start worker processes with "
-                    "the spawn method, or connect after the fork"
-                )
+                self._thread = threading.Thread(target=self._loop.run_forever, name="aeenc-sdk", daemon=True)
+                self._thread.start()
             return self._loop
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a coroutine. Raises FailedPrecondition after a fork, and on the loop's own thread."""
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.get())
+            loop = self.get()
+            self._refuse_own_thread()
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
         except BaseException:
             coroutine.close()
             raise
-        try:
-            while True:
-                try:
-                    return future.result(SIGNAL_S)
-                except TimeoutError:
-                    if future.done():
-                        return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine and waits for its result."""
+        return _Caller().run(coroutine)
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise FailedPrecondition(
+                "a blocking call on the event loop of the blocking clients would wait for itself; make it in another "
+                "thread, or await the same call of aeenc.connect_async()"
+            )
 
 
 LOOP = _Loop()
+
+
+class _Caller:
+    """The thread of one blocking call: while it waits, it does what the call asks of it."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Callable[[], object] | Future[Any]] = SimpleQueue()
+        self._future: Future[Any] | None = None
+        self._passes: list[_Pass[Any]] = []
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the call has ended, so that nobody wants more of the caller."""
+        return self._future is None or self._future.done()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop. Raises what it raises, and what the caller's own code raises meanwhile."""
+        future = LOOP.submit(coroutine)
+        self._future = future
+        future.add_done_callback(self._asked.put)
+        try:
+            while True:
+                try:
+                    asked = self._asked.get(timeout=SIGNAL_S)
+                except Empty:
+                    continue
+                if isinstance(asked, Future):
+                    break
+                asked()
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+    def ask(self, work: Callable[[], object]) -> None:
+        """Has the caller do something; called by the loop."""
+        self._asked.put(work)
+
+    def lend(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> inspect.BoundArguments:
+        """Binds arguments; iterables and callbacks stay with the caller, and the loop gets what asks for them.
+
+        The parameter's annotation says how it is used: an AsyncIterable is gone through bit by bit, a Callable that
+        returns None is told of progress. Any other iterable becomes a list before the call begins.
+        """
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            parameter = bound.signature.parameters[name]
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: self._lent("", one) for key, one in value.items()}
+            else:
+                bound.arguments[name] = self._lent(str(parameter.annotation), value)
+        return bound
+
+    def leave(self) -> None:
+        """Ends the call: the loop keeps no iterable of the caller's, whose clean-up may make calls of its own."""
+        for one in self._passes:
+            one.forget()
+
+    def go_through(self, items: Iterable[T]) -> _Pass[T]:
+        """Begins to go through an iterable."""
+        begun = _Pass(self, items)
+        self._passes.append(begun)
+        return begun
+
+    def _lent(self, annotation: str, value: Any) -> Any:
+        if callable(value):
+            return partial(self._told, value) if "], None]" in annotation else value
+        if not isinstance(value, Iterable) or isinstance(value, _AT_HAND) or hasattr(value, "__array__"):
+            return value
+        if "AsyncIterable" not in annotation:
+            return list(value)
+        return self.go_through(value) if isinstance(value, Iterator) else _Lent(self, value)
+
+    def _told(self, callback: Callable[..., object], *args: object) -> None:
+        self.ask(partial(callback, *args))
+
+
+class _Lent(AsyncIterable[T]):
+    """A caller's iterable that can be gone through again and again."""
+
+    def __init__(self, caller: _Caller, items: Iterable[T]) -> None:
+        self._caller, self._items = caller, items
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._caller.go_through(self._items)
+
+
+class _Pass(AsyncIterator[T], Generic[T]):
+    """One pass through a caller's iterable: its items come from the caller's thread, a few before they are wanted."""
+
+    def __init__(self, caller: _Caller, items: Iterable[T]) -> None:
+        self._caller = caller
+        self._items: Iterable[T] | None = items
+        self._arrived: deque[T] = deque()
+        self._news = asyncio.Event()
+        self._is_asked = self._is_over = False
+
+    async def __anext__(self) -> T:
+        while True:
+            is_over = self._is_over  # read first: the last item arrives before
+            if self._arrived:
+                return self._arrived.popleft()
+            if is_over:
+                raise StopAsyncIteration
+            if not self._is_asked:
+                self._is_asked = True
+                self._caller.ask(self._take)
+            self._news.clear()
+            await self._news.wait()
+
+    def forget(self) -> None:
+        """Lets go of the iterable; called in the caller's thread."""
+        self._items = None
+
+    def _take(self) -> None:
+        """Takes some items, in the caller's thread; hands each over at once, for the next may be long in coming."""
+        loop = LOOP.get()
+        try:
+            if not isinstance(self._items, Iterator):
+                self._items = iter(self._items or ())
+            for _ in range(AHEAD):
+                if self._caller.is_answered:
+                    return
+                try:
+                    item = next(self._items)
+                except StopIteration:
+                    self._is_over = True
+                    return
+                self._arrived.append(item)
+                loop.call_soon_threadsafe(self._news.set)
+        finally:
+            self._is_asked = False
+            loop.call_soon_threadsafe(self._news.set)
 
 
 class Blocking:
@@ -92,7 +244,12 @@ class Blocking:
 
 def _blocking_call(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
     def call(*args: Any, **kwargs: Any) -> T:
-        return LOOP.run(function(*args, **kwargs))
+        caller = _Caller()
+        bound = caller.lend(function, args, kwargs)
+        try:
+            return caller.run(function(*bound.args, **bound.kwargs))
+        finally:
+            caller.leave()
 
     call.__doc__ = function.__doc__
     return call
@@ -100,19 +257,28 @@ def _blocking_call(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[
 
 def _blocking_iterator(function: Callable[..., AsyncIterator[T]]) -> Callable[..., Iterator[T]]:
     def iterate(*args: Any, **kwargs: Any) -> Iterator[T]:
-        iterator = function(*args, **kwargs)
+        caller, turn = _Caller(), asyncio.Lock()
+        bound = caller.lend(function, args, kwargs)
+        iterator = function(*bound.args, **bound.kwargs)
         try:
             while True:
                 try:
-                    yield LOOP.run(_next(iterator))
+                    yield caller.run(_next(iterator, turn))
                 except StopAsyncIteration:
                     return
         finally:
-            LOOP.run(iterator.aclose())  # type: ignore[attr-defined]
+            LOOP.run(_close(iterator, turn))
+            caller.leave()
 
     iterate.__doc__ = function.__doc__
     return iterate
 
 
-async def _next(iterator: AsyncIterator[T]) -> T:
-    return await anext(iterator)
+async def _next(iterator: AsyncIterator[T], turn: asyncio.Lock) -> T:
+    async with turn:
+        return await anext(iterator)
+
+
+async def _close(iterator: Any, turn: asyncio.Lock) -> None:
+    async with turn:  # a step that was interrupted may still be ending
+        await iterator.aclose()

@@ -19,6 +19,9 @@ from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
 
 SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
+BOTH, POSITIVES = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
+# --collect -> of round 1, and of those after it
+COLLECT = {"both": (BOTH, BOTH), "positives-only": (POSITIVES, POSITIVES), "positives-later": (BOTH, POSITIVES)}
 DEFAULT_LOSS = Loss("full-corpus-softmax")
 
 
@@ -50,7 +53,13 @@ def loop(
     oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
-    collect: Annotated[str, typer.Option(help="`both`, or `positives-only`.")] = "both",
+    collect: Annotated[
+        str,
+        typer.Option(
+            help="`both`, `positives-only`, or `positives-later`: only positives from round 2 on, as in section 3.2 "
+            "of the paper."
+        ),
+    ] = "both",
     restart: Annotated[
         bool, typer.Option(help="Train from the pre-trained encoder, not from the last round's.")
     ] = True,
@@ -79,8 +88,9 @@ def loop(
     A round's encoder is published when it is better than those before, or when a further round samples with it. A run
     or job that was cancelled meanwhile ends the command; given again, it resumes it.
     """
-    if collect not in {"both", "positives-only"}:
-        raise InvalidArgument(f"--collect {collect!r}: give `both` or `positives-only`")
+    if collect not in COLLECT:
+        raise InvalidArgument(f"--collect {collect!r}: give {', '.join(f'`{name}`' for name in COLLECT)}")
+    first, later = COLLECT[collect]
     if batching not in {"", "queries", "items"}:
         raise InvalidArgument(f"--batching {batching!r}: give `queries` or `items`")
     dataset = Dataset.load(data)
@@ -111,8 +121,9 @@ def loop(
         run={
             "k": k,
             "split": TRAINING_SPLIT,
-            "collect": sampler_pb2.Collect.Value(f"COLLECT_{collect.upper().replace('-', '_')}"),
+            "collect": first,
         },
+        later_run={} if later == first else {"collect": later},
         job=job,
     )
     out = output_of(context)

@@ -1,0 +1,43 @@
+"""Long inputs of callers, of either kind of iterable: item by item, and cut into messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+T = TypeVar("T")
+MessageT = TypeVar("MessageT", bound=Message)
+
+Items = Iterable[T] | AsyncIterable[T]
+
+
+async def each(items: Items[T]) -> AsyncIterator[T]:
+    """Yields the items of either kind of iterable."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def begins_again(items: Items[T]) -> bool:
+    """Whether the items can be gone through a second time, from the first on. An iterator's cannot."""
+    return not isinstance(items, Iterator | AsyncIterator)
+
+
+async def chunks(items: AsyncIterator[MessageT], most: int, size_bytes: int) -> AsyncIterator[list[MessageT]]:
+    """Cuts a long list into lists of at most `most` messages and `size_bytes`, unless one alone is larger."""
+    chunk: list[MessageT] = []
+    chunk_bytes = 0
+    async for item in items:
+        item_bytes = item.ByteSize()
+        if chunk and (len(chunk) >= most or chunk_bytes + item_bytes > size_bytes):
+            yield chunk
+            chunk, chunk_bytes = [], 0
+        chunk.append(item)
+        chunk_bytes += item_bytes
+    if chunk:
+        yield chunk

@@ -1,0 +1,112 @@
+"""Calls that change something carry a request id of their own, and the same one when they are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import message_factory
+
+from aeenc import Channel, IndexClient, PeopleClient, RegistryClient, SamplerClient, TrainerClient
+from aeenc.v1 import index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+from support.worlds.sampler_world import serving
+
+SERVICES = [
+    service
+    for module in (index_pb2, sampler_pb2, trainer_pb2, registry_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
+# RPC -> what calls it without naming a request
+CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
+    "ActivateGeneration": lambda channel: IndexClient(channel).activate("science", "g"),
+    "DeleteGeneration": lambda channel: IndexClient(channel).delete("science", "g"),
+    "StartRun": lambda channel: SamplerClient(channel).start_run(
+        [("t", "ice floats")], corpus="science", oracle="gold"
+    ),
+    "CancelRun": lambda channel: SamplerClient(channel).cancel("r"),
+    "ResumeRun": lambda channel: SamplerClient(channel).resume("r"),
+    "ImportPairs": lambda channel: SamplerClient(channel).import_pairs("science", [types_pb2.Pair(query="q")]),
+    "LeaseTask": lambda channel: PeopleClient(channel).lease("ann"),
+    "SubmitVerdicts": lambda channel: PeopleClient(channel).submit(sampler_pb2.Lease(lease_id="l"), ["p1"]),
+    "UndoVerdicts": lambda channel: PeopleClient(channel).undo("ann", "r"),
+    "AmendVerdicts": lambda channel: PeopleClient(channel).amend("a", ["p1"], "ann"),
+    "Adjudicate": lambda channel: PeopleClient(channel).adjudicate("r", "t", ["p1"], "ann"),
+    "StartJob": lambda channel: TrainerClient(channel).start_job(corpus="science", run_ids=["r"]),
+    "CancelJob": lambda channel: TrainerClient(channel).cancel("j"),
+    "ResumeJob": lambda channel: TrainerClient(channel).resume("j"),
+    "Publish": lambda channel: RegistryClient(channel).publish("q1"),
+    "SetLabel": lambda channel: RegistryClient(channel).set_label("canary", "q1"),
+    "DeleteLabel": lambda channel: RegistryClient(channel).delete_label("canary"),
+    "Rollback": lambda channel: RegistryClient(channel).rollback(),
+}
+# A build has the caller's request id or none: the index keeps what is to be gone on with on its disk.
+OPT_IN = {"BuildGeneration"}
+
+
+def key_of(request: Any) -> str:
+    """What makes a request safe to repeat; empty: nothing."""
+    if request.DESCRIPTOR.fields_by_name.get("config"):
+        return str(request.config.idempotency_key)
+    return str(getattr(request, "request_id", "") or getattr(request, "client_seq", ""))
+
+
+class Shaky:
+    """Answers every RPC with an empty message, and the first call with UNAVAILABLE after it has been carried out."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def handler(self, service: Any) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            service.full_name, {method.name: self._method(method) for method in service.methods}
+        )
+
+    def _method(self, method: Any) -> grpc.RpcMethodHandler:
+        request, response = (message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type))
+
+        async def unary(message: Any, context: Any) -> Any:
+            self.keys.append(key_of(message))
+            if len(self.keys) == 1:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke before the answer came")
+            return response()
+
+        async def streamed(messages: Any, context: Any) -> Any:
+            return await unary(await anext(messages), context)
+
+        kind = grpc.stream_unary_rpc_method_handler if method.client_streaming else grpc.unary_unary_rpc_method_handler
+        return kind(
+            streamed if method.client_streaming else unary,
+            request_deserializer=request.FromString,
+            response_serializer=response.SerializeToString,
+        )
+
+
+def has_key(message: Any) -> bool:
+    inner = [
+        field.message_type for field in message.fields if field.name in {"config", "header"} and field.message_type
+    ]
+    names = {field.name for one in (message, *inner) for field in one.fields}
+    return bool(names & {"request_id", "idempotency_key", "client_seq"})
+
+
+def test_every_rpc_that_takes_a_request_id_is_called_here() -> None:
+    known = {method.name for service in SERVICES for method in service.methods if has_key(method.input_type)}
+    assert known == set(CALLS) | OPT_IN
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_that_changes_something_is_repeated_under_the_same_id(name: str) -> None:
+    def register(shaky: Shaky, server: Any) -> None:
+        server.add_generic_rpc_handlers([shaky.handler(service) for service in SERVICES])
+
+    shaky = Shaky()
+    async with serving(register, shaky) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+        for _ in range(2):
+            await CALLS[name](channel)
+        await channel.close()
+    first, repeated, second = shaky.keys
+    assert first == repeated != ""
+    assert second not in {first, ""}, "another call is another request"
