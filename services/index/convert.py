@@ -28,7 +28,7 @@ from services.index.values import (
     TextQuery,
     VectorQuery,
 )
-from services.kit.convert import decode_enum, to_duration
+from services.kit.convert import decode_enum, request_id, to_duration
 from services.kit.limits import Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -91,7 +91,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         lexical_weight=request.fusion.lexical_weight if request.fusion.HasField("lexical_weight") else LEXICAL_WEIGHT,
         precision=precision_name(request.precision),
         routing_key=request.routing_key,
-        request_id=str(dict(context.invocation_metadata() or ()).get("x-request-id", "")),
+        request_id=request_id(context),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -15,7 +16,9 @@ from aeenc import errors
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
 
+REQUEST_ID_KEY = "x-request-id"
 REQUEST_ID_CHARS_MAX = 64
+_request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the call; each call is a task of its own
 
 
 def deadline_s(context: Any) -> float | None:
@@ -24,12 +27,18 @@ def deadline_s(context: Any) -> float | None:
     return None if left_s is None or left_s > 1e9 else float(left_s)
 
 
+def begin_request(metadata: Mapping[str, Any]) -> str:
+    """Chooses the call's one id, for log, servicer and answer: the caller's `x-request-id`, or a fresh one."""
+    sent = str(metadata.get(REQUEST_ID_KEY) or "")[:REQUEST_ID_CHARS_MAX]
+    chosen = sent if sent.isascii() and sent.isprintable() and sent.strip() else uuid.uuid4().hex
+    _request_id.set(chosen)
+    return chosen
+
+
 def request_id(context: Any) -> str:
-    """Returns the call's `x-request-id`, or a fresh one where the caller sent none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "x-request-id":
-            return str(value)[:REQUEST_ID_CHARS_MAX]
-    return uuid.uuid4().hex
+    """Returns the id of the call that the running task answers."""
+    known = _request_id.get()
+    return known or begin_request(dict(context.invocation_metadata() or ()))
 
 
 def to_timestamp(at: datetime | None) -> Timestamp | None:

@@ -1,10 +1,10 @@
 """The steps around every call. One interceptor wraps the handler of each method, so that their order stands here.
 
-    call -> request id -> credentials -> readiness -> handler -> answer ------------.
-                  |             |            |           | raises aeenc.errors       +-> metrics, one log line
-                  |             '------------'-----------'-> status with details ---'
+    call -> credentials -> message -> request id -> readiness -> handler -> answer -.
+                 |                        |             |          | raises errors   +-> metrics, one log line
+                 '- message unread -------+-------------'----------'-> status -------'
 
-Handlers raise `aeenc.errors`; nothing else sets a status.
+Every answer has the request id in its trailing metadata. Handlers raise `aeenc.errors`; nothing else sets a status.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
 from aeenc.transport import status
+from services.kit.convert import REQUEST_ID_KEY, begin_request, request_id
 from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
 from services.kit.readiness import Readiness
@@ -95,30 +96,42 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._credentials = credentials
         self._readiness = readiness
         self._metrics = metrics
-        self._wrapped: dict[str, Any] = {}
+        self._wrapped: dict[str, tuple[Any, Any]] = {}  # by method: for those who may call it, and for others
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Replaces a method's handler, once, by one that runs it between admission and bookkeeping."""
+        """Replaces a method's handler, once, by one that runs it between admission and bookkeeping.
+
+        Who may not call it gets another, which refuses the call without parsing what was sent.
+        """
         method = str(handler_call_details.method)
         wrapped = self._wrapped.get(method)
-        if wrapped is not None:
-            return wrapped
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return handler
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        for_callers, for_others = wrapped
+        try:
+            if not method.startswith(_OPEN_PREFIXES):
+                self._credentials.check(method, dict(handler_call_details.invocation_metadata or ()))
+        except errors.AeencError:
+            return for_others
+        return for_callers
+
+    def _wrap(self, method: str, handler: Any) -> tuple[Any, Any]:
         kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
         wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
         called = _pass_through(inner) if method.startswith(_OPEN_PREFIXES) else wrap(method, inner)
         decode = _make_decoder(handler.request_deserializer, streaming=handler.request_streaming)
-        self._wrapped[method] = make(called, decode, handler.response_serializer)
-        return self._wrapped[method]
+        answer = handler.response_serializer
+        return make(called, decode, answer), make(called, None, answer)
 
     def _wrap_unary(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
             metadata = _metadata(context)
-            started = self._begin(metadata)
+            started = self._begin(metadata, context)
             if isinstance(request, AsyncIterator):
                 request = RequestStream(request, confirm=lambda: context.send_initial_metadata(()))
             try:
@@ -135,7 +148,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_streaming(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             metadata = _metadata(context)
-            started = self._begin(metadata)
+            started = self._begin(metadata, context)
             if isinstance(request, AsyncIterator):
                 request = RequestStream(request)
             try:
@@ -152,8 +165,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _begin(self, metadata: dict[str, Any]) -> float:
-        request_id = str(metadata.get("x-request-id") or secrets.token_hex(16))[:64]
+    def _begin(self, metadata: dict[str, Any], context: Any) -> float:
+        request_id = begin_request(metadata)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         trace = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
         structlog.contextvars.bind_contextvars(request_id=request_id, **trace)
         return time.perf_counter()
@@ -180,7 +194,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, asyncio.CancelledError):
             self._end(method, started, "CANCELLED")
             raise error
-        known = to_public_error(error)
+        known = to_public_error(error, request_id(context))
         if known.code == "INTERNAL":
             log.error("call failed", method=method, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
@@ -188,7 +202,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._end(method, started, known.code)
         if isinstance(request, AsyncIterator):
             await _linger(request)
-        context.set_trailing_metadata(((status.DETAILS_KEY, status.details_of(known)),))
+        named = (REQUEST_ID_KEY, request_id(context))
+        context.set_trailing_metadata((named, (status.DETAILS_KEY, status.details_of(known))))
         context.set_details(status.message_of(known))
         context.set_code(status.code_of(known))
 
@@ -238,7 +253,7 @@ async def _linger(requests: AsyncIterator[Any]) -> None:
                 pass
 
 
-def to_public_error(error: BaseException) -> errors.AeencError:
+def to_public_error(error: BaseException, request_id: str = "") -> errors.AeencError:
     """Returns the error that a caller may see: ours as it is, a timeout or full disk by name, all else as INTERNAL."""
     if isinstance(error, errors.AeencError):
         return error
@@ -246,4 +261,4 @@ def to_public_error(error: BaseException) -> errors.AeencError:
         return errors.DeadlineExceeded("the call's time is over; allow more time")
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return errors.Unavailable("the disk is full or a file-size limit is reached; free space and retry")
-    return errors.AeencError("internal error; the service's log has it under this call's x-request-id")
+    return errors.AeencError(f"internal error; the service's log has it under this call's x-request-id {request_id}")

@@ -13,8 +13,10 @@ import asyncio
 import contextlib
 import ipaddress
 import signal
+import ssl
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -52,11 +54,72 @@ class MetricsEndpoint:
         self._server.server_close()
 
 
+class Certificates:
+    """The TLS files of a server. grpc asks before each handshake whether they have changed.
+
+    Files that do not fit together, such as a new certificate whose key is still the old one, are passed over until
+    they do. Raises InvalidArgument when they do not at the start.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None, prefix: str) -> None:
+        self._cert, self._key, self._client_ca, self._prefix = cert, key, client_ca, prefix
+        self._seen = self._refused = self._stamps()
+        self._initial = self._read()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Returns the credentials of a port; they follow the files."""
+        wanted = self._client_ca is not None
+        # grpc's documentation lets the function return None for no change; its types do not.
+        return grpc.dynamic_ssl_server_credentials(self._initial, self._read_if_changed, wanted)  # type: ignore[arg-type]
+
+    def _read_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        try:
+            stamps = self._stamps()
+            if stamps == self._seen:
+                return None
+            configuration = self._read()
+        except errors.InvalidArgument as error:
+            if self._refused != stamps:
+                self._refused = stamps
+                log.warning("the new certificates are not used", reason=error.message)
+            return None
+        self._seen = stamps
+        log.info("certificates were read again", cert=str(self._cert))
+        return configuration
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._cert, self._key, password=lambda: "")  # grpc takes no encrypted key, either
+            if self._client_ca is not None:
+                context.load_verify_locations(self._client_ca)
+            pair = (self._key.read_bytes(), self._cert.read_bytes())
+            ca = self._client_ca.read_bytes() if self._client_ca else None
+        except (OSError, ValueError) as error:
+            names = {"TLS_CERT": self._cert, "TLS_KEY": self._key, "TLS_CLIENT_CA": self._client_ca}
+            given = ", ".join(f"{self._prefix}{name}={path}" for name, path in names.items() if path)
+            raise errors.InvalidArgument(
+                f"{given} cannot be used ({error}); give PEM files, and the key of the certificate"
+            ) from error
+        return grpc.ssl_server_certificate_configuration([pair], ca)
+
+    def _stamps(self) -> list[tuple[int, ...]]:
+        """Returns what changes when a file is written or replaced; nothing of one that is away."""
+        stamps: list[tuple[int, ...]] = []
+        for path in filter(None, (self._cert, self._key, self._client_ca)):
+            try:
+                now = path.stat()
+                stamps.append((now.st_ino, now.st_size, now.st_mtime_ns))
+            except OSError:
+                stamps.append(())
+        return stamps
+
+
 class GrpcServer:
     """A gRPC server with health, reflection, credentials, metrics and drain.
 
     `add` servicers, register hooks, then `start` it, use it as an async context manager, or `run` it as a process.
-    Raises InvalidArgument when it would listen beyond loopback without a token.
+    Raises InvalidArgument when it would listen beyond loopback without a token, or without the TLS that was asked for.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -180,11 +243,8 @@ class GrpcServer:
         try:
             if settings.tls_cert is None or settings.tls_key is None:
                 return int(self._server.add_insecure_port(address))
-            ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
-            credentials = grpc.ssl_server_credentials(
-                [(settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())], ca, ca is not None
-            )
-            return int(self._server.add_secure_port(address, credentials))
+            files = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, prefix_of(settings))
+            return int(self._server.add_secure_port(address, files.credentials()))
         except RuntimeError as error:
             raise errors.Unavailable(
                 f"cannot listen on {settings.address}; another process has the port: choose one with --port"
@@ -234,16 +294,28 @@ def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo
 
 
 def check_exposure(settings: ServiceSettings) -> None:
-    """Raises InvalidArgument when the service would listen beyond loopback without a token, or has half a key pair."""
-    prefix = settings.model_config.get("env_prefix", "AEENC_")
+    """Raises InvalidArgument for a service that would be more open than its settings say.
+
+    It would listen beyond loopback without a token, has half a key pair, or asks for client certificates without TLS.
+    """
+    prefix = prefix_of(settings)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise errors.InvalidArgument(f"{prefix}TLS_CERT and {prefix}TLS_KEY belong together; set both or neither")
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
+        raise errors.InvalidArgument(
+            f"{prefix}TLS_CLIENT_CA alone would open a port without TLS; set {prefix}TLS_CERT and {prefix}TLS_KEY, too"
+        )
     if settings.host.startswith("unix:") or settings.token or settings.allow_insecure or is_loopback(settings.host):
         return
     raise errors.InvalidArgument(
         f"{prefix}HOST={settings.host} is reachable from other machines and no token is set; set {prefix}TOKEN, "
         f"or {prefix}ALLOW_INSECURE=true if you mean it"
     )
+
+
+def prefix_of(settings: ServiceSettings) -> str:
+    """Returns what the names of a service's settings begin with in the environment."""
+    return str(settings.model_config.get("env_prefix") or "AEENC_")
 
 
 def is_loopback(host: str) -> bool:

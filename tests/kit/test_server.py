@@ -7,19 +7,23 @@ import errno
 import gc
 import types
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import Channel, EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from services.kit.convert import request_id
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
+from support.certificates import certify, needs_openssl
 
 
 class Settings(ServiceSettings):
@@ -43,6 +47,8 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
                 )
             case "bug":
                 raise ZeroDivisionError("secret path /etc/shadow")
+            case "id":
+                return encoder_pb2.EncodeResponse(model_version=request_id(context))
             case "disk":
                 raise OSError(errno.ENOSPC, "No space left on device")
             case "wait":
@@ -133,6 +139,79 @@ async def test_a_bug_leaves_as_internal_without_internals_and_the_process_goes_o
         assert (await client.encode(["a"])).model_version == "v1"
 
 
+async def id_and_trailer(call: Any) -> tuple[str, str]:
+    """The model version that a call answers, or its error's message, and the id in its trailing metadata."""
+    try:
+        answered = (await call).model_version
+    except grpc.aio.AioRpcError as error:
+        answered = error.details()
+    return answered, dict(await call.trailing_metadata())["x-request-id"]
+
+
+async def test_a_call_has_one_id_in_servicer_log_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _ = build(token="open-sesame")
+    sesame = ("authorization", "Bearer open-sesame")
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server.readiness.serving()
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+        ask = encoder_pb2.EncodeRequest(texts=["id"])
+        generated, told = await id_and_trailer(stub.Encode(ask, metadata=[sesame]))
+        assert (generated, len(generated)) == (told, 32)
+        assert (await id_and_trailer(stub.Encode(ask, metadata=[sesame])))[1] != told
+        for sent in (["mine"], ["one", "two"], ["x" * 100]):
+            ids = [("x-request-id", one) for one in sent]
+            seen, told = await id_and_trailer(stub.Encode(ask, metadata=[sesame, *ids]))
+            assert seen == told == sent[-1][:64]
+        bug = encoder_pb2.EncodeRequest(texts=["bug"])
+        with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logs:
+            message, told = await id_and_trailer(stub.Encode(bug, metadata=[sesame]))
+        assert message.endswith(f"x-request-id {told}")
+        assert [line["request_id"] for line in logs if line["event"] == "call failed"] == [told]
+        assert len((await id_and_trailer(stub.Encode(ask)))[1]) == 32, "a refused call has one, too"
+        stream = stub.EncodeStream(iter([encoder_pb2.EncodeStreamRequest(batch=ask)]), metadata=[sesame])
+        assert [answer.batch_seq async for answer in stream] == [0]
+        assert len(dict(await stream.trailing_metadata())["x-request-id"]) == 32
+
+
+async def test_a_message_of_a_caller_without_a_valid_token_is_not_parsed() -> None:
+    parsed: list[bytes] = []
+
+    def register(servicer: Any, to: Any) -> None:
+        def parse(data: bytes) -> bytes:
+            parsed.append(data)
+            return data
+
+        async def answer(_request: Any, _context: Any) -> bytes:
+            return b""
+
+        async def answers(requests: Any, _context: Any) -> AsyncIterator[bytes]:
+            async for request in requests:
+                yield request
+
+        handlers = {
+            "Encode": grpc.unary_unary_rpc_method_handler(answer, request_deserializer=parse),
+            "EncodeStream": grpc.stream_stream_rpc_method_handler(answers, request_deserializer=parse),
+        }
+        to.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+
+    server = GrpcServer(Settings(token="open-sesame"))
+    server.add(register, None, "test.Service")
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        server.readiness.serving()
+        encode = channel.unary_unary("/test.Service/Encode")
+        stream = channel.stream_stream("/test.Service/EncodeStream")
+        for metadata in ([], [("authorization", "Bearer wrong")]):
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                await encode(b"large", metadata=metadata)
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                await anext(aiter(stream(iter([b"large"] * 3), metadata=metadata)))
+        assert parsed == []
+        sesame = [("authorization", "Bearer open-sesame")]
+        await encode(b"1", metadata=sesame)
+        assert [answer async for answer in stream(iter([b"2"]), metadata=sesame)] == [b"2"]
+        assert parsed == [b"1", b"2"]
+
+
 async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None:
     server, _ = build()
     async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -216,6 +295,49 @@ def test_a_service_refuses_to_listen_beyond_loopback_without_a_token(host: str) 
         build(host=host)
     build(host=host, token="t")
     build(host=host, allow_insecure=True)
+
+
+def test_client_certificates_without_tls_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidArgument, match="AEENC_TEST_TLS_CLIENT_CA alone would open a port without TLS"):
+        build(tls_client_ca=tmp_path / "ca.pem")
+
+
+@needs_openssl
+async def test_certificates_are_read_again_when_they_have_changed(tmp_path: Path) -> None:
+    files = {"tls_cert": tmp_path / "server.pem", "tls_key": tmp_path / "server.key"}
+    certify(tmp_path, "server")
+    old = files["tls_cert"].read_bytes()
+    server, _ = build(**files, host="localhost")
+
+    async def serves(ca: bytes) -> bool:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.secure_channel(
+            f"localhost:{server.port}", grpc.ssl_channel_credentials(ca), options
+        ) as channel:
+            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+            try:
+                await stub.GetInfo(encoder_pb2.EncoderServiceGetInfoRequest(), timeout=5)
+            except grpc.aio.AioRpcError as error:
+                return error.code() is not grpc.StatusCode.UNAVAILABLE
+            return True
+
+    async with server:
+        assert await serves(old)
+        cert, key = certify(tmp_path, "new")
+        cert.replace(files["tls_cert"])
+        new = files["tls_cert"].read_bytes()
+        assert (await serves(old), await serves(new)) == (True, False), "its key is not there yet"
+        key.replace(files["tls_key"])
+        assert (await serves(old), await serves(new)) == (False, True)
+
+
+@needs_openssl
+async def test_certificates_that_do_not_fit_together_stop_the_start_with_their_names(tmp_path: Path) -> None:
+    cert, _ = certify(tmp_path, "one")
+    _, key = certify(tmp_path, "other")
+    server, _ = build(tls_cert=cert, tls_key=key)
+    with pytest.raises(errors.InvalidArgument, match=r"AEENC_TEST_TLS_CERT=.*one\.pem, .*cannot be used"):
+        await server.start()
 
 
 async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> None:
