@@ -11,24 +11,20 @@ Events only wake readers; the row is the truth. The newest row has the highest r
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.formats import NewerFormat, check_format, known_fields, unknown_fields
+from services.store.formats import NewerFormat, check_format
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
+from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow
 from services.store.requests import REQUEST_TTL_S, Request, Requests
 
-R = TypeVar("R", "CheckpointRow", "RolloutRow")
+__all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
-FORMAT_VERSION = 1
 HEARTBEAT_TTL_S = 15
 FORGET_S = 3600  # an encoder that has been silent for so long is forgotten, with its acknowledgements
 ANSWERS_KEPT = 1000
@@ -55,10 +51,6 @@ local function move(key, name, version, share, last)
     'version', version, 'revision', revision)
   return revision
 end
-for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
-  local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
-  if found > 1 then return {-1, found, name} end
-end
 local function done(revision)
   if ARGV[8] ~= '' then
     redis.call('HSET', KEYS[6], 'content', ARGV[8], 'answer', ARGV[10], unpack(redis.call('HGETALL', KEYS[1])))
@@ -67,6 +59,10 @@ local function done(revision)
   return {1, revision, ARGV[1]}
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
+for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
+  local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
+  if found > 1 then return {-1, found, name} end
+end
 local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
@@ -130,88 +126,6 @@ return answer
 """
 
 
-@dataclass(frozen=True)
-class CheckpointRow:
-    """A registered checkpoint. `manifest_sha256` ties it to the files in the store."""
-
-    version: str
-    space_id: str
-    pretrained: bool
-    base_version: str
-    job_id: str
-    validation_map: float
-    manifest_sha256: str
-    created_at: datetime
-    size_bytes: int
-    dim: int
-
-    def to_json(self) -> str:
-        """Writes the row as Redis keeps it."""
-        return _to_json(self)
-
-    @classmethod
-    def of_json(cls, data: str) -> CheckpointRow:
-        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
-        return _of_json(cls, data, "created_at", "a checkpoint's row")
-
-
-@dataclass(frozen=True)
-class LabelRow:
-    """A movable name for a checkpoint in one space. `share`, 0 to 1: of the calls that name no model, for `canary`."""
-
-    space_id: str
-    name: str
-    version: str
-    revision: int
-    previous: str
-    moved_at: datetime
-    share: float = 0.0
-
-    @classmethod
-    def of_hash(cls, row: dict[str, str]) -> LabelRow:
-        """Reads the hash that the registry's scripts write; earlier releases wrote no share.
-
-        Raises NewerFormat or DataLoss.
-        """
-        what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
-        with _data_loss_unless_readable(what):
-            check_format(row, FORMAT_VERSION, what)
-            return cls(
-                space_id=row["space_id"],
-                name=row["name"],
-                version=row["version"],
-                revision=int(row["revision"]),
-                previous=row["previous"],
-                moved_at=datetime.fromisoformat(row["moved_at"]),
-                share=float(row.get("share", 0.0)),
-            )
-
-    def to_hash(self) -> dict[str, str]:
-        """Writes what `of_hash` reads."""
-        row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
-        return {name: str(value) for name, value in row.items()}
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """Where one encoder process stands with one label's revision."""
-
-    instance: str
-    revision: int
-    ok: bool
-    reason: str
-    at: datetime
-
-    def to_json(self) -> str:
-        """Writes the row as Redis keeps it."""
-        return _to_json(self)
-
-    @classmethod
-    def of_json(cls, data: str) -> RolloutRow:
-        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
-        return _of_json(cls, data, "at", "an encoder's answer")
-
-
 class Registry:
     """Rows and streams of one namespace. Raises Unavailable when Redis is down."""
 
@@ -237,7 +151,7 @@ class Registry:
         async def put(pipe: Any) -> None:
             data = await pipe.get(key)
             pipe.multi()
-            pipe.set(key, _to_json(row, _further_fields(data)))
+            pipe.set(key, row.to_json(data))
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
 
         async with unavailable_if_down(f"register checkpoint {row.version}"):
@@ -470,38 +384,6 @@ def _rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
         except (NewerFormat, errors.DataLoss) as error:
             reason = error.message
     return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
-
-
-def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any] | None = None) -> str:
-    record = {**(further or {}), **asdict(row), "format_version": FORMAT_VERSION}
-    return json.dumps(record, default=datetime.isoformat)
-
-
-def _of_json(cls: type[R], data: str, time_field: str, what: str) -> R:
-    with _data_loss_unless_readable(what):
-        record = json.loads(data)
-        named = f"{what} ({record.get('version') or record.get('instance')})"
-        check_format(record, FORMAT_VERSION, named)
-        return cls(**{**known_fields(cls, record), time_field: datetime.fromisoformat(record[time_field])})
-
-
-def _further_fields(data: str | None) -> dict[str, Any]:
-    """Returns what a stored checkpoint's row has beside the known fields; nothing for one that cannot be read."""
-    if data is None:
-        return {}
-    try:
-        CheckpointRow.of_json(data)
-    except errors.DataLoss:
-        return {}
-    return unknown_fields(CheckpointRow, json.loads(data))
-
-
-@contextlib.contextmanager
-def _data_loss_unless_readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.DataLoss(f"{what} in Redis cannot be read ({error!r}); restore Redis or write it again") from error
 
 
 def _text_of(request: Request | None) -> str:

@@ -1,0 +1,134 @@
+"""The registry's rows as Redis keeps them: what is read of other releases' rows, kept, and refused (`formats.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from aeenc import errors
+from services.store.formats import check_format, known_fields, unknown_fields
+
+R = TypeVar("R", "CheckpointRow", "RolloutRow")
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A registered checkpoint. `manifest_sha256` ties it to the files in the store."""
+
+    version: str
+    space_id: str
+    pretrained: bool
+    base_version: str
+    job_id: str
+    validation_map: float
+    manifest_sha256: str
+    created_at: datetime
+    size_bytes: int
+    dim: int
+
+    def to_json(self, last: str | None = None) -> str:
+        """Writes the row as Redis keeps it, with what a later minor release has added to the `last` one.
+
+        Raises NewerFormat when that is not to be replaced.
+        """
+        return _to_json(self, _further_fields(last))
+
+    @classmethod
+    def of_json(cls, data: str) -> CheckpointRow:
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
+        return _of_json(cls, data, "created_at", "a checkpoint's row")
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A movable name for a checkpoint in one space. `share`, 0 to 1: of the calls that name no model, for `canary`."""
+
+    space_id: str
+    name: str
+    version: str
+    revision: int
+    previous: str
+    moved_at: datetime
+    share: float = 0.0
+
+    @classmethod
+    def of_hash(cls, row: dict[str, str]) -> LabelRow:
+        """Reads the hash that the registry's scripts write; earlier releases wrote no share.
+
+        Raises NewerFormat or DataLoss.
+        """
+        what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
+        with _data_loss_unless_readable(what):
+            check_format(row, FORMAT_VERSION, what)
+            return cls(
+                space_id=row["space_id"],
+                name=row["name"],
+                version=row["version"],
+                revision=int(row["revision"]),
+                previous=row["previous"],
+                moved_at=datetime.fromisoformat(row["moved_at"]),
+                share=float(row.get("share", 0.0)),
+            )
+
+    def to_hash(self) -> dict[str, str]:
+        """Writes what `of_hash` reads."""
+        row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
+        return {name: str(value) for name, value in row.items()}
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """Where one encoder process stands with one label's revision."""
+
+    instance: str
+    revision: int
+    ok: bool
+    reason: str
+    at: datetime
+
+    def to_json(self) -> str:
+        """Writes the row as Redis keeps it."""
+        return _to_json(self, {})
+
+    @classmethod
+    def of_json(cls, data: str) -> RolloutRow:
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
+        return _of_json(cls, data, "at", "an encoder's answer")
+
+
+def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any]) -> str:
+    record = {**further, **asdict(row), "format_version": FORMAT_VERSION}
+    return json.dumps(record, default=datetime.isoformat)
+
+
+def _of_json(cls: type[R], data: str, time_field: str, what: str) -> R:
+    with _data_loss_unless_readable(what):
+        record = json.loads(data)
+        named = f"{what} ({record.get('version') or record.get('instance')})"
+        check_format(record, FORMAT_VERSION, named)
+        return cls(**{**known_fields(cls, record), time_field: datetime.fromisoformat(record[time_field])})
+
+
+def _further_fields(data: str | None) -> dict[str, Any]:
+    """Returns what a stored checkpoint's row has beside the known fields; nothing for one that cannot be read."""
+    if data is None:
+        return {}
+    try:
+        CheckpointRow.of_json(data)
+    except errors.DataLoss:
+        return {}
+    return unknown_fields(CheckpointRow, json.loads(data))
+
+
+@contextlib.contextmanager
+def _data_loss_unless_readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.DataLoss(f"{what} in Redis cannot be read ({error!r}); restore Redis or write it again") from error
