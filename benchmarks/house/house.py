@@ -5,7 +5,8 @@ Modules and lines are those of hand-written Python files in `services` and `clie
 in two places; three places make three runs. Blank lines, comments, docstrings and imports do not count, and spaces are
 folded. Six lines of which fewer than three differ are a table and begin no run. Lines have one shape when they are
 equal once names, strings and numbers are replaced; declarations (signatures, fields, constants) look alike and are left
-out there. Seconds; needs git and the whole history. `--runs` lists the runs that are left.
+out there. Seconds; needs git and the whole history. `--runs` lists the runs that are left. `--at COMMIT` measures that
+commit: features add lines, so the rearrangement itself is measured where it ended.
 """
 
 from __future__ import annotations
@@ -172,9 +173,11 @@ def files_by_folder(files: Sources) -> Counter[str]:
     return Counter(PurePosixPath(path).parent.as_posix() for path in files)
 
 
-def measure(rows: Rows, root: Path = ROOT) -> None:
-    """Adds all rows."""
-    now, before = sources(root, CODE), sources_at(BEFORE, root)
+def measure(rows: Rows, root: Path = ROOT, at: str = "") -> None:
+    """Adds all rows; with `at` those of a commit, compared with the one before, else those of the working tree."""
+    now, before = sources_at(at, root) if at else sources(root, CODE), sources_at(BEFORE, root)
+    if now is None:
+        raise SystemExit(f"the history lacks commit {at}; run `git fetch --unshallow`, or name another")
     if before is None:
         print(
             f"no baseline: the history lacks commit {BEFORE}; run `git fetch --unshallow`. Bars against it are skipped."
@@ -182,18 +185,8 @@ def measure(rows: Rows, root: Path = ROOT) -> None:
     for row, unit, share, count in (
         ("hand-written modules in services and clients", "modules", 0.75, _count_modules),
         ("their lines", "lines", 1.0, _count_lines),
-        (
-            f"runs of {RUN_LINES} or more identical lines",
-            "runs",
-            0.5,
-            lambda one: len(repeated_runs(one, by_shape=False)),
-        ),
-        (
-            f"runs of {RUN_LINES} or more lines of one shape",
-            "runs",
-            0.5,
-            lambda one: len(repeated_runs(one, by_shape=True)),
-        ),
+        (f"runs of {RUN_LINES} or more identical lines", "runs", 0.5, _count_identical),
+        (f"runs of {RUN_LINES} or more lines of one shape", "runs", 0.5, _count_of_one_shape),
     ):
         if before is None:
             rows.note(row, count(now), unit, "skipped")
@@ -227,13 +220,15 @@ def main() -> None:
     """Prints the rows, or with `--runs` the repeated runs of now."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", action="store_true", help="list the runs of one shape instead of the rows")
-    if parser.parse_args().runs:
+    parser.add_argument("--at", default="", metavar="COMMIT", help="count services and clients at a commit")
+    chosen = parser.parse_args()
+    if chosen.runs:
         for run in sorted(repeated_runs(sources(ROOT, CODE), by_shape=True), key=lambda one: -one.length):
             one, other = run.one, run.other
             print(f"{run.length:>4} lines  {one.path}:{one.number}  {other.path}:{other.number}")
         return
     rows = Rows("house")
-    measure(rows)
+    measure(rows, at=chosen.at)
     rows.finish()
 
 
