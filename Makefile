@@ -14,8 +14,8 @@ TARGET ?=
 ENCODER ?= 127.0.0.1:50051
 TOKEN ?=
 PYTEST_ARGS ?=
-# Test processes. Two suit two cores: half of a test's time is waiting.
-WORKERS ?= 2
+# Test processes. Three suit two cores: half of a test's time is waiting.
+WORKERS ?= 3
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -36,8 +36,8 @@ setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0
 demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's layout
 	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
 
-test: setup ## the default suite: no network, no GPU, WORKERS=2 processes side by side
-	@$(PYTEST) -n $(WORKERS) --dist loadfile
+test: setup ## the default suite: no network, no GPU, WORKERS=3 processes side by side
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
 	@$(PYTEST) -m reference --timeout 1800

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.encoder.servicer import ordered
+from services.kit.concurrency import observe_failure
 from services.kit.grpcio_workarounds import RequestStream
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
@@ -142,6 +143,7 @@ class Collecting(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def Evaluate(self, request_iterator: Any, _context: Any) -> trainer_pb2.EvaluateResponse:
         self.reading.append(asyncio.create_task(self._read(request_iterator)))
+        self.reading[-1].add_done_callback(observe_failure)  # most of them fail: their callers have gone
         await asyncio.shield(self.reading[-1])
         return trainer_pb2.EvaluateResponse()
 
