@@ -98,7 +98,7 @@ async def test_a_run_waits_for_a_killed_redis_and_keeps_what_it_held(world: Samp
                     client._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run.id), retry=False, timeout_s=10
                 )
             with pytest.raises(errors.Unavailable):
-                await client.start_run(HYPOTHESES, **CONFIG)
+                await client.start_run(HYPOTHESES, **CONFIG, timeout_s=2)
             world.oracle.asked.clear()
             await redis.restart()
             try:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
+LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
 _BEST_FIRST = (
@@ -157,6 +158,7 @@ class Channel:
     async def _repeated(self, attempt: Callable[[float], Awaitable[T]], budget_s: float, retry: bool) -> T:
         """Makes attempts with the seconds that are left until one succeeds, or fails for good."""
         deadline = time.monotonic() + budget_s
+        refusal: errors.AeencError | None = None
         for number in range(1_000_000):
             left_s = deadline - time.monotonic()
             try:
@@ -166,7 +168,9 @@ class Channel:
                 raise
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._translate(rpc_error, budget_s)
-                pause_s = _pause_s(error, number)
+                if refusal is not None and left_s < LAST_ATTEMPT_S and isinstance(error, errors.DeadlineExceeded):
+                    raise refusal from None  # the last attempt had no time to say why
+                refusal, pause_s = error, _pause_s(error, number)
                 if (
                     not (retry and self._retry and isinstance(error, _RETRYABLE))
                     or pause_s > deadline - time.monotonic()
