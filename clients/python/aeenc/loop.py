@@ -191,7 +191,7 @@ class Loop:
         return max((one for one in self._journal.rounds if one.report), key=lambda one: one.validation_map)
 
     def _stopped(self) -> str:
-        """Returns why there is no further round; empty while there is one."""
+        """Returns why the loop ends; empty while another round follows."""
         done = [one for one in self._journal.rounds if one.report]
         if len(done) - 1 >= self._plan.rounds:
             return f"all {self._plan.rounds} rounds are done"

@@ -244,7 +244,7 @@ async def ask(oracle: Oracle, task: Task, threads: ThreadPoolExecutor | None = N
 
 
 def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:
-    """Raises Unavailable for a name that is no candidate's id."""
+    """Raises Unavailable for a name that is not a candidate's id."""
     ids = {candidate.id for candidate in task.candidates}
     by_text = {candidate.text: candidate.id for candidate in task.candidates}
     for name in names:
@@ -254,7 +254,7 @@ def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:
             raise _wrong(oracle, f"names the text {_short(name)}; return its id, {by_text[name]!r}")
         if isinstance(name, Candidate):
             raise _wrong(oracle, f"holds the candidate {name.id!r} itself; return its id")
-        raise _wrong(oracle, f"names {_short(name)}, which is no candidate of the task; return ids of task.candidates")
+        raise _wrong(oracle, f"names {_short(name)}, which is not a candidate; return ids of task.candidates")
 
 
 def _read(oracle: Oracle, premise_id: str, given: object) -> Verdict:

@@ -166,6 +166,19 @@ async def test_a_pause_longer_than_the_time_left_is_not_waited_for() -> None:
     assert len(servicer.request_ids) == 1
 
 
+async def test_a_last_attempt_without_time_does_not_hide_the_refusal_before_it() -> None:
+    class Slow(Failing):
+        async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+            await self._answer(context)
+            await asyncio.sleep(5)
+            return encoder_pb2.EncodeResponse()
+
+    async with served(first(1, errors.Unavailable("starting")), Slow, timeout_s=0.5) as (servicer, channel):
+        with pytest.raises(errors.Unavailable, match="starting"):
+            await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 2
+
+
 async def test_without_retry_the_first_failure_is_raised() -> None:
     async with served(first(1, errors.Unavailable("starting")), retry=False) as (servicer, channel):
         with pytest.raises(errors.Unavailable, match="starting"):

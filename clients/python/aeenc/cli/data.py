@@ -222,7 +222,7 @@ def export_trees(
         raise InvalidArgument("give either a run or --data DIR")
     chosen = [tree for tree in trees if not only or tree.id in only]
     if only and (unknown := sorted(set(only) - {tree.id for tree in chosen})):
-        raise InvalidArgument(f"there is no tree of {', '.join(unknown)}; a run has none where nothing was accepted")
+        raise InvalidArgument(f"no tree was found for {', '.join(unknown)}; a run has none where nothing was accepted")
     _write(to, form, chosen)
     output_of(context).result({"to": str(to), "trees": len(chosen)})
 
