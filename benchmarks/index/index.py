@@ -231,7 +231,9 @@ async def retrieval(rows: Rows, index: IndexFleet, encoder: EncoderFleet, texts:
         ratios.append(rates[-1] / alone)
     told = f"{statistics.median(rates):.0f}/s"
     rows.at_least("retrieve, 64 callers, over the encoder alone", statistics.median(ratios), "share", 0.70, told)
-    await asyncio.gather(*(client.channel.close() for client in (*indexes, *encoders)))
+    await asyncio.gather(
+        *(client.channel.close() for client in indexes), *(client.channel.close() for client in encoders)
+    )
 
 
 async def quality(rows: Rows, client: IndexClient, dataset: Dataset) -> None:

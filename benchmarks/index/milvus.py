@@ -19,7 +19,7 @@ from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
 from services.index.milvus.retrieval import search_collection
 from services.index.milvus.writer import GenerationWriter
-from services.index.ranking.retrieval import Scope
+from services.index.values import Scope
 from support.milvus_server import MilvusServer
 
 ROUNDS = 10
@@ -52,7 +52,7 @@ def measure(rows: Rows, uri: str, size: int) -> None:
         writer.append(drafts[start : start + 1024], vectors[start : start + 1024])
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
-    stored, _ = writer.commit(drafts, "s", "q", 600.0)
+    stored = writer.commit(drafts, "s", "q", 600.0)
     served = MilvusGeneration.of(stored, link)
     excluded = tuple(f"p{n}" for n in range(100))
     for name, scope, batch in (

@@ -14,6 +14,7 @@ from benchmarks.tables.table_text import MeasuredRow
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
 
 OURS, PAPER = "#3b6ea5", "#d1495b"
 KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
@@ -38,8 +39,8 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
     handles = [
-        plt.Line2D([], [], color=OURS, linewidth=6, label=f"here, {split} split"),
-        plt.Line2D([], [], color=PAPER, marker="D", linestyle="", label=source),
+        Line2D([], [], color=OURS, linewidth=6, label=f"here, {split} split"),
+        Line2D([], [], color=PAPER, marker="D", linestyle="", label=source),
     ]
     figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
