@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tools import blocking
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
 SDK = ROOT / "clients" / "python" / "aeenc"
-GENERATED = SDK / "v1"
+GENERATED = {SDK / "v1", SDK / "blocking.py"}
 
 # The only places of a service that know the transport: the servicer, the wiring, and convert.py, which turns messages
 # into the domain's values and back.
@@ -80,6 +82,10 @@ def test_generated_code_is_what_the_protos_generate():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_blocking_client_is_what_the_awaiting_one_generates():
+    assert blocking.PATH.read_text(encoding="utf-8") == blocking.generated(), "run python -m tools.blocking generate"
+
+
 def test_every_proto_element_is_commented_and_lint_clean():
     result = subprocess.run(
         [sys.executable, "-m", "tools.protos", "lint"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -136,7 +142,7 @@ def python_files(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.rglob("*.py")
-        if GENERATED not in file.parents and not SKIPPED_FOLDERS & set(file.relative_to(folder).parts)
+        if not GENERATED & {file, *file.parents} and not SKIPPED_FOLDERS & set(file.relative_to(folder).parts)
     )
 
 

@@ -125,11 +125,10 @@ def run_demo(directory: Path, home: Path, out: Output, epochs: int) -> dict[str,
             options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split="train")
             targets = fleet.up(options, lambda text: out.note(f"  {text}"))
         addresses = {name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}
-        client = aeenc.connect(**addresses)
-        try:
+        with aeenc.connect(
+            encoder=targets["encoder"], index=targets["index"], sampler=targets["sampler"], trainer=targets["trainer"]
+        ) as client:
             report = _loop(client, addresses, fleet, dataset, validation, narrator, epochs)
-        finally:
-            client.close()
     finally:
         with narrator.step("stop", "stopping everything"):
             fleet.down()

@@ -210,8 +210,10 @@ class Fleet:
         return targets
 
     async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
-        peers = {name: targets[name] for name in SERVICES}
-        async with aeenc.connect_async(**peers, token=self._token, timeout_s=5.0) as client:
+        encoder, index, sampler, trainer = (targets[name] for name in ("encoder", "index", "sampler", "trainer"))
+        async with aeenc.connect_async(
+            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, timeout_s=5.0
+        ) as client:
             for name in SERVICES:
                 await self._await_one(name, running[name], getattr(client, name).info)
                 say(f"{name} serves at {targets[name]}")

@@ -15,6 +15,7 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.model import ModelOracle
+from support.model_endpoint import KEY, ModelEndpoint
 from support.models.tiny_cross_encoders import write_tiny_classifier
 from support.waiting import reached
 
@@ -138,3 +139,30 @@ async def test_a_rate_above_one_is_wrong_use(aeenc, trees):
     ended = await aeenc("oracle", "noisy", "--trees", trees, "--flip", 1.5)
     assert ended.code == 2
     assert "--flip" in ended.stderr
+
+
+async def test_a_language_model_serves_as_an_oracle_and_its_key_stays_out_of_the_command(tmp_path):
+    (tmp_path / "key").write_text(KEY)
+    with ModelEndpoint().served() as endpoint:
+        options = ("--base-url", endpoint.url, "--model", "m", "--key-file", tmp_path / "key")
+        with served("llm", *options, "--samples", 2) as address:
+            found = await ask(address)
+    assert {text: verdict.judgement for text, verdict in found.items()} == {
+        "iron is magnetic": EXPLAINS,
+        "the magnet pulls the nail": REFUSES,
+        "ice is light": REFUSES,
+    }
+    assert len(endpoint.sent) == 2
+
+
+async def test_a_check_compares_a_running_oracle_or_a_language_model_with_gold_trees(aeenc, trees, tmp_path):
+    wanted = ("--json", "oracle", "check", "--trees", trees, "--split", "train", "--candidates", "3")
+    with served("gold", "--trees", trees) as address:
+        found = (await aeenc(*wanted, "--remote", address)).json
+    assert (found["precision"], found["recall"], found["kappa"], found["decided"]) == (1, 1, 1, 1)
+    with ModelEndpoint(fault=lambda number: "prose" if number == 0 else "").served() as endpoint:
+        found = (await aeenc(*wanted, "--base-url", endpoint.url, "--model", "m")).json
+    assert found["decided"] < 1
+    assert found["calls"] == found["tasks"] == len(endpoint.sent)
+    assert found["prompt_tokens"] + found["answer_tokens"] == sum(sent.tokens for sent in endpoint.sent)
+    assert (await aeenc(*wanted)).code == 2

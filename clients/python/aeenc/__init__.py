@@ -7,9 +7,10 @@ for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], 
 """
 
 from aeenc import errors
+from aeenc.blocking import Client
 from aeenc.calls.encoding import Encoded, Scored
 from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
-from aeenc.client import AsyncClient, Client, connect, connect_async
+from aeenc.client import AsyncClient
 from aeenc.encoder import EncoderClient
 from aeenc.errors import AeencError
 from aeenc.index import IndexClient
@@ -21,6 +22,9 @@ from aeenc.trainer import TrainerClient
 from aeenc.transport.channel import Channel
 
 __version__ = "0.1.0"
+
+connect = Client  # client = aeenc.connect()
+connect_async = AsyncClient  # inside a running event loop
 
 __all__ = [
     "AeencError",

@@ -1,10 +1,9 @@
-"""One object for all four services: `aeenc.connect()` blocks, `aeenc.connect_async()` awaits."""
+"""One object for all four services. `aeenc.connect_async()` makes it; `aeenc.connect()` its blocking twin."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
@@ -13,7 +12,6 @@ from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
 from aeenc.transport.channel import Channel
-from aeenc.transport.sync import LOOP, Blocking
 
 ENCODER = "127.0.0.1:50051"
 INDEX = "127.0.0.1:50052"
@@ -67,23 +65,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-if TYPE_CHECKING:
-    Client = Any  # the blocking face has the methods of AsyncClient, without await
-else:
-    Client = Blocking
-
-
-def connect_async(**options: Any) -> AsyncClient:
-    """Makes the awaiting client. Options are those of AsyncClient; call it inside a running event loop."""
-    return AsyncClient(**options)
-
-
-def connect(**options: Any) -> Client:
-    """Makes the blocking client: the methods of AsyncClient, each blocking until it has its answer."""
-
-    async def build() -> AsyncClient:  # a channel belongs to the event loop that makes it
-        return AsyncClient(**options)
-
-    return cast("Client", Blocking(LOOP.run(build())))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import errors
-from aeenc.client import Client
+from aeenc.blocking import Client
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
@@ -292,8 +292,9 @@ class Loop:
             reasons = "; ".join(rollout.reason for rollout in published.rollouts if not rollout.ok)
             raise errors.DeadlineExceeded(f"not every encoder serves {version}: {reasons or 'none has answered'}")
 
-    def _measure(self, now: Round, **model: str) -> None:
-        report = self._client.trainer.evaluate(self._plan.corpus, self._plan.validation, **model)
+    def _measure(self, now: Round, *, label: str | None = None, version: str | None = None) -> None:
+        plan = self._plan
+        report = self._client.trainer.evaluate(plan.corpus, plan.validation, label=label, version=version)
         now.report = self._report_dict(report)
         now.version = report.model_version
         now.validation_map = report.strict.map

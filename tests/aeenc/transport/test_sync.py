@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -277,14 +280,38 @@ async def test_it_works_inside_a_running_loop_where_blocking_is_wanted(served: t
         assert client.encoder.encode(["a"]).model_version == "v1"
 
 
-def test_the_methods_are_those_of_the_awaiting_client_with_their_documentation() -> None:
-    client = aeenc.connect()
-    assert {"encode", "encode_stream", "info"} <= set(dir(client.encoder))
-    assert "Embeds texts" in client.encoder.encode.__doc__
-    assert "Embeds any number of batches" in client.encoder.encode_stream.__doc__
-    with pytest.raises(AttributeError):
-        _ = client.encoder.no_such_method
-    client.close()
+async def test_the_methods_are_those_of_the_awaiting_client_with_their_parameters_and_documentation() -> None:
+    with aeenc.connect() as client:
+        async with aeenc.connect_async() as awaiting:
+            for part, one in vars(awaiting).items():
+                for name, method in inspect.getmembers(one, callable) if not part.startswith("_") else ():
+                    if name.startswith("_"):
+                        continue
+                    twin = getattr(getattr(client, part), name)
+                    assert not inspect.iscoroutinefunction(twin)
+                    assert not inspect.isasyncgenfunction(twin)
+                    assert twin.__doc__ == method.__doc__
+                    assert list(inspect.signature(twin).parameters) == list(inspect.signature(method).parameters)
+
+
+TYPED = """
+import aeenc
+client = aeenc.connect()
+reveal_type(client.index.retrieve("science", ["a"])[0][0].score)
+reveal_type(client.encoder.encode_all(["a"]))
+client.index.retrieve("science", ["a"], kk=5)
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_know_what_a_blocking_call_takes_and_returns(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "user.py"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert re.search(r'user.py:4: note: Revealed type is "(builtins\.)?float"', checked.stdout)
+    assert 'typing.Iterator[aeenc.calls.encoding.Encoded]"' in checked.stdout
+    assert 'user.py:6: error: Unexpected keyword argument "kk"' in checked.stdout
+    assert "Found 1 error" in checked.stdout
 
 
 # In a process of its own: forking this one would copy pytest's threads and locks.

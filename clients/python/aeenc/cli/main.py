@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from aeenc import __version__, errors
-from aeenc.cli import corpus, data, fleet, oracle, output, people, targets, terminal
+from aeenc.cli import corpus, data, fleet, llm, oracle, output, people, targets, terminal
 from aeenc.cli.learning import evaluation, jobs, loop, runs
 
 EXIT_CODES = """Exit codes:
@@ -62,9 +62,11 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
             "gold": oracle.gold,
             "noisy": oracle.noisy,
             "model": oracle.model,
+            "llm": llm.llm,
             "composite": oracle.composite,
             "terminal": terminal.terminal,
             "controls": oracle.controls,
+            "check": llm.check,
         },
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -35,7 +35,8 @@ def tasks(
     state: Annotated[State | None, typer.Option(help="Only tasks in this state.")] = None,
 ) -> None:
     """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
-    wanted = sampler_pb2.TaskState.Value(f"TASK_STATE_{state.upper()}") if state else 0
+    name = f"TASK_STATE_{state.upper() if state else 'UNSPECIFIED'}"
+    wanted = cast("sampler_pb2.TaskState", sampler_pb2.TaskState.Value(name))
     with client(context) as connected:
         found = [_task_dict(task) for task in connected.people.tasks(run, state=wanted)]
     shown = [line for task in found for line in _lines(task)]

@@ -1,17 +1,15 @@
-"""The blocking face of the async SDK: one generic wrapper over one background event loop per process.
+"""The thread of a blocking call and the event loop of its awaiting twin. `aeenc.blocking` is generated on top of it.
 
     caller's thread   call ──────► waits ◄─ items, progress ─┐ ◄──── answer
     event loop                └──► async method ─ asks for ──┘ ──────┘
 
-Methods block, and async iterators become iterators. Nothing is written twice: all that the clients offer appears here.
-What the caller gives is the caller's: iterables are gone through and callbacks called in the thread that waits, so that
-they may make blocking calls themselves.
+One background loop per process runs all calls. What the caller gives is the caller's: iterables are gone through and
+callbacks called in the thread that waits, so that they may make blocking calls themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import threading
 from collections import deque
@@ -19,11 +17,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 from aeenc.errors import FailedPrecondition
 
 T = TypeVar("T")
+P = ParamSpec("P")
 # Python misses a signal that comes just before a thread begins to wait, or that another thread gets. It checks again
 # when the wait is over.
 SIGNAL_S = 0.5
@@ -65,7 +64,7 @@ class _Loop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine and waits for its result."""
-        return _Caller().run(coroutine)
+        return Caller().run(coroutine)
 
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
@@ -78,7 +77,7 @@ class _Loop:
 LOOP = _Loop()
 
 
-class _Caller:
+class Caller:
     """The thread of one blocking call: while it waits, it does what the call asks of it."""
 
     def __init__(self) -> None:
@@ -114,24 +113,38 @@ class _Caller:
         """Has the caller do something; called by the loop."""
         self._asked.put(work)
 
-    def lend(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> inspect.BoundArguments:
-        """Binds arguments; iterables and callbacks stay with the caller, and the loop gets what asks for them.
+    def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        """Yields what an async iterator yields, and closes it when the iteration is left."""
+        turn = asyncio.Lock()
+        try:
+            while True:
+                try:
+                    yield self.run(_next(iterator, turn))
+                except StopAsyncIteration:
+                    return
+        finally:
+            LOOP.run(_close(iterator, turn))
 
-        The parameter's annotation says how it is used: an AsyncIterable is gone through bit by bit, a Callable that
-        returns None is told of progress. Any other iterable becomes a list before the call begins.
-        """
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        for name, value in bound.arguments.items():
-            parameter = bound.signature.parameters[name]
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: self._lent("", one) for key, one in value.items()}
-            else:
-                bound.arguments[name] = self._lent(str(parameter.annotation), value)
-        return bound
+    def each(self, items: Iterable[T]) -> Iterable[T] | AsyncIterable[T]:
+        """Lends an iterable to the call, which goes through it bit by bit in the caller's thread."""
+        if isinstance(items, _AT_HAND) or not isinstance(items, Iterable):
+            return items
+        return self.go_through(items) if isinstance(items, Iterator) else _Lent(self, items)
 
-    def leave(self) -> None:
+    def told(self, callback: Callable[P, None] | None) -> Callable[P, None] | None:
+        """Makes a callback that the call can make, and that runs in the caller's thread."""
+        if callback is None:
+            return None
+
+        def tell(*args: P.args, **kwargs: P.kwargs) -> None:
+            self.ask(partial(callback, *args, **kwargs))
+
+        return tell
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Ends the call: the loop keeps no iterable of the caller's, whose clean-up may make calls of its own."""
         for one in self._passes:
             one.forget()
@@ -142,23 +155,11 @@ class _Caller:
         self._passes.append(begun)
         return begun
 
-    def _lent(self, annotation: str, value: Any) -> Any:
-        if callable(value):
-            return partial(self._told, value) if "], None]" in annotation else value
-        if not isinstance(value, Iterable) or isinstance(value, _AT_HAND) or hasattr(value, "__array__"):
-            return value
-        if "AsyncIterable" not in annotation:
-            return list(value)
-        return self.go_through(value) if isinstance(value, Iterator) else _Lent(self, value)
-
-    def _told(self, callback: Callable[..., object], *args: object) -> None:
-        self.ask(partial(callback, *args))
-
 
 class _Lent(AsyncIterable[T]):
     """A caller's iterable that can be gone through again and again."""
 
-    def __init__(self, caller: _Caller, items: Iterable[T]) -> None:
+    def __init__(self, caller: Caller, items: Iterable[T]) -> None:
         self._caller, self._items = caller, items
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -168,7 +169,7 @@ class _Lent(AsyncIterable[T]):
 class _Pass(AsyncIterator[T], Generic[T]):
     """One pass through a caller's iterable: its items come from the caller's thread, a few before they are wanted."""
 
-    def __init__(self, caller: _Caller, items: Iterable[T]) -> None:
+    def __init__(self, caller: Caller, items: Iterable[T]) -> None:
         self._caller = caller
         self._items: Iterable[T] | None = items
         self._arrived: deque[T] = deque()
@@ -213,65 +214,16 @@ class _Pass(AsyncIterator[T], Generic[T]):
             loop.call_soon_threadsafe(self._news.set)
 
 
-class Blocking:
-    """Wraps an async client (or a tree of them) so that its methods block."""
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the loop of the blocking clients and waits for its result."""
+    return Caller().run(coroutine)
 
-    def __init__(self, wrapped: Any) -> None:
-        self._wrapped = wrapped
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._wrapped, name)
-        if inspect.iscoroutinefunction(value):
-            return _blocking_call(value)
-        if inspect.isasyncgenfunction(value):
-            return _blocking_iterator(value)
-        if type(value).__module__.startswith("aeenc."):
-            return Blocking(value)
+def given(value: T) -> T:
+    """Makes a list of an iterable that must be gone through in the caller's thread, before the call begins."""
+    if not isinstance(value, Iterable) or isinstance(value, _AT_HAND) or hasattr(value, "__array__"):
         return value
-
-    def __dir__(self) -> list[str]:
-        return dir(self._wrapped)
-
-    def __repr__(self) -> str:
-        return f"Blocking({self._wrapped!r})"
-
-    def __enter__(self) -> Blocking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _blocking_call(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
-    def call(*args: Any, **kwargs: Any) -> T:
-        caller = _Caller()
-        bound = caller.lend(function, args, kwargs)
-        try:
-            return caller.run(function(*bound.args, **bound.kwargs))
-        finally:
-            caller.leave()
-
-    call.__doc__ = function.__doc__
-    return call
-
-
-def _blocking_iterator(function: Callable[..., AsyncIterator[T]]) -> Callable[..., Iterator[T]]:
-    def iterate(*args: Any, **kwargs: Any) -> Iterator[T]:
-        caller, turn = _Caller(), asyncio.Lock()
-        bound = caller.lend(function, args, kwargs)
-        iterator = function(*bound.args, **bound.kwargs)
-        try:
-            while True:
-                try:
-                    yield caller.run(_next(iterator, turn))
-                except StopAsyncIteration:
-                    return
-        finally:
-            LOOP.run(_close(iterator, turn))
-            caller.leave()
-
-    iterate.__doc__ = function.__doc__
-    return iterate
+    return cast("T", list(value))
 
 
 async def _next(iterator: AsyncIterator[T], turn: asyncio.Lock) -> T:

@@ -227,10 +227,11 @@ def resume(context: typer.Context, work_id: Id) -> None:
 def cancel(context: typer.Context, work_id: Id) -> None:
     """Stops a run or a job. What it has recorded stays."""
     with client(context) as connected:
-        work = find(connected, work_id)
-        is_run = isinstance(work, sampler_pb2.Run)
-        stopped = (connected.sampler if is_run else connected.trainer).cancel(work_id)
-    output_of(context).result(run_dict(stopped) if is_run else job_dict(stopped))
+        if isinstance(find(connected, work_id), sampler_pb2.Run):
+            stopped = run_dict(connected.sampler.cancel(work_id))
+        else:
+            stopped = job_dict(connected.trainer.cancel(work_id))
+    output_of(context).result(stopped)
 
 
 def runs(context: typer.Context) -> None:

@@ -1,0 +1,239 @@
+"""The SDK: types and documentation, the cost of importing it and of blocking, a model's answers. `make bench NAME=sdk`.
+
+    types    public methods with a full signature and a docstring; what mypy finds in the snippets of the pages
+    start    `import aeenc; aeenc.connect()` over importing what it stands on
+    blocking what a blocking call of Retrieve adds to the raw stub's
+    llm      a language model's oracle before an endpoint with 1,000 faulty answers
+
+Loopback only, no data; a minute. `--only PART` runs one part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import io
+import logging
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import aeenc
+from aeenc import blocking, errors
+from aeenc.oracle import REFUSES, Candidate, Task, ask
+from aeenc.oracles.ledger import Budget
+from aeenc.oracles.llm import LanguageModelOracle
+from aeenc.v1 import index_pb2, index_pb2_grpc
+from benchmarks.harness.rows import ROOT, Rows
+from support.model_endpoint import FAULTS, KEY, ModelEndpoint
+
+ROUNDS = 15
+CALLS = 2_000
+FAULTY = 1_000
+STOOD_ON = "import grpc.aio, google.protobuf.message, google.rpc.status_pb2, numpy"
+OURS = "import aeenc; client = aeenc.connect()"
+MEASURE = """
+import resource, time
+at = time.perf_counter()
+{}
+print(time.perf_counter() - at, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+PAGES = ("README.md", "docs/*.md", "examples/*.md")
+_SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def main() -> None:
+    """Measures the parts and prints a row each."""
+    parts = {"types": types, "start": start, "blocking": calls, "llm": language_model}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
+    only = parser.parse_args().only
+    rows = Rows(f"sdk-{only}" if only else "sdk")
+    for name, part in parts.items():
+        if only in {None, name}:
+            part(rows)
+    rows.finish()
+
+
+def types(rows: Rows) -> None:
+    """Signatures, docstrings, and the snippets of the pages under mypy --strict."""
+    lacking, methods = [], 0
+    faces = [aeenc.Client, aeenc.AsyncClient]
+    faces += [one for name, one in vars(blocking).items() if name.endswith("Client") and name != "Client"]
+    for face in faces:
+        for name, method in inspect.getmembers(face, inspect.isfunction):
+            if name.startswith("_"):
+                continue
+            methods += 1
+            signature = inspect.signature(method)
+            types_given = [signature.return_annotation]
+            types_given += [one.annotation for name, one in signature.parameters.items() if name != "self"]
+            is_typed = inspect.Signature.empty not in types_given and "Any" not in types_given
+            if not is_typed or not inspect.getdoc(method):
+                lacking.append(f"{face.__name__}.{name}")
+    share = 1 - len(lacking) / methods
+    rows.at_least("public methods with a full signature and a docstring", share, "share", 1.0, lacking or methods)
+    with tempfile.TemporaryDirectory() as folder:
+        snippets = 0
+        for pattern in PAGES:
+            for page in sorted(ROOT.glob(pattern)):
+                for text in _SNIPPET.findall(page.read_text(encoding="utf-8")):
+                    snippets += 1
+                    module = f"{page.stem.replace('-', '_').lower()}_{snippets}.py"
+                    Path(folder, module).write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", f"{folder}/.cache", folder]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    found = [line for line in checked.stdout.splitlines() if ": error:" in line]
+    rows.add("snippets of the pages: errors of mypy --strict", len(found), "errors", "0", not found, found or snippets)
+
+
+def start(rows: Rows) -> None:
+    """Time and memory of a process that imports and connects, taking turns with one that imports the four packages."""
+    seconds: dict[str, list[float]] = {STOOD_ON: [], OURS: []}
+    resident: dict[str, list[float]] = {STOOD_ON: [], OURS: []}
+    for _ in range(ROUNDS):
+        for code in (STOOD_ON, OURS):
+            done = subprocess.run(
+                [sys.executable, "-c", MEASURE.format(code)], capture_output=True, text=True, check=True
+            )
+            took, kib = done.stdout.split()
+            seconds[code].append(float(took))
+            resident[code].append(float(kib) / 1024)
+    base, ours = (statistics.median(seconds[code]) for code in (STOOD_ON, OURS))
+    rows.at_most("import aeenc; connect() over importing its packages", ours / base, "x", 1.25, f"{base:.3f} s")
+    base, ours = (statistics.median(resident[code]) for code in (STOOD_ON, OURS))
+    rows.at_most("the same: memory added", ours - base, "MB", 8.0, f"{base:.0f} MB")
+
+
+def calls(rows: Rows) -> None:
+    """One caller of Retrieve: the blocking client and the blocking raw stub take turns over one server."""
+    with served() as target:
+        channel = grpc.insecure_channel(target)
+        stub = index_pb2_grpc.IndexServiceStub(channel)
+        request = index_pb2.RetrieveRequest(corpus="science", texts=["a magnet attracts an iron nail"], k=10)
+        with aeenc.connect(index=target) as client:
+            added, raw = [], []
+            for _ in range(ROUNDS):
+                ours = _p50(lambda: client.index.retrieve("science", ["a magnet attracts an iron nail"], k=10))
+                theirs = _p50(lambda: stub.Retrieve(request, timeout=10))
+                added.append(ours - theirs)
+                raw.append(theirs)
+        channel.close()
+    rows.at_most(
+        "blocking client over raw stub, retrieve: added p50",
+        statistics.median(added) * 1e3,
+        "ms",
+        0.3,
+        f"{statistics.median(raw) * 1e3:.3f} ms",
+    )
+
+
+def _p50(call: Any) -> float:
+    taken = []
+    for _ in range(CALLS // ROUNDS):
+        at = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - at)
+    return statistics.median(taken)
+
+
+SERVER = """
+import asyncio, grpc, sys
+from aeenc.v1 import index_pb2, index_pb2_grpc
+
+class Index(index_pb2_grpc.IndexServiceServicer):
+    async def Retrieve(self, request, context):
+        texts = [f"iron is metal number {n} that magnets attract" for n in range(10)]
+        premises = [index_pb2.RetrievedPremise(id=text[:20], text=text, score=0.5) for text in texts]
+        found = index_pb2.RetrievedPremises(premises=premises)
+        return index_pb2.RetrieveResponse(results=[found], model_version="q", generation="g")
+
+async def main():
+    server = grpc.aio.server()
+    index_pb2_grpc.add_IndexServiceServicer_to_server(Index(), server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """An index in a process of its own that always gives the same answer."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.terminate()
+
+
+def language_model(rows: Rows) -> None:
+    """1,000 faulty answers among whole ones; whatever is refused must stand in a whole answer."""
+    logged = io.StringIO()
+    handler = logging.StreamHandler(logged)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.DEBUG)
+    faults = [fault for fault in FAULTS if fault != "hang"]
+    endpoint = ModelEndpoint(fault=lambda number: "" if number % 4 == 3 else faults[number % len(faults)])
+    with endpoint.served():
+        refused, raised, abstained = asyncio.run(_judged(endpoint))
+    logging.getLogger().removeHandler(handler)
+    valid = {text for sent in endpoint.sent if not sent.fault for text in sent.refused}
+    faulty = sum(bool(sent.fault) for sent in endpoint.sent)
+    wrong = [text for text in refused if text not in valid]
+    rows.add("faulty answers of a language model", faulty, "answers", f"≥ {FAULTY}", faulty >= FAULTY, abstained)
+    rows.add("premises refused without a valid refusal", len(wrong), "premises", "0", not wrong, len(refused))
+    leaks = sum(KEY in text for text in (*raised, logged.getvalue()))
+    rows.add("the key in a log or an error", leaks, "times", "0", not leaks, f"{len(raised)} errors")
+    spent, budget = asyncio.run(_spent())
+    rows.add("tokens spent beyond the budget", max(spent - budget, 0), "tokens", "0", 0 < spent <= budget, budget)
+
+
+async def _judged(endpoint: ModelEndpoint) -> tuple[list[str], list[str], int]:
+    """Judges until enough answers were faulty; premises refused, errors as texts, candidates abstained from."""
+    oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=3, timeout_s=5)
+    refused: list[str] = []
+    raised: list[str] = []
+    abstained = number = 0
+    while sum(bool(sent.fault) for sent in endpoint.sent) < FAULTY:
+        number += 1
+        texts = [f"{metal} number {number} is a metal" for metal in ("iron", "gold", "tin")]
+        task = Task("t", "r", f"query {number}", (), (), tuple(Candidate(text, text, 1, 0.5) for text in texts))
+        try:
+            verdicts = await ask(oracle, task)
+        except errors.AeencError as error:
+            raised.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
+            continue
+        refused += [text for text, verdict in verdicts.items() if verdict.judgement == REFUSES]
+        abstained += sum(verdict.judgement not in {1, REFUSES} for verdict in verdicts.values())
+    await oracle.close()
+    return refused, raised, abstained
+
+
+async def _spent() -> tuple[int, int]:
+    """What an endpoint charges while many tasks at once compete for a small budget."""
+    budget = 50_000
+    with ModelEndpoint().served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, budget=Budget(tokens=budget), concurrency=16)
+        tasks = [Task("t", "r", f"query {n}", (), (), (Candidate("p", f"fact {n}", 1, 0.5),)) for n in range(200)]
+        await asyncio.gather(*(ask(oracle, task) for task in tasks))
+        await oracle.close()
+    return sum(sent.tokens for sent in endpoint.sent), budget
+
+
+if __name__ == "__main__":
+    main()

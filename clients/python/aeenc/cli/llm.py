@@ -1,0 +1,169 @@
+"""`aeenc oracle llm` and `aeenc oracle check`: a language model that judges, and how far to trust any oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aeenc.cli.oracle import HERE, Address, Cert, Key, Remote, RemoteToken, Token, serve
+from aeenc.cli.output import output_of
+from aeenc.cli.targets import targets_of
+from aeenc.errors import InvalidArgument
+from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
+from aeenc.oracles.ledger import Budget
+from aeenc.oracles.llm import CANDIDATES, CONCURRENCY, TEMPLATE, TIMEOUT_S, LanguageModelOracle, read_key
+from aeenc.oracles.remote import RemoteOracle
+from aeenc.trees import Dataset
+
+BaseUrl = Annotated[str, typer.Option(metavar="URL", help="Endpoint that speaks OpenAI's API, as https://host/v1.")]
+Model = Annotated[str, typer.Option(help="Name of the model at the endpoint.")]
+KeyVariable = Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")]
+KeyFile = Annotated[Path | None, typer.Option(help="File that holds the API key; goes before the variable.")]
+Samples = Annotated[int, typer.Option(min=1, help="Answers drawn for each prompt; where they differ: abstain.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, show_default="0; .7 with several samples", help="Of the model's sampling.")
+]
+Template = Annotated[
+    Path | None, typer.Option(help="File with the prompt: $query, $candidates, and perhaps $path and $accepted.")
+]
+InPrompt = Annotated[int, typer.Option(min=1, help="Most candidates in one prompt.")]
+Cache = Annotated[Path | None, typer.Option(help="File of valid answers and of what was spent.")]
+MaxTokens = Annotated[int, typer.Option(min=0, help="Tokens that may be spent, with the cache's; 0: no limit.")]
+MaxCost = Annotated[float, typer.Option(min=0, help="Money that may be spent, with the cache's; 0: no limit.")]
+PromptPrice = Annotated[float, typer.Option(min=0, help="Price of a million tokens of prompts.")]
+AnswerPrice = Annotated[float, typer.Option(min=0, help="Price of a million tokens of answers.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Calls to the endpoint at once.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that the endpoint may take for an answer.")]
+
+
+def llm(
+    context: typer.Context,
+    base_url: BaseUrl,
+    model: Model,
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    key_file: KeyFile = None,
+    samples: Samples = 1,
+    temperature: Temperature = None,
+    template: Template = None,
+    prompt_candidates: InPrompt = CANDIDATES,
+    cache: Cache = None,
+    max_tokens: MaxTokens = 0,
+    max_cost: MaxCost = 0.0,
+    prompt_price: PromptPrice = 0.0,
+    answer_price: AnswerPrice = 0.0,
+    concurrency: Concurrency = CONCURRENCY,
+    answer_timeout: Seconds = TIMEOUT_S,
+    address: Address = HERE,
+    token: Token = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Serves a language model as an oracle. Needs `pip install 'aeenc[oracle-llm]'`.
+
+    Whatever is not a whole, valid answer makes it abstain. Run
+    `aeenc oracle check` first: it says how far the model agrees with
+    gold trees, and what that costs.
+    """
+    oracle = LanguageModelOracle(
+        base_url,
+        model,
+        key=read_key(os.environ, key_variable, key_file),
+        samples=samples,
+        temperature=temperature,
+        template=template.read_text(encoding="utf-8") if template else TEMPLATE,
+        candidates=prompt_candidates,
+        cache=cache,
+        budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
+        concurrency=concurrency,
+        timeout_s=answer_timeout,
+    )
+    out = output_of(context)
+    asyncio.run(serve(oracle, address, token, out, cert=cert, key=key))
+    used = oracle.usage
+    out.note(f"{used.calls} calls, {used.prompt_tokens} + {used.answer_tokens} tokens, cost {used.cost:.4f}")
+
+
+def check(
+    context: typer.Context,
+    trees: Annotated[Path, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")],
+    split: Annotated[str, typer.Option(help="The split whose queries are asked.")] = "dev",
+    queries: Annotated[int, typer.Option(min=1, help="Queries asked.")] = 50,
+    candidates: Annotated[int, typer.Option(min=2, help="Candidates of each: its gold, and others like it.")] = 10,
+    seed: Annotated[int, typer.Option(help="Which queries are drawn.")] = 0,
+    remote: Remote = None,
+    remote_token: RemoteToken = None,
+    base_url: Annotated[str | None, typer.Option(metavar="URL", help="Endpoint of a language model.")] = None,
+    model: Annotated[str, typer.Option(help="Name of the model at the endpoint.")] = "",
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    key_file: KeyFile = None,
+    samples: Samples = 1,
+    template: Template = None,
+    cache: Cache = None,
+    max_tokens: MaxTokens = 0,
+    max_cost: MaxCost = 0.0,
+    prompt_price: PromptPrice = 0.0,
+    answer_price: AnswerPrice = 0.0,
+) -> None:
+    """Compares an oracle with gold trees: precision, recall, kappa, cost.
+
+    The oracle is one that is running (--remote) or a language model
+    (--base-url and --model). Its candidates are a query's gold premises
+    among those of other trees that share most words with them.
+    """
+    if (remote is None) == (base_url is None):
+        raise InvalidArgument("give either --remote HOST:PORT or --base-url URL with --model NAME")
+    out = output_of(context)
+    tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
+    cost: dict[str, float] = {}
+    if remote is not None:
+        asked = RemoteOracle(remote, token=remote_token, ca=targets_of(context).ca)
+        agreement = asyncio.run(_measured(asked, tasks))
+    else:
+        oracle = LanguageModelOracle(
+            base_url or "",
+            model,
+            key=read_key(os.environ, key_variable, key_file),
+            samples=samples,
+            template=template.read_text(encoding="utf-8") if template else TEMPLATE,
+            cache=cache,
+            budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
+        )
+        agreement = asyncio.run(_measured(oracle, tasks, cost))
+    figures = {name: _shown(getattr(agreement, name)) for name in _FIGURES}
+    lines = [f"{_FIGURES[name]:<42}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]
+    lines += [f"{name.replace('_', ' '):<42}{value:g}" for name, value in cost.items()]
+    out.result({**asdict(agreement), **figures, **cost}, *lines)
+
+
+_FIGURES = {
+    "precision": "precision: gold among what it accepts",
+    "recall": "recall: gold that it accepts",
+    "wrong_refusals": "wrong refusals: gold among what it refuses",
+    "decided": "decided: candidates that it decides",
+    "kappa": "Cohen's kappa over decided candidates",
+}
+
+
+async def _measured(
+    oracle: RemoteOracle | LanguageModelOracle, tasks: list[GoldTask], cost: dict[str, float] | None = None
+) -> GoldAgreement:
+    """Compares and closes; adds to `cost` what the model has spent."""
+    before = oracle.usage if isinstance(oracle, LanguageModelOracle) else None
+    try:
+        agreement = await agreement_with_gold(oracle, tasks)
+        if isinstance(oracle, LanguageModelOracle) and before is not None and cost is not None:
+            spent, known = asdict(oracle.usage), asdict(before)
+            cost.update({name: spent[name] - known[name] for name in spent})
+        return agreement
+    finally:
+        await oracle.close()
+
+
+def _shown(value: float) -> float | None:
+    return None if math.isnan(value) else value

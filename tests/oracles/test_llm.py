@@ -1,0 +1,171 @@
+"""The oracle that asks a language model: only a whole, valid answer decides; budget, cache, key and template."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from aeenc import errors
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
+from aeenc.oracles.ledger import Budget
+from aeenc.oracles.llm import TEMPLATE, LanguageModelOracle, read_key
+from support.model_endpoint import ABSTAINING, KEY, ModelEndpoint
+
+TEXTS = ["a nail is made of iron", "ice can melt", "iron is a metal"]
+
+
+def task(*texts: str) -> Task:
+    candidates = tuple(Candidate(f"p{n}", text, n, 0.5) for n, text in enumerate(texts or TEXTS, start=1))
+    accepted = (Candidate("a", "magnetism acts at a distance", 1, 0.9),)
+    return Task("t", "run", "a magnet attracts a nail", ("magnets attract things",), accepted, candidates)
+
+
+async def test_a_whole_answer_decides_and_shows_the_model_query_path_and_accepted_premises() -> None:
+    with ModelEndpoint().served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=2)
+        verdicts = await ask(oracle, task())
+        await oracle.close()
+    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
+    assert [verdict.grade for verdict in verdicts.values()] == [1.0, 0.0, 1.0]
+    assert len(endpoint.sent) == 2  # prompts of two candidates and of one
+    prompt = endpoint.sent[0].request["messages"][0]["content"]
+    for shown in ('"a magnet attracts a nail"', '["magnets attract things"]', '["magnetism acts at a distance"]'):
+        assert shown in prompt
+    schema = endpoint.sent[0].request["response_format"]["json_schema"]
+    assert schema["strict"]
+    assert schema["schema"]["required"] in (["1"], ["1", "2"])
+
+
+@pytest.mark.parametrize("fault", ABSTAINING)
+async def test_an_answer_that_is_not_whole_makes_the_oracle_abstain(fault: str) -> None:
+    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        verdicts = await ask(oracle, task())
+        await oracle.close()
+    assert {verdict.judgement for verdict in verdicts.values()} == {ABSTAINS}
+
+
+@pytest.mark.parametrize("fault", ["rate limit", "server error"])
+async def test_a_passing_refusal_is_asked_again(fault: str) -> None:
+    with ModelEndpoint(fault=lambda number: fault if number < 2 else "").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+        verdicts = await ask(oracle, task())
+        await oracle.close()
+    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
+    assert oracle_calls(endpoint) == 3
+
+
+def oracle_calls(endpoint: ModelEndpoint) -> int:
+    return len(endpoint.sent)
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang up"])
+async def test_an_endpoint_that_is_away_fails_the_task_so_that_it_is_asked_again(fault: str) -> None:
+    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, timeout_s=0.2)
+        with pytest.raises(errors.Unavailable, match="cannot be reached"):
+            await ask(oracle, task())
+        await oracle.close()
+
+
+@pytest.mark.parametrize("fault", ["unauthorized", "not found"])
+async def test_a_wrong_key_or_model_fails_by_name_and_the_key_is_in_no_error_and_no_log(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+        with pytest.raises(errors.FailedPrecondition, match="'the-model'; check the key") as raised:
+            await ask(oracle, task())
+        await oracle.close()
+    assert KEY not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"
+    assert KEY not in caplog.text
+
+
+async def test_samples_that_disagree_abstain_on_that_premise_alone() -> None:
+    def verdict(text: str, number: int) -> str:
+        return "explains" if "iron" in text or (number == 1 and "ice" in text) else "does_not_explain"
+
+    with ModelEndpoint(verdict=verdict).served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, samples=3)
+        verdicts = await ask(oracle, task())
+        await oracle.close()
+    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, ABSTAINS, EXPLAINS]
+    assert len(endpoint.sent) == 3
+    assert all(sent.request["temperature"] > 0 for sent in endpoint.sent)
+
+
+async def test_one_sample_that_is_not_valid_is_enough_to_abstain() -> None:
+    with ModelEndpoint(fault=lambda number: "prose" if number == 1 else "").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, samples=3)
+        verdicts = await ask(oracle, task())
+        await oracle.close()
+    assert {verdict.judgement for verdict in verdicts.values()} == {ABSTAINS}
+
+
+async def test_a_valid_answer_is_paid_once_and_a_faulty_one_is_not_kept(tmp_path: Path) -> None:
+    with ModelEndpoint(fault=lambda number: "prose" if number == 0 else "").served() as endpoint:
+        judged = []
+        for _ in range(3):
+            oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, cache=tmp_path / "cache")
+            judged.append([verdict.judgement for verdict in (await ask(oracle, task())).values()])
+            usage = oracle.usage
+            await oracle.close()
+    assert judged == [[ABSTAINS] * 3, [EXPLAINS, REFUSES, EXPLAINS], [EXPLAINS, REFUSES, EXPLAINS]]
+    assert len(endpoint.sent) == usage.calls == 2
+    assert usage.prompt_tokens + usage.answer_tokens == sum(sent.tokens for sent in endpoint.sent)
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(tokens=6000), Budget(cost=0.006, prompt_price=1.0, answer_price=1.0)], ids=["tokens", "money"]
+)
+async def test_the_budget_holds_over_restarts_and_what_it_does_not_allow_is_not_refused(
+    tmp_path: Path, budget: Budget
+) -> None:
+    decided = abstained = 0
+    with ModelEndpoint().served() as endpoint:
+        for start in range(4):
+            oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, cache=tmp_path / "cache", budget=budget)
+            for n in range(8):
+                verdicts = await ask(oracle, task(f"stone number {start} {n} is heavy"))
+                decided += verdicts["p1"].judgement == REFUSES
+                abstained += verdicts["p1"].judgement == ABSTAINS
+            usage = oracle.usage
+            await oracle.close()
+    assert 0 < sum(sent.tokens for sent in endpoint.sent) <= 6000
+    assert usage.cost <= (budget.cost or 0)
+    assert decided == len(endpoint.sent) < 32
+    assert abstained == 32 - decided
+
+
+def test_what_cannot_work_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    for url in ("127.0.0.1/v1", "https://me:secret@host/v1", "file:///etc"):
+        with pytest.raises(errors.InvalidArgument, match="http") as raised:
+            LanguageModelOracle(url, "m")
+        assert "secret" not in raised.value.message
+    for template in ("no fields", "$query $candidates $nonsense", "$query $candidates $"):
+        with pytest.raises(errors.InvalidArgument, match="candidates"):
+            LanguageModelOracle("http://h/v1", "m", template=template)
+    with pytest.raises(errors.InvalidArgument, match="prices"):
+        Budget(cost=1.0)
+    (tmp_path / "cache").write_text("this is not a database, whatever its name says")
+    with pytest.raises(errors.FailedPrecondition, match="not a database"):
+        LanguageModelOracle("http://h/v1", "m", cache=tmp_path / "cache")
+    used = LanguageModelOracle("http://h/v1", "m", cache=tmp_path / "used")
+    with pytest.raises(errors.FailedPrecondition, match="locked"):
+        LanguageModelOracle("http://h/v1", "m", cache=tmp_path / "used")
+    assert used.usage.calls == 0
+    assert TEMPLATE.count("$candidates") == 1
+
+
+def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    assert read_key({}, "OPENAI_API_KEY", tmp_path / "key") == KEY
+    assert read_key({"OPENAI_API_KEY": KEY}, "OPENAI_API_KEY", None) == KEY
+    (tmp_path / "key").write_text("")
+    with pytest.raises(errors.InvalidArgument, match="one line"):
+        read_key({}, "OPENAI_API_KEY", tmp_path / "key")
+    with pytest.raises(errors.InvalidArgument, match="cannot be read"):
+        read_key({}, "OPENAI_API_KEY", tmp_path / "absent")

@@ -1,0 +1,145 @@
+"""An OpenAI-compatible endpoint over loopback whose answers may be faulty in every way that real ones are.
+
+It accepts a premise if its text has the word `iron`. `sent` remembers each answer: its fault ("" for a whole and valid
+one), the premises that it refuses, and the tokens it charges for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KEY = "sk-secret-7f1b"
+_NUMBERED = re.compile(r'^(\d+)\. (".*")$', re.MULTILINE)
+STATUSES = {
+    "rate limit": 429,
+    "server error": 500,
+    "bad request": 400,
+    "unauthorized": 401,
+    "not found": 404,
+}
+CONTENTS: dict[str, Callable[[dict[str, str]], str | None]] = {
+    "prose": lambda verdicts: f"I think that fact 1 {next(iter(verdicts.values()))}.",
+    "no content": lambda verdicts: None,
+    "half of the JSON": lambda verdicts: json.dumps(verdicts)[:-8],
+    "a list": lambda verdicts: json.dumps(list(verdicts.values())),
+    "a fact left out": lambda verdicts: json.dumps(dict(list(verdicts.items())[1:])),
+    "a fact nobody asked about": lambda verdicts: json.dumps({**verdicts, "99": "does_not_explain"}),
+    "another word": lambda verdicts: json.dumps({**verdicts, "1": "refused"}),
+    "a number": lambda verdicts: json.dumps({**verdicts, "1": 0}),
+    "a verdict twice": lambda verdicts: '{"1": "does_not_explain", ' + json.dumps(verdicts)[1:],
+    "deep": lambda verdicts: "[" * 100_000,
+}
+FINISHES = {"truncated": "length", "filtered": "content_filter"}
+BODIES = {
+    "html": b"<html>Bad gateway</html>",
+    "empty": b"",
+    "no choices": b'{"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": []}',
+    "null": b"null",
+}
+FAULTS = (*STATUSES, *CONTENTS, *FINISHES, *BODIES, "refusal", "hang", "hang up")
+ABSTAINING = tuple(fault for fault in FAULTS if fault not in {"unauthorized", "not found", "hang", "hang up"})
+
+
+@dataclass
+class Sent:
+    """One answer of the endpoint."""
+
+    fault: str
+    refused: list[str]
+    tokens: int
+    request: dict[str, Any]
+
+
+@dataclass
+class ModelEndpoint:
+    """`fault` names the fault of the answer with this number, counted from 0; "" makes it whole."""
+
+    fault: Callable[[int], str] = lambda number: ""
+    verdict: Callable[[str, int], str] = lambda text, number: "explains" if "iron" in text else "does_not_explain"
+    hang_s: float = 0.5
+    url: str = ""
+    sent: list[Sent] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def served(self) -> Iterator[ModelEndpoint]:
+        """Serves until the end of the block."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_port}/v1"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def _handler(endpoint: ModelEndpoint) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            prompt = request["messages"][0]["content"]
+            asked = {number: json.loads(text) for number, text in _NUMBERED.findall(prompt)}
+            with endpoint.lock:
+                number = len(endpoint.sent)
+                fault = endpoint.fault(number)
+                verdicts = {one: endpoint.verdict(text, number) for one, text in asked.items()}
+                refused = [text for one, text in asked.items() if verdicts[one] == "does_not_explain"]
+                tokens = 0 if fault in STATUSES else len(prompt) // 4 + 4 * len(asked)
+                endpoint.sent.append(Sent(fault, refused, tokens, request))
+            if fault in STATUSES:
+                said = f"Incorrect API key provided: {self.headers['authorization']}"
+                self._answer(json.dumps({"error": {"message": said}}).encode(), STATUSES[fault])
+            elif fault in BODIES:
+                self._answer(BODIES[fault])
+            elif fault == "hang up":
+                self.close_connection = True
+            else:
+                if fault == "hang":
+                    time.sleep(endpoint.hang_s)
+                self._answer(json.dumps(_completion(fault, verdicts, len(prompt) // 4)).encode())
+
+        def _answer(self, body: bytes, status: int = 200) -> None:
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.send_header("retry-after", "0")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def _completion(fault: str, verdicts: dict[str, str], prompt_tokens: int) -> dict[str, Any]:
+    content = CONTENTS.get(fault, json.dumps)(verdicts)
+    message = {"role": "assistant", "content": content, "refusal": None}
+    if fault == "refusal":
+        message = {"role": "assistant", "content": content, "refusal": "I cannot judge this."}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": FINISHES.get(fault, "stop")}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": 4 * len(verdicts),
+            "total_tokens": prompt_tokens + 4 * len(verdicts),
+        },
+    }
