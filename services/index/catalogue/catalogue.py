@@ -154,13 +154,24 @@ class Catalogue:
             await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
-        """Hashes every file of a generation and searches for its own vectors. Raises NotFound, DataLoss.
+        """Hashes every file of a generation ("": the active one) and searches for its own vectors.
 
-        It changes nothing: to repair a damaged generation, build it again and activate it.
+        Raises NotFound, and DataLoss whose metadata says what is damaged. It changes nothing: to repair a damaged
+        generation, build it again and activate it.
         """
         self.check_known(corpus)
-        candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
-        await self._check_by_searching(candidate)
+        active = await asyncio.to_thread(read_active, self._store, corpus)
+        wanted = generation_id or active
+        if not wanted:
+            raise none_active(corpus)
+        try:
+            candidate = await asyncio.to_thread(self._open, corpus, wanted, hashed=True)
+            await self._check_by_searching(candidate)
+        except (errors.DataLoss, OSError) as error:
+            damage = await asyncio.to_thread(self._damage, corpus, wanted, wanted == active)
+            raise errors.DataLoss(
+                unreadable(error).message if isinstance(error, OSError) else error.message, metadata=damage
+            ) from error
         return candidate.generation.artifact
 
     def added(self, corpus: str, generation_id: str) -> None:
@@ -226,6 +237,15 @@ class Catalogue:
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
         return ServedGeneration.of(opened)
+
+    def _damage(self, corpus: str, generation_id: str, active: bool) -> dict[str, str]:
+        """Says of a damaged generation what a repair needs to know."""
+        known = {"generation": generation_id, "active": str(active).lower()}
+        try:
+            artifact, damaged = self._store.damaged_files(folder_of(corpus), generation_id)
+        except (errors.AeencError, OSError):  # its manifest is damaged: nothing else is known
+            return known
+        return {**known, "space_id": str(artifact.meta.get("space_id", "")), "damaged": ",".join(damaged)}
 
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served

@@ -52,6 +52,10 @@ class ServedGeneration:
         excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
         return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
 
+    def unknown(self, splits: Iterable[str]) -> tuple[str, ...]:
+        """Lists the splits that no premise has, sorted."""
+        return tuple(sorted(set(splits) - self.generation.premises.splits))
+
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
         """Turns a selection into a mask over ordinals (premises,); None allows all."""
         if selection == ALL:

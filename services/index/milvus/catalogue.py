@@ -148,9 +148,15 @@ class MilvusCatalogue:
         await self.refresh()
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
-        """Counts and probes a generation as an activation does. Raises NotFound, DataLoss for one that has changed."""
+        """Counts and probes a generation ("": the active one) as an activation does.
+
+        Raises NotFound, DataLoss for one that has changed.
+        """
         await self.refresh()
-        stored = _named(self._known(corpus), corpus, generation_id)
+        wanted = generation_id or self.active_id(corpus)
+        if not wanted:
+            raise none_active(corpus)
+        stored = _named(self._known(corpus), corpus, wanted)
         await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
         return stored.artifact
 
