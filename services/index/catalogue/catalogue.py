@@ -24,6 +24,7 @@ from services.corpus.inner_products import norms_of
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
+from services.index.dense.int8 import KeptCodes, drop_codes
 from services.index.values import ALL, Activation
 from services.kit import logs
 from services.kit.concurrency import finish
@@ -207,7 +208,9 @@ class Catalogue:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
         await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
         self._pinned.pop((corpus, generation_id), None)
-        if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
+        left = await asyncio.to_thread(self._store.list, folder_of(corpus))
+        await asyncio.to_thread(drop_codes, self._store, corpus, left)
+        if not left:
             self._corpora.discard(corpus)
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
 
@@ -219,7 +222,9 @@ class Catalogue:
     async def _load(self, corpus: str) -> None:
         """Opens the active generation of a corpus that has generations."""
         await asyncio.to_thread(self._store.sweep, folder_of(corpus))
-        if await asyncio.to_thread(self._store.list, folder_of(corpus)):
+        ids = await asyncio.to_thread(self._store.list, folder_of(corpus))
+        await asyncio.to_thread(drop_codes, self._store, corpus, ids)
+        if ids:
             self._corpora.add(corpus)
             active = await asyncio.to_thread(self._open_active, corpus)
             if active is not None:
@@ -236,7 +241,7 @@ class Catalogue:
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
-        return ServedGeneration.of(opened)
+        return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id))
 
     def _damage(self, corpus: str, generation_id: str, active: bool) -> dict[str, str]:
         """Says of a damaged generation what a repair needs to know."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import Generation
 from services.index.dense.exact import ALWAYS_SCAN, FAISS, FlatIndex, flat_over, selector_of
-from services.index.dense.int8 import Int8Proposer
+from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
 from services.store.artifacts import sha256_of
 
@@ -111,13 +111,16 @@ class ApproximateIndex:
 SearchIndex = FlatIndex | ApproximateIndex
 
 
-def open_index(generation: Generation) -> SearchIndex:
-    """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest."""
+def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchIndex:
+    """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
+
+    The integers of an exact engine are `kept` on disk; without it, in memory.
+    """
     artifact = generation.artifact
     try:
         largest_norm = artifact.meta.get("largest_norm")
         if artifact.meta["engine"] == "flat":
-            coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
+            coarse = Int8Proposer(generation.vectors, kept) if len(generation.vectors) >= CODES_FROM else None
             return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
         plan = IndexPlan.of(artifact.meta)

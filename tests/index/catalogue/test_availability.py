@@ -51,11 +51,11 @@ async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
     await index.client.delete("science", (await index.client.build("science", facts()[:2], activate=False)).id)
     index_of, go_on, entered = ServedGeneration.of, threading.Event(), threading.Event()
 
-    def slow(generation):
+    def slow(generation, *kept):
         if generation.id == ids[0]:
             entered.set()
             assert go_on.wait(20)
-        return index_of(generation)
+        return index_of(generation, *kept)
 
     monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
     catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
