@@ -6,7 +6,7 @@ Queries run one at a time: in a batch FAISS sums in another order, and near ties
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from services.store.artifacts import sha256_of
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
 SCAN_ROWS = 20_000  # allowed rows; a scan of fewer is as fast as any index
+SLICE_PRODUCTS = 4_000_000  # rows times queries of a slice of a large scan: about a tenth of a second at 384 dimensions
+SLICE_ROWS = 500_000  # of a slice; few queries wait for the memory rather than for the products
 WIDEST_SEARCH = 4096  # largest breadth of HNSW; beyond, a scan is as fast
 
 
@@ -83,6 +85,20 @@ class ApproximateIndex:
         selector = selector_of(allowed)
         FAISS.cvar.distance_compute_blas_threshold = ALWAYS_SCAN  # for the centroids, whatever the last search set
         return [self._nearest(query, k, breadth, selector, allowed) for query in queries]
+
+    def steps(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: Effort = DEFAULT_EFFORT,
+    ) -> Iterator[list[SearchHits] | None]:
+        """Yields what `nearest` finds; an exact search goes slice by slice and yields None after each but the last."""
+        if effort.exact:
+            at_once = min(SLICE_ROWS, max(SLICE_PRODUCTS // len(queries), 1))
+            yield from self.flat.scan(queries, k, allowed, at_once)
+        else:
+            yield self.nearest(queries, k, allowed, effort)
 
     def _nearest(
         self,
