@@ -249,7 +249,9 @@ class Sweeper:
             for one in unfinished
         }
         for name, (_, since) in self._seen.items():
-            # read again: dropping the one before took time, in which this one may have shown life or been committed
+            # read again: dropping the one before took time, in which this one may have shown life or been committed.
+            # Milvus has no compare-and-set, so milliseconds stay: a build that was silent all this time and commits
+            # between this look and the drop is lost. The lease is long: only a suspended process is so silent.
             if now - since >= self._lease_s and self._records.beat_of(name) == self._seen[name][0]:
                 GenerationCollection(self._link, name, 0).drop()
                 self._records.remove(name)
