@@ -171,6 +171,7 @@ class Premises(Sequence[PremiseRecord]):
         self._decode = decode
         self._kept = lru_cache(maxsize=KEPT_RECORDS)(decode)
         self._mask = lru_cache(maxsize=KEPT_MASKS)(lambda splits: _mask(tables, splits))
+        self.splits = frozenset(name for names in tables.split_sets for name in names)
         self.ordinal_by_id = Ordinals(tables.ids, self, lambda premise: (premise.id, *premise.aliases))
         self.ordinal_by_text = Ordinals(tables.texts, self, lambda premise: (premise.text,))
 

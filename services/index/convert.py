@@ -107,6 +107,7 @@ def to_search_response(answer: RetrievalResult) -> index_pb2.SearchResponse:
         space_id=answer.served.generation.space_id,
         exact=answer.exact,
         timings=_timings(answer),
+        unknown_splits=answer.unknown_splits,
     )
 
 
@@ -128,6 +129,7 @@ def to_retrieve_response(answer: RetrievalResult) -> index_pb2.RetrieveResponse:
         generation=answer.served.id,
         exact=answer.exact,
         timings=_timings(answer),
+        unknown_splits=answer.unknown_splits,
     )
 
 

@@ -140,7 +140,10 @@ class TextQuery:
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The hits of each query, in the generation searched. Times in seconds; `version` is that of the query encoder."""
+    """The hits of each query, in the generation searched. Times in seconds; `version` is that of the query encoder.
+
+    `unknown_splits` are those of the scope that no premise has, where the back end knows that.
+    """
 
     hits: list[SearchHits]
     served: GenerationView
@@ -150,6 +153,7 @@ class RetrievalResult:
     encode_s: float = 0.0
     version: str = ""
     reranked_by: str = ""
+    unknown_splits: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:

@@ -167,6 +167,28 @@ class ArtifactStore:
         Raises NotFound when there is none, DataLoss with the name of the file that differs from the manifest,
         NewerFormat when a newer release has written it.
         """
+        artifact = self._described(folder, artifact_id, expected_manifest_sha256)
+        directory = artifact.path
+        for name, entry in artifact.files.items():
+            _check_file(directory / name, entry, hashed=verify == "full")
+        extra = {entry.name for entry in directory.iterdir()} - set(artifact.files) - {MANIFEST}
+        if extra:
+            raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
+        return artifact
+
+    def damaged_files(self, folder: str, artifact_id: str) -> tuple[Artifact, list[str]]:
+        """Lists the files that differ from the manifest, hash by hash. Raises what `open` raises for the manifest."""
+        artifact = self._described(folder, artifact_id)
+        damaged = []
+        for name, entry in artifact.files.items():
+            try:
+                _check_file(artifact.path / name, entry, hashed=True)
+            except (errors.DataLoss, OSError):
+                damaged.append(name)
+        return artifact, damaged
+
+    def _described(self, folder: str, artifact_id: str, expected_manifest_sha256: str | None = None) -> Artifact:
+        """The artifact as its manifest describes it, which names plain files."""
         directory = self.path(folder, artifact_id)
         manifest_path = directory / MANIFEST
         if not manifest_path.is_file() or directory.is_symlink():
@@ -174,13 +196,9 @@ class ArtifactStore:
         artifact = _read_manifest(manifest_path, expected_manifest_sha256)
         if artifact.id != artifact_id:
             raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
-        for name, entry in artifact.files.items():
+        for name in artifact.files:
             if "/" in name or name in {"", ".", ".."}:
                 raise errors.DataLoss(f"{manifest_path} names {name!r}, which is not a plain file name; it is forged")
-            _check_file(directory / name, entry, hashed=verify == "full")
-        extra = {entry.name for entry in directory.iterdir()} - set(artifact.files) - {MANIFEST}
-        if extra:
-            raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
         return artifact
 
     def keep_or_set_aside(self, folder: str, manifest: Mapping[str, Any]) -> Artifact | None:

@@ -97,6 +97,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
     report: types_pb2.EvaluationReport = field(default_factory=types_pb2.EvaluationReport)
     complete: bool = True
     lagging: registry_pb2.Rollout | None = None
+    gate: registry_pb2.QualityGate = field(default_factory=registry_pb2.QualityGate)
     moved_on_to: str = ""
     failure: errors.AeencError | None = None
     checkpoint: trainer_pb2.Checkpoint = field(default_factory=trainer_pb2.Checkpoint)
@@ -144,7 +145,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
             registry_pb2.Rollout(instance="encoder-a", revision=2, ok=True),
             self.lagging or registry_pb2.Rollout(instance="encoder-b", revision=2, ok=True),
         ]
-        return registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete)
+        return registry_pb2.PublishResponse(label=label, rollouts=rollouts, complete=self.complete, gate=self.gate)
 
     async def Rollback(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)

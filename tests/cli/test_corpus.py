@@ -1,11 +1,13 @@
 """Building and retrieving through the command line: what programs get, what people see, which files are refused."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
 from aeenc import AsyncClient
 from aeenc.cli.corpus import read_facts
+from aeenc.cli.output import Output
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
 from support.worlds.index_world import FACTS, VERSION
@@ -80,9 +82,62 @@ async def test_a_corpus_of_trees_keeps_splits_and_waits_for_activation_when_told
     await aeenc(*fleet.options, "corpus", "build", "trees", "--data", trees)
     found = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "dev")
     assert [hit["text"] for hit in found.json["results"][0]["premises"]] == ["ice is light"]
-    refused = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "tset")
-    assert refused.code == 2
-    assert refused.error["message"].startswith("--split tset: no premise of corpus 'trees' has it; known: ")
+    for also in ((), ("--split", "dev")):  # the second finds premises
+        refused = await aeenc(*fleet.options, "--json", "retrieve", "trees", "ice", "--split", "tset", *also)
+        assert refused.code == 2
+        assert refused.error["message"].startswith("--split tset: no premise of corpus 'trees' has it; known: ")
+
+
+async def test_a_build_says_that_it_is_indexing(aeenc, fleet, facts, monkeypatch):
+    shown: list[str] = []
+
+    @contextmanager
+    def progress(_out, text, _unit):
+        yield lambda _done, _total, now: shown.append(now or text)
+
+    monkeypatch.setattr(Output, "progress", progress)
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    assert list(dict.fromkeys(shown)) == ["building science", "indexing science"]
+
+
+def flip(store, generation, name):
+    """Changes a byte in the middle of a file of a generation of corpus science, and leaves its size."""
+    path = store.root / "generations/science" / generation / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+async def test_a_damaged_generation_is_found_and_repaired_from_its_own_premises(aeenc, fleet, facts, artifact_store):
+    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
+    verify, repair = ((*fleet.options, "--json", "corpus", word, "science") for word in ("verify", "repair"))
+    sound = await aeenc(*verify)
+    assert (sound.code, sound.json["generation"], sound.json["sound"]) == (0, built, True)
+    assert (await aeenc(*repair)).json == {"corpus": "science", "damaged": "", "generation": built, "active": True}
+    flip(artifact_store, built, "vectors.npy")
+    damaged = await aeenc(*verify)
+    assert (damaged.code, damaged.error["status"]) == (5, "DATA_LOSS")
+    assert "vectors.npy" in damaged.error["message"]
+    mended = await aeenc(*repair)
+    assert (mended.code, mended.json["damaged"], mended.json["active"]) == (0, built, True), mended.stderr
+    assert (await aeenc(*verify)).json["generation"] == mended.json["generation"]
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", FACTS[0], "-k", 1)
+    assert found.json["generation"] == mended.json["generation"]
+
+
+async def test_a_generation_whose_premises_are_damaged_is_repaired_from_those_given(
+    aeenc, fleet, facts, artifact_store
+):
+    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
+    flip(artifact_store, built, "premises.jsonl")
+    words = (*fleet.options, "--json", "corpus", "repair", "science", "--generation", built)
+    refused = await aeenc(*words)
+    assert (refused.code, refused.error["status"]) == (5, "DATA_LOSS")
+    assert refused.error["message"].endswith("give them by --data DIR or --facts FILE")
+    mended = await aeenc(*words, "--facts", facts)
+    assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
+    assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", built)).code == 0
+    assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", "g0")).code == 2
 
 
 async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):

@@ -34,7 +34,7 @@ def nobody():
         (errors.VersionNotLoaded("label 'stabel' names nothing here (there are: stable)"), 2),
         (errors.Aborted("the label has moved"), 4),
         (errors.AlreadyExists("the key is taken"), 4),
-        (errors.DataLoss("a file is broken"), 1),
+        (errors.DataLoss("a file is broken"), 5),
         (errors.AeencError("unexpected"), 1),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,14 @@ from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 CHUNK_ITEMS = 512
 CHUNK_BYTES = 512 * 1024  # about
 BUILD_TIMEOUT_S = 24 * 3600.0
+VERIFY_TIMEOUT_S = 3600.0  # every byte is read
 RESUME_S = 60.0
 RESUME_EVERY_S = 0.5
+BuildStage = Literal["receiving", "indexing"]
+_STAGES: dict[int, BuildStage] = {
+    index_pb2.BUILD_STAGE_RECEIVING: "receiving",
+    index_pb2.BUILD_STAGE_INDEXING: "indexing",
+}
 
 
 class IndexClient:
@@ -145,6 +152,7 @@ class IndexClient:
             generation=response.generation,
             timings=response.timings,
             rerank_version=response.rerank_version,
+            unknown_splits=tuple(response.unknown_splits),
         )
 
     async def rankings(
@@ -188,10 +196,13 @@ class IndexClient:
         fold_similar: bool = False,
         space_id: str = "",
         on_progress: Callable[[int, int], None] | None = None,
+        on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
     ) -> index_pb2.Generation:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+
+        `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
@@ -212,6 +223,7 @@ class IndexClient:
         generation = index_pb2.Generation()
         can_resume = bool(request_id) and begins_again(premises)
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
+        stage: BuildStage = "receiving"
         while True:
             before = reached
             requests = _build_requests(header, premises, header.resume_from)
@@ -224,6 +236,8 @@ class IndexClient:
                     header.resume_from = max(header.resume_from, progress.durable)
                     if on_progress is not None:
                         on_progress(progress.received, progress.encoded)
+                    if on_stage is not None and stage != (stage := _STAGES.get(progress.stage, stage)):
+                        on_stage(stage)
                     if progress.HasField("generation"):
                         generation = progress.generation
                 return generation
@@ -252,6 +266,17 @@ class IndexClient:
         request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000)
         pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
         return [generation async for generation in pages]
+
+    async def verify(self, corpus: str, generation: str = "") -> index_pb2.Generation:
+        """Checks every file of a generation, by default of the active one, and changes nothing.
+
+        Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
+        `active` and `damaged`, the damaged files separated by commas, as far as the index knows them.
+        """
+        request = index_pb2.VerifyGenerationRequest(corpus=corpus, generation=generation)
+        call = self._admin_channel.unary(self._admin.VerifyGeneration, request, timeout_s=VERIFY_TIMEOUT_S)
+        response: index_pb2.VerifyGenerationResponse = await call
+        return response.generation
 
     async def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
         """Deletes a generation that is not active."""

@@ -24,6 +24,7 @@ from services.corpus.inner_products import norms_of
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
+from services.index.dense.int8 import KeptCodes, drop_codes
 from services.index.values import ALL, Activation
 from services.kit import logs
 from services.kit.concurrency import finish
@@ -154,13 +155,24 @@ class Catalogue:
             await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
-        """Hashes every file of a generation and searches for its own vectors. Raises NotFound, DataLoss.
+        """Hashes every file of a generation ("": the active one) and searches for its own vectors.
 
-        It changes nothing: to repair a damaged generation, build it again and activate it.
+        Raises NotFound, and DataLoss whose metadata says what is damaged. It changes nothing: to repair a damaged
+        generation, build it again and activate it.
         """
         self.check_known(corpus)
-        candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
-        await self._check_by_searching(candidate)
+        active = await asyncio.to_thread(read_active, self._store, corpus)
+        wanted = generation_id or active
+        if not wanted:
+            raise none_active(corpus)
+        try:
+            candidate = await asyncio.to_thread(self._open, corpus, wanted, hashed=True)
+            await self._check_by_searching(candidate)
+        except (errors.DataLoss, OSError) as error:
+            damage = await asyncio.to_thread(self._damage, corpus, wanted, wanted == active)
+            raise errors.DataLoss(
+                unreadable(error).message if isinstance(error, OSError) else error.message, metadata=damage
+            ) from error
         return candidate.generation.artifact
 
     def added(self, corpus: str, generation_id: str) -> None:
@@ -196,7 +208,9 @@ class Catalogue:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
         await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
         self._pinned.pop((corpus, generation_id), None)
-        if not await asyncio.to_thread(self._store.list, folder_of(corpus)):
+        left = await asyncio.to_thread(self._store.list, folder_of(corpus))
+        await asyncio.to_thread(drop_codes, self._store, corpus, left)
+        if not left:
             self._corpora.discard(corpus)
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
 
@@ -208,7 +222,9 @@ class Catalogue:
     async def _load(self, corpus: str) -> None:
         """Opens the active generation of a corpus that has generations."""
         await asyncio.to_thread(self._store.sweep, folder_of(corpus))
-        if await asyncio.to_thread(self._store.list, folder_of(corpus)):
+        ids = await asyncio.to_thread(self._store.list, folder_of(corpus))
+        await asyncio.to_thread(drop_codes, self._store, corpus, ids)
+        if ids:
             self._corpora.add(corpus)
             active = await asyncio.to_thread(self._open_active, corpus)
             if active is not None:
@@ -225,7 +241,16 @@ class Catalogue:
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
-        return ServedGeneration.of(opened)
+        return ServedGeneration.of(opened, KeptCodes(self._store, corpus, generation_id))
+
+    def _damage(self, corpus: str, generation_id: str, active: bool) -> dict[str, str]:
+        """Says of a damaged generation what a repair needs to know."""
+        known = {"generation": generation_id, "active": str(active).lower()}
+        try:
+            artifact, damaged = self._store.damaged_files(folder_of(corpus), generation_id)
+        except (errors.AeencError, OSError):  # its manifest is damaged: nothing else is known
+            return known
+        return {**known, "space_id": str(artifact.meta.get("space_id", "")), "damaged": ",".join(damaged)}
 
     def _pin(self, corpus: str, served: ServedGeneration) -> None:
         self._pinned[corpus, served.id] = served

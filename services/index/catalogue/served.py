@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import Generation, PremiseRecord
 from services.index.dense.approximate import SearchIndex, open_index
+from services.index.dense.int8 import KeptCodes
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, GenerationView, Selection
 
@@ -28,9 +29,10 @@ class ServedGeneration:
     lexical: LexicalIndex | None = None
 
     @classmethod
-    def of(cls, generation: Generation) -> ServedGeneration:
-        """Opens the indexes of a generation. Raises DataLoss naming the damaged file."""
-        return cls(generation, open_index(generation), LexicalIndex.open(generation.artifact, len(generation.premises)))
+    def of(cls, generation: Generation, kept: KeptCodes | None = None) -> ServedGeneration:
+        """Opens the indexes of a generation, with codes `kept` on disk. Raises DataLoss naming the damaged file."""
+        lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
+        return cls(generation, open_index(generation, kept), lexical)
 
     @property
     def id(self) -> str:
@@ -51,6 +53,10 @@ class ServedGeneration:
         ordinals = self.generation.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in exclude_ids)
         return Selection(frozenset(splits), frozenset(ordinal for ordinal in excluded if ordinal is not None))
+
+    def unknown(self, splits: Iterable[str]) -> tuple[str, ...]:
+        """Lists the splits that no premise has, sorted."""
+        return tuple(sorted(set(splits) - self.generation.premises.splits))
 
     def allowed(self, selection: Selection) -> NDArray[np.bool_] | None:
         """Turns a selection into a mask over ordinals (premises,); None allows all."""

@@ -6,7 +6,7 @@ Queries run one at a time: in a batch FAISS sums in another order, and near ties
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import Generation
 from services.index.dense.exact import ALWAYS_SCAN, FAISS, FlatIndex, flat_over, selector_of
-from services.index.dense.int8 import Int8Proposer
+from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
 from services.store.artifacts import sha256_of
 
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
 SCAN_ROWS = 20_000  # allowed rows; a scan of fewer is as fast as any index
+SLICE_PRODUCTS = 4_000_000  # rows times queries of a slice of a large scan: about a tenth of a second at 384 dimensions
+SLICE_ROWS = 500_000  # of a slice; few queries wait for the memory rather than for the products
 WIDEST_SEARCH = 4096  # largest breadth of HNSW; beyond, a scan is as fast
 
 
@@ -84,6 +86,20 @@ class ApproximateIndex:
         FAISS.cvar.distance_compute_blas_threshold = ALWAYS_SCAN  # for the centroids, whatever the last search set
         return [self._nearest(query, k, breadth, selector, allowed) for query in queries]
 
+    def steps(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: Effort = DEFAULT_EFFORT,
+    ) -> Iterator[list[SearchHits] | None]:
+        """Yields what `nearest` finds; an exact search goes slice by slice and yields None after each but the last."""
+        if effort.exact:
+            at_once = min(SLICE_ROWS, max(SLICE_PRODUCTS // len(queries), 1))
+            yield from self.flat.scan(queries, k, allowed, at_once)
+        else:
+            yield self.nearest(queries, k, allowed, effort)
+
     def _nearest(
         self,
         query: NDArray[np.float32],
@@ -111,13 +127,16 @@ class ApproximateIndex:
 SearchIndex = FlatIndex | ApproximateIndex
 
 
-def open_index(generation: Generation) -> SearchIndex:
-    """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest."""
+def open_index(generation: Generation, kept: KeptCodes | None = None) -> SearchIndex:
+    """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
+
+    The integers of an exact engine are `kept` on disk; without it, in memory.
+    """
     artifact = generation.artifact
     try:
         largest_norm = artifact.meta.get("largest_norm")
         if artifact.meta["engine"] == "flat":
-            coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
+            coarse = Int8Proposer(generation.vectors, kept) if len(generation.vectors) >= CODES_FROM else None
             return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
         plan = IndexPlan.of(artifact.meta)

@@ -1,9 +1,11 @@
 """The one thread that searches. It computes queries of concurrent callers together where they can share a scan.
 
-    callers ──► QueueLimit ──► pending searches ──► one batch of ≤ 64 queries ──► index.nearest ──► callers' futures
-                                      ▲                                                │
-                                      └───────── the rest of a large call ◄────────────┘
+    callers ──► QueueLimit ──► pending searches ──► one batch of ≤ 64 queries ──► index.steps ──► callers' futures
+                                      ▲                      ▲                         │  │
+                                      │                      └─ the next slice ◄───────┘  │
+                                      └───────────── the rest of a large call ◄───────────┘
 
+Scans of large corpora go slice by slice, by turns with other searches, and end when their callers have left.
 There is no delay timer. While the thread computes, callers queue up; a batch starts once the event loop has run a few
 rounds without a new query. So a busy loop makes large batches and an idle one waits for nothing. The thread owns
 FAISS's process-wide threshold and its OpenMP setting: nothing else in this process may search by FAISS.
@@ -15,7 +17,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,7 +33,7 @@ from services.kit import logs
 log = logs.get(__name__)
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
-SCANNED_ROWS = 4_000_000  # of all queries of a batch that scans on request: about a tenth of a second at 384 dimensions
+MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch of an exact engine: a second or less at 384 dimensions
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 
 
@@ -76,15 +78,32 @@ class _PendingSearch:
         return has_same_rows and self.effort == other.effort and (self.k == other.k or has_like_k)
 
 
-def _queries_at_once(search: _PendingSearch) -> int:
-    """The queries of a batch: fewer where the caller asks an approximate engine to read a large corpus as a whole.
+@dataclass(eq=False)
+class _Batch:
+    """Searches that share a scan, as (search, number of queries), and the steps to their hits; its times in seconds."""
 
-    Between two batches the others have their turn.
-    """
+    parts: list[tuple[_PendingSearch, int]]
+    steps: Iterator[list[SearchHits] | None]
+    compute_s: float = 0.0
+    core_s: float = 0.0
+
+    @classmethod
+    def of(cls, parts: list[tuple[_PendingSearch, int]]) -> _Batch:
+        """Makes a batch of which nothing is computed yet."""
+        return cls(parts, _steps_of(parts))
+
+
+def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[SearchHits] | None]:
+    first = parts[0][0]
+    queries = np.concatenate([one.queries[len(one.hits) : len(one.hits) + count] for one, count in parts])
+    allowed = first.served.allowed(first.selection)
+    yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.effort)
+
+
+def _queries_at_once(search: _PendingSearch) -> int:
+    """The queries of a batch: fewer where an exact engine multiplies them with very many rows."""
     index = search.served.index
-    if index.exact or not search.effort.exact:
-        return BATCH_QUERIES
-    return max(1, min(BATCH_QUERIES, SCANNED_ROWS // max(int(index.rows), 1)))
+    return max(1, min(BATCH_QUERIES, MULTIPLIED_ROWS // max(int(index.rows), 1))) if index.exact else BATCH_QUERIES
 
 
 class SearchBatcher:
@@ -97,6 +116,8 @@ class SearchBatcher:
         self._on_batch = on_batch
         self.batches = 0
         self._pending: deque[_PendingSearch] = deque()
+        self._scans: deque[_Batch] = deque()  # begun, and waiting for their next turn
+        self._scanned_last = False
         self._queue = QueueLimit(max_queued)
         self._closed = False
         self._ready = False
@@ -110,16 +131,18 @@ class SearchBatcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread after its current batch; waiting calls fail as Unavailable."""
+        """Stops the thread after its current step; waiting calls fail as Unavailable."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
+        waiting = [*self._pending, *(search for batch in self._scans for search, _ in batch.parts)]
         self._deliver(
-            [(search, errors.Unavailable("the index is shutting down; ask another one")) for search in self._pending]
+            [(search, errors.Unavailable("the index is shutting down; ask another one")) for search in waiting]
         )
         self._pending.clear()
+        self._scans.clear()
 
     async def search(
         self,
@@ -133,8 +156,8 @@ class SearchBatcher:
     ) -> SearchOutcome:
         """Finds the k nearest premises of each query (n, dim).
 
-        Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began. A
-        cancelled caller's work is dropped; the batch of the others goes on.
+        Raises Overloaded when the queue is full, DeadlineExceeded when the time ran out before the search began or
+        between two slices. A cancelled caller's work is dropped; the batch of the others goes on.
         """
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[SearchOutcome] = asyncio.get_running_loop().create_future()
@@ -170,14 +193,31 @@ class SearchBatcher:
         faiss.omp_set_num_threads(1)  # per thread; with two, contention stretched a 0.6 ms scan to 16 ms
         while True:
             with self._changed:
-                while not (self._ready and self._pending) and not self._closed:
+                while not (self._ready and self._pending) and not self._scans and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
-                self._ready = False
-                batch = self._next_batch()
-            if batch:
+                batch = self._next()
+            if batch is not None:
                 self._compute(batch)
+
+    def _next(self) -> _Batch | None:
+        """Takes, by turns, a batch of pending searches or a scan to go on with; None when nobody waits for it."""
+        is_others_turn = self._ready and self._pending and self._scanned_last
+        self._scanned_last = bool(self._scans) and not is_others_turn
+        if not self._scanned_last:
+            self._ready = False
+            parts = self._next_batch()
+            return _Batch.of(parts) if parts else None
+        scan = self._scans.popleft()
+        if not all(self._dropped(search) for search, _ in scan.parts):
+            return scan
+        self._forget_rest(scan)
+        return None
+
+    def _forget_rest(self, batch: _Batch) -> None:
+        """Takes off the queue what the searches of a failed or abandoned batch still had to come."""
+        self._queue.remove(sum(len(search.queries) - len(search.hits) - count for search, count in batch.parts))
 
     def _next_batch(self) -> list[tuple[_PendingSearch, int]]:
         """Takes the oldest search and all that share its scan, as (search, number of queries), up to BATCH_QUERIES."""
@@ -203,36 +243,45 @@ class SearchBatcher:
             return True
         if search.deadline is not None and time.monotonic() > search.deadline:
             self._deliver(
-                [(search, errors.DeadlineExceeded("the call's time was over before its turn came; allow more time"))]
+                [(search, errors.DeadlineExceeded("the call's time was over before it was searched; allow more time"))]
             )
             return True
         return False
 
-    def _compute(self, batch: list[tuple[_PendingSearch, int]]) -> None:
+    def _compute(self, batch: _Batch) -> None:
+        """Goes one step; delivers the hits, or lets the others have their turn."""
         started, core_s = time.perf_counter(), time.thread_time()
-        first = batch[0][0]
-        parts = [search.queries[len(search.hits) : len(search.hits) + count] for search, count in batch]
         try:
-            allowed = first.served.allowed(first.selection)
-            k = max(search.k for search, _ in batch)
-            hits = first.served.index.nearest(np.concatenate(parts), k, allowed, first.effort)
+            hits = next(batch.steps)
         except Exception as error:  # noqa: BLE001 -- goes to the callers; the thread must live on
             with self._changed:
-                self._queue.remove(sum(len(search.queries) - len(search.hits) - count for search, count in batch))
-            self._deliver([(search, error) for search, _ in batch])
+                self._forget_rest(batch)
+            self._deliver([(search, error) for search, _ in batch.parts])
+            return
+        batch.compute_s += time.perf_counter() - started
+        batch.core_s += time.thread_time() - core_s
+        for search, _ in batch.parts:
+            search.started_at = search.started_at or started
+        if hits is None:
+            with self._changed:
+                self._scans.append(batch)
+                self._ready = self._scanned_last = True
             return
         self.batches += 1
         try:
-            self._on_batch(sum(count for _, count in batch), time.thread_time() - core_s)
+            self._on_batch(len(hits), batch.core_s)
         except Exception:  # the answers are there, and the thread must live on
             log.exception("a batch cannot be counted")
-        elapsed_s = time.perf_counter() - started
+        self._take(batch, hits)
+
+    def _take(self, batch: _Batch, hits: list[SearchHits]) -> None:
+        """Hands out the hits of a batch; the rest of a large call goes back to the end of the line."""
         done: list[tuple[_PendingSearch, SearchOutcome | Exception]] = []
-        for search, count in batch:
+        for search, count in batch.parts:
             mine, hits = hits[:count], hits[count:]
             search.hits += [one.first(search.k) for one in mine]
-            search.started_at = search.started_at or started
-            search.compute_s += elapsed_s
+            search.compute_s += batch.compute_s
+            assert search.started_at is not None
             if len(search.hits) == len(search.queries):
                 done.append(
                     (search, SearchOutcome(search.hits, search.started_at - search.queued_at, search.compute_s))

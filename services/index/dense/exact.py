@@ -83,6 +83,38 @@ class FlatIndex:
         results |= {int(row): self.rescore(queries[row], everything, wanted) for row in pending}
         return [results[row] for row in range(len(queries))]
 
+    def steps(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: Effort = DEFAULT_EFFORT,
+    ) -> Iterator[list[SearchHits] | None]:
+        """Yields what `nearest` finds, in one step."""
+        yield self.nearest(queries, k, allowed, effort)
+
+    def scan(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None, rows_at_once: int
+    ) -> Iterator[list[SearchHits] | None]:
+        """Finds what `nearest` finds, to the bit, some rows at a time: yields None after a slice, at last the hits.
+
+        The score of a row does not depend on other rows. So the best of the slices' exact hits are the best of all.
+        """
+        best = [SearchHits(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+        for start in range(0, self.rows, rows_at_once):
+            if start:
+                yield None
+            part = slice(start, start + rows_at_once)
+            index = FlatIndex(self.vectors[part], largest_norm=self.largest_norm)
+            found = index.nearest(queries, k, None if allowed is None else allowed[part])
+            best = [
+                SearchHits.best(
+                    np.concatenate([old.ordinals, new.ordinals + start]), np.concatenate([old.scores, new.scores]), k
+                )
+                for old, new in zip(best, found, strict=True)
+            ]
+        yield best
+
     def _attempts(self, wanted: int) -> Iterator[tuple[Proposer, int]]:
         """Yields who proposes how many candidates, for as long as a list is not final."""
         if self._coarse is not None and wanted <= COARSE_UP_TO:

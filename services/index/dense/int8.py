@@ -1,61 +1,240 @@
 """Candidates of an exact search by integers of eight bits: a quarter of the memory to read, at many times the speed.
 
+    vectors ──► blocks of codes ──► onnxruntime packs them for this processor ──► <artifacts>/codes/… ──► memory map
+
 A premise is rounded to 8 bits a dimension and a query to 7, each with a scale of its own. Products of integers are
 exact, so the rounding error of a score has a bound that holds for every row; with that bound as the ceiling, the search
 stays exact. onnxruntime multiplies and picks, with the best kernel that the processor has.
+
+That kernel wants the codes in a layout of its own, which depends on the processor, so they are no file of a generation.
+They are derived when it is opened for the first time, and kept beside all generations for the next time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import platform
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from aeenc import errors
 from services.corpus.inner_products import norms_of
 from services.index.dense.exact import UNIT_ROUNDOFF, Proposal
+from services.kit import logs
+from services.store.artifacts import Artifact, ArtifactStore
 
+log = logs.get(__name__)
 LARGEST_PREMISE = 127
 LARGEST_QUERY = 63  # with 8 bits the products of a pair would overflow in processors without VNNI
 ZERO = 64  # queries are unsigned
 BLOCK_ROWS = 1024
 SCORES_AT_ONCE = 4_000_000  # 16 MB
+CONSTANT_BYTES = 128 * 1024**2  # of codes in one model; protobuf takes 2 GiB, and making one takes four copies
+KEPT_FROM_BYTES = 32 * 1024**2  # of codes; fewer are made anew each time, in some tenths of a second
+KIND, FOLDER = "codes", "codes"
+CHECKED_ROWS = 64
 _OUT_OF_REACH = np.float32(-1e30)
 
 
-class Int8Proposer:
-    """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory."""
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding cost: the largest norm of a row, and of the difference between a row and its codes."""
 
-    def __init__(self, vectors: NDArray[Any]) -> None:
+    largest_norm: float
+    largest_error: float
+
+
+class Int8Proposer:
+    """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory.
+
+    With `kept` they are read from disk through a memory map, once they take `KEPT_FROM_BYTES`; without it, or where the
+    disk does not take them, they are in memory.
+    """
+
+    def __init__(self, vectors: NDArray[Any], kept: KeptCodes | None = None) -> None:
         rows, dim = vectors.shape
-        codes = np.empty((dim, rows), dtype=np.int8)
-        scales = np.empty(rows, dtype=np.float32)
-        largest_norm = largest_error = 0.0
-        for part, exact in _blocks(vectors):
-            scales[part] = _scales(exact)
-            rounded = np.rint(exact / scales[part, None])
-            codes[:, part] = rounded.T
-            error = norms_of(exact - rounded * scales[part, None].astype(np.float64))
-            largest_error = max(largest_error, float(error.max()))
-            largest_norm = max(largest_norm, float(norms_of(exact).max()))
+        self._parts = parts_of(rows, dim)
+        opened = None
+        if kept is not None and vectors.size >= KEPT_FROM_BYTES:
+            opened = kept.open(vectors, self._parts)
+        self._sessions, rounding = opened or in_memory(vectors, self._parts)
+        self._by_error = 1.01 * rounding.largest_norm
+        lost = 4 * UNIT_ROUNDOFF * (rounding.largest_norm + rounding.largest_error)
+        self._by_length = 1.01 * (rounding.largest_error + lost)
         self._everywhere = np.zeros(rows, dtype=np.float32)
-        self._at_once = max(1, SCORES_AT_ONCE // rows)
-        self._session = _session(codes, scales, largest_norm=largest_norm, error=largest_error)
 
     def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
-        """Proposes `width` rows for each query (n, dim), fewer than are `allowed` (rows,)."""
+        """Proposes `width` rows for each query (n, dim), fewer than are `allowed` (rows,).
+
+        With a query q rounded to r and a premise p to s: q·p - r·s ≤ |q - r| |p| + |r| |p - s|. The bound grows by a
+        hundredth for its own rounding, and by what three float32 operations can lose of a product.
+        """
         bias = self._everywhere if allowed is None else np.where(allowed, np.float32(0), _OUT_OF_REACH)
-        feeds = {"width": np.array([width]), "bias": bias}
-        parts = [
-            self._session.run(["ordinals", "ceiling"], {**feeds, "queries": queries[start : start + self._at_once]})
-            for start in range(0, len(queries), self._at_once)
+        found = [
+            _best_of(session, queries, min(width, part.stop - part.start), bias[part])
+            for session, part in zip(self._sessions, self._parts, strict=True)
         ]
-        if len(parts) == 1:
-            return Proposal(*parts[0])
-        ordinals, ceiling = zip(*parts, strict=True)
-        return Proposal(np.concatenate(ordinals), np.concatenate(ceiling))
+        scores = np.concatenate([one["scores"] for one in found], axis=1)
+        ordinals = np.concatenate(
+            [one["ordinals"] + part.start for one, part in zip(found, self._parts, strict=True)], axis=1
+        )
+        if scores.shape[1] > width:
+            best = np.argpartition(scores, -width, axis=1)[:, -width:]
+            scores, ordinals = (np.take_along_axis(of, best, axis=1) for of in (scores, ordinals))
+        error, length = (found[0][name][:, 0].astype(np.float64) for name in ("query_error", "length"))
+        return Proposal(ordinals, scores.min(axis=1) + error * self._by_error + length * self._by_length)
+
+
+def _best_of(
+    session: ort.InferenceSession, queries: NDArray[np.float32], width: int, bias: NDArray[np.float32]
+) -> dict[str, NDArray[Any]]:
+    """The best rows of one block for each query, and what rounding the queries cost; bounded in memory."""
+    feeds, names = {"width": np.array([width]), "bias": bias}, ("ordinals", "scores", "query_error", "length")
+    at_once = max(1, SCORES_AT_ONCE // len(bias))
+    parts = [
+        session.run(names, {**feeds, "queries": queries[start : start + at_once]})
+        for start in range(0, len(queries), at_once)
+    ]
+    return {name: np.concatenate(of) for name, of in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def parts_of(rows: int, dim: int) -> list[slice]:
+    """Cuts rows into blocks of about the same size, none with more than `CONSTANT_BYTES` of codes."""
+    blocks = -(-rows * dim // CONSTANT_BYTES)
+    starts = [rows * block // blocks for block in range(blocks + 1)]
+    return [slice(start, end) for start, end in pairwise(starts)]
+
+
+Opened = tuple[Sequence[ort.InferenceSession], Rounding]
+
+
+def in_memory(vectors: NDArray[Any], parts: Sequence[slice]) -> Opened:
+    """Makes the codes of each block, one after another."""
+    sessions, roundings = [], []
+    for part in parts:
+        model, rounding = _model_of(vectors[part])
+        sessions.append(_session(model))
+        roundings.append(rounding)
+    return sessions, _largest(roundings)
+
+
+class KeptCodes:
+    """The codes of one generation on disk, as onnxruntime packs them on a processor like this one."""
+
+    def __init__(self, store: ArtifactStore, corpus: str, generation_id: str) -> None:
+        self._store, self._folder = store, f"{FOLDER}/{corpus}"
+        self._prefix = f"{generation_id}-{processor_key()}-"
+
+    def open(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
+        """Opens the codes of `vectors`, and makes them where they are missing or damaged; None if the disk refuses."""
+        try:
+            return self._find(vectors, parts) or self._read(self._make(vectors, parts), vectors, parts)
+        except Exception as error:  # noqa: BLE001 -- onnxruntime has errors of its own; any means: do without
+            log.warning("codes cannot be kept and stay in memory", folder=self._folder, reason=str(error))
+            return None
+
+    def _find(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
+        for artifact_id in self._store.list(self._folder):
+            if not artifact_id.startswith(self._prefix):
+                continue
+            try:
+                # by hash, every time: onnxruntime trusts what it reads
+                if opened := self._read(self._store.open(self._folder, artifact_id, verify="full"), vectors, parts):
+                    return opened
+            except (errors.DataLoss, KeyError, TypeError) as error:
+                log.warning("damaged codes are made again", folder=self._folder, reason=str(error))
+            with suppress(errors.NotFound):
+                self._store.delete(self._folder, artifact_id)
+        return None
+
+    def _read(self, artifact: Artifact, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
+        meta = artifact.meta
+        if meta["rows"] != len(vectors) or meta["blocks"] != len(parts):
+            return None
+        sessions = [_session(str(artifact.file(f"{block}.onnx"))) for block in range(len(parts))]
+        if not _multiplies(sessions[0], vectors[parts[0]]):
+            raise errors.DataLoss(f"{artifact.path} is packed for another processor")
+        return sessions, Rounding(meta["largest_norm"], meta["largest_error"])
+
+    def _make(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Artifact:
+        with self._store.writer(KIND, self._folder) as writer:
+            roundings = []
+            for block, part in enumerate(parts):
+                model, rounding = _model_of(vectors[part])
+                roundings.append(rounding)
+                _session(model, writer.path / str(block))
+            largest = _largest(roundings)
+            meta = {
+                "rows": len(vectors),
+                "blocks": len(parts),
+                "largest_norm": largest.largest_norm,
+                "largest_error": largest.largest_error,
+            }
+            return writer.commit(meta, id_prefix=self._prefix)
+
+
+def drop_codes(store: ArtifactStore, corpus: str, kept: Collection[str]) -> None:
+    """Deletes the codes of all generations of a corpus but those `kept`, and what killed writers left."""
+    folder = f"{FOLDER}/{corpus}"
+    with suppress(OSError):  # a disk that only reads keeps them
+        store.sweep(folder)
+        for artifact_id in store.list(folder):
+            if artifact_id.partition("-")[0] not in kept:
+                with suppress(errors.NotFound):
+                    store.delete(folder, artifact_id)
+
+
+@cache
+def processor_key() -> str:
+    """Names what the layout of packed codes depends on: onnxruntime, and what this processor can do."""
+    known = f"{ort.__version__} {platform.machine()}"
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        known += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(known.encode()).hexdigest()[:8]
+
+
+def _largest(roundings: Sequence[Rounding]) -> Rounding:
+    return Rounding(max(one.largest_norm for one in roundings), max(one.largest_error for one in roundings))
+
+
+def _multiplies(session: ort.InferenceSession, vectors: NDArray[Any]) -> bool:
+    """Whether a session multiplies a few rows as integers do: packed codes are read as they are, right or wrong."""
+    first = vectors[:CHECKED_ROWS].astype(np.float64)
+    scales, query = _scales(first), first[:1].astype(np.float32)
+    bias = np.full(len(vectors), _OUT_OF_REACH)
+    bias[: len(first)] = 0.0
+    found = _best_of(session, query, len(first), bias)
+    unit = max(float(np.abs(query).max()), 1e-30) / LARGEST_QUERY
+    products = np.rint(first / scales[:, None]) @ np.rint(query[0].astype(np.float64) / unit)
+    wanted = np.empty(len(first))
+    wanted[found["ordinals"][0]] = found["scores"][0]
+    return bool(np.allclose(wanted, products * scales * unit, rtol=1e-2, atol=1e-3))
+
+
+def _model_of(vectors: NDArray[Any]) -> tuple[bytes, Rounding]:
+    """Rounds vectors (rows, dim) to the model that multiplies with their codes."""
+    rows, dim = vectors.shape
+    codes = np.empty((dim, rows), dtype=np.int8)
+    scales = np.empty(rows, dtype=np.float32)
+    largest_norm = largest_error = 0.0
+    for part, exact in _blocks(vectors):
+        scales[part] = _scales(exact)
+        rounded = np.rint(exact / scales[part, None])
+        codes[:, part] = rounded.T
+        error = norms_of(exact - rounded * scales[part, None].astype(np.float64))
+        largest_error = max(largest_error, float(error.max()))
+        largest_norm = max(largest_norm, float(norms_of(exact).max()))
+    return _model(codes, scales), Rounding(largest_norm, largest_error)
 
 
 def _scales(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -71,19 +250,23 @@ def _blocks(vectors: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]
         yield part, vectors[part].astype(np.float64)
 
 
-def _session(
-    codes: NDArray[np.int8], scales: NDArray[np.float32], *, largest_norm: float, error: float
-) -> ort.InferenceSession:
-    """Rounds queries, multiplies them with `codes` (dim, rows), scales and biases the products, picks the best.
+def _session(model: bytes | str, kept: Path | None = None) -> ort.InferenceSession:
+    """Opens a model, given as bytes or as a file. With `kept`, writes it there with its codes as packed: kept.onnx."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if kept is not None:
+        options.optimized_model_filepath = f"{kept}.onnx"
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{kept.name}.bin")
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
-    With a query q rounded to r and a premise p to s, no premise's error larger than `error`:
-    q·p - r·s ≤ |q - r| |p| + |r| |p - s|. The bound grows by a hundredth for its own rounding, and by what three
-    float32 operations can lose of a product.
-    """
+
+def _model(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> bytes:
+    """Rounds queries, multiplies them with `codes` (dim, rows), scales and biases the products, picks the best."""
     from onnx import TensorProto, helper, numpy_helper
 
     dim, rows = codes.shape
-    lost = 4 * UNIT_ROUNDOFF * (largest_norm + error)
     constants: dict[str, Any] = {
         "premises": codes,
         "scales": scales,
@@ -94,8 +277,6 @@ def _session(
         "largest": np.float32(LARGEST_QUERY),
         "tiny": np.float32(1e-30),
         "along": np.array([1]),
-        "by_error": np.float32(1.01 * largest_norm),
-        "by_length": np.float32(1.01 * (error + lost)),
     }
     fused = ["codes", "premises", "one", "scales", "zero", "no_zero", "bias"]
     node = helper.make_node
@@ -110,16 +291,11 @@ def _session(
         node("Cast", ["shifted"], ["codes"], to=TensorProto.UINT8),
         node("MatMulIntegerToFloat", fused, ["products"], domain="com.microsoft"),
         node("TopK", ["products", "width"], ["picked", "ordinals"], sorted=0),
-        node("ReduceMin", ["picked", "along"], ["worst"], keepdims=1),
-        node("Mul", ["worst", "unit"], ["worst_score"]),
+        node("Mul", ["picked", "unit"], ["scores"]),
         node("Mul", ["rounded", "unit"], ["near"]),
         node("Sub", ["queries", "near"], ["off"]),
         node("ReduceL2", ["off", "along"], ["query_error"], keepdims=1),
         node("ReduceL2", ["near", "along"], ["length"], keepdims=1),
-        node("Mul", ["query_error", "by_error"], ["of_query"]),
-        node("Mul", ["length", "by_length"], ["of_premise"]),
-        node("Sum", ["worst_score", "of_query", "of_premise"], ["high"]),
-        node("Squeeze", ["high", "along"], ["ceiling"]),
     ]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -130,12 +306,14 @@ def _session(
             value("width", TensorProto.INT64, [1]),
             value("bias", TensorProto.FLOAT, [rows]),
         ],
-        [value("ordinals", TensorProto.INT64, ["n", "width"]), value("ceiling", TensorProto.FLOAT, ["n"])],
+        [
+            value("ordinals", TensorProto.INT64, ["n", "width"]),
+            value("scores", TensorProto.FLOAT, ["n", "width"]),
+            value("query_error", TensorProto.FLOAT, ["n", 1]),
+            value("length", TensorProto.FLOAT, ["n", 1]),
+        ],
         [numpy_helper.from_array(constant, name) for name, constant in constants.items()],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    return model

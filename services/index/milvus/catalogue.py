@@ -148,9 +148,15 @@ class MilvusCatalogue:
         await self.refresh()
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
-        """Counts and probes a generation as an activation does. Raises NotFound, DataLoss for one that has changed."""
+        """Counts and probes a generation ("": the active one) as an activation does.
+
+        Raises NotFound, DataLoss for one that has changed.
+        """
         await self.refresh()
-        stored = _named(self._known(corpus), corpus, generation_id)
+        wanted = generation_id or self.active_id(corpus)
+        if not wanted:
+            raise none_active(corpus)
+        stored = _named(self._known(corpus), corpus, wanted)
         await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
         return stored.artifact
 
@@ -243,7 +249,9 @@ class Sweeper:
             for one in unfinished
         }
         for name, (_, since) in self._seen.items():
-            # read again: dropping the one before took time, in which this one may have shown life or been committed
+            # read again: dropping the one before took time, in which this one may have shown life or been committed.
+            # Milvus has no compare-and-set, so milliseconds stay: a build that was silent all this time and commits
+            # between this look and the drop is lost. The lease is long: only a suspended process is so silent.
             if now - since >= self._lease_s and self._records.beat_of(name) == self._seen[name][0]:
                 GenerationCollection(self._link, name, 0).drop()
                 self._records.remove(name)

@@ -132,7 +132,8 @@ class MilvusRetrieval:
         """Answers from the generation that the scope names.
 
         One that another process deleted since the catalogue was read gives way to the one that is active now, which may
-        be of another space: every check is made again.
+        be of another space: every check is made again. What was checked before a search holds for its answer, whatever
+        the alias does meanwhile: a search names the collection, which belongs to one generation for ever.
         """
         served = await self._catalogue.resolve(scope.corpus, scope.generation)
         try:

@@ -46,7 +46,10 @@ class Retrieval:
             served, query.vectors, query.scope.k, selection, effort=query.effort, deadline_s=deadline_s
         )
         total_s = time.perf_counter() - started
-        return RetrievalResult(outcome.hits, served, total_s, outcome.queue_s, outcome.compute_s)
+        unknown = served.unknown(query.scope.splits)
+        return RetrievalResult(
+            outcome.hits, served, total_s, outcome.queue_s, outcome.compute_s, unknown_splits=unknown
+        )
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text.
@@ -71,6 +74,7 @@ class Retrieval:
             ranked.encode_s,
             ranked.version,
             ranked.reranked_by,
+            served.unknown(query.scope.splits),
         )
 
 

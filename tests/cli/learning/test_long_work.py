@@ -142,6 +142,22 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
     assert "q0" in ended.stdout
 
 
+async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):
+    compared = registry_pb2.GateComparison(
+        version="q0", queries=594, candidate_map=0.5, version_map=0.625, p_value=0.25
+    )
+    fleet.trainer.gate.comparisons.append(compared)
+    ended = await aeenc(*fleet.options, "--json", "publish", "q1")
+    assert ended.json["gate"] == {
+        "comparisons": [{"version": "q0", "queries": 594, "candidate_map": 0.5, "version_map": 0.625, "p_value": 0.25}],
+        "not_compared": "",
+    }
+    shown = " ".join((await aeenc(*fleet.options, "publish", "q1")).stdout.split())
+    assert all(figure in shown for figure in ("594", "0.500", "0.625", "0.250"))
+    fleet.trainer.gate = registry_pb2.QualityGate(not_compared="it was forced")
+    assert "not compared: it was forced" in (await aeenc(*fleet.options, "publish", "q1", "--force")).stdout
+
+
 async def test_a_canary_is_published_with_its_share(aeenc, fleet):
     ended = await aeenc(*fleet.options, "--json", "publish", "q1", "--label", "canary", "--share", 0.1)
     assert (ended.code, ended.json["label"], ended.json["share"]) == (0, "canary", 0.1)

@@ -128,19 +128,16 @@ def damage(index, generation_id):
     path.write_bytes(data)
 
 
-async def verify(index, generation_id):
-    request = index_pb2.VerifyGenerationRequest(corpus="science", generation=generation_id)
-    return await index.client._admin_channel.unary(index.client._admin.VerifyGeneration, request)
-
-
 async def test_verify_names_the_damaged_file_and_changes_nothing(index):
     first, second = await two_generations(index)
-    assert (await verify(index, first)).generation.active
-    assert not (await verify(index, second)).generation.active
-    await raises(errors.NotFound, verify(index, "g0"), "g0")
+    verify = index.client.verify
+    assert (await verify("science", first)).active
+    assert (await verify("science")).id == first
+    assert not (await verify("science", second)).active
+    await raises(errors.NotFound, verify("science", "g0"), "g0")
     damage(index, second)
     before = files_of(index.store)
-    await raises(errors.DataLoss, verify(index, second), second, "vectors.npy")
+    await raises(errors.DataLoss, verify("science", second), second, "vectors.npy")
     assert files_of(index.store) == before
     assert await active(index) == first
 
@@ -151,5 +148,23 @@ async def test_a_damaged_generation_is_whole_again_after_it_was_built_again(inde
     damage(index, built.id)
     again = await index.client.build("science", facts(), request_id=request_id, activate=not request_id)
     await index.client.activate("science", again.id)
-    assert (await verify(index, again.id)).generation.id == built.id
+    assert (await index.client.verify("science", again.id)).id == built.id
     assert (await index.client.search("science", TWO, space_id=SPACE)).generation == built.id
+
+
+async def test_verify_says_what_a_repair_must_know_of_a_generation_too_damaged_to_serve(serve):
+    async with serve() as index:
+        first, second = await two_generations(index)
+        await raises(errors.NotFound, index.client.verify("nonsense"), "nonsense")
+        for name in ("vectors.npy", "premises.texts.npy"):
+            path = index.store.root / "generations/science" / first / name
+            path.write_bytes(path.read_bytes()[:-5])
+    async with serve() as index:
+        with pytest.raises(errors.DataLoss) as caught:
+            await index.client.verify("science")
+        known = {"generation": first, "active": "true", "space_id": SPACE, "damaged": "premises.texts.npy,vectors.npy"}
+        assert caught.value.metadata == known
+        (index.store.root / "generations/science" / second / "manifest.json").write_text("{")
+        with pytest.raises(errors.DataLoss, match=r"manifest\.json") as caught:
+            await index.client.verify("science", second)
+        assert caught.value.metadata == {"generation": second, "active": "false"}

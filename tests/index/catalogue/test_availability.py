@@ -17,6 +17,7 @@ from services.index.metrics import IndexMetrics
 from services.index.ranking.prior import Prior
 from services.index.values import ALL, Effort, SearchHits
 from services.store.artifacts import ArtifactStore
+from support.waiting import until
 from support.worlds.index_world import SPACE, facts, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
@@ -51,11 +52,11 @@ async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
     await index.client.delete("science", (await index.client.build("science", facts()[:2], activate=False)).id)
     index_of, go_on, entered = ServedGeneration.of, threading.Event(), threading.Event()
 
-    def slow(generation):
+    def slow(generation, *kept):
         if generation.id == ids[0]:
             entered.set()
             assert go_on.wait(20)
-        return index_of(generation)
+        return index_of(generation, *kept)
 
     monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
     catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
@@ -112,20 +113,28 @@ async def test_a_batch_that_cannot_be_counted_is_answered_and_the_next_too(serve
             assert len((await index.client.search("science", TWO, space_id=SPACE, k=3)).ids[0]) == 3
 
 
-async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn(monkeypatch):
-    monkeypatch.setattr(batcher_module, "SCANNED_ROWS", 2_000)
-    order = []
+class Sliced:
+    """A large corpus whose exact search takes three slices; `order` notes each step."""
 
-    class Large:
-        exact, rows = False, 1_000
+    exact, rows = False, 1_000
 
-        def nearest(self, queries, k, allowed, effort):
-            order.append((effort.exact, len(queries)))
-            return [SearchHits(np.arange(k), np.ones(k, np.float32)) for _ in queries]
+    def __init__(self):
+        self.order, self.entered, self.go_on = [], threading.Event(), threading.Event()
+        self.go_on.set()
 
-    served = SimpleNamespace(index=Large(), allowed=lambda _: None)
-    batcher = SearchBatcher()
-    vectors = np.ones((6, 4), np.float32)
+    def steps(self, queries, k, allowed, effort):
+        for _ in range(3 if effort.exact else 1):
+            self.order.append((effort.exact, len(queries)))
+            self.entered.set()
+            assert self.go_on.wait(20)
+            if len(self.order) < 4 and effort.exact:
+                yield None
+        yield [SearchHits(np.arange(k), np.ones(k, np.float32)) for _ in queries]
+
+
+async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn():
+    index, batcher, vectors = Sliced(), SearchBatcher(), np.ones((6, 4), np.float32)
+    served = SimpleNamespace(index=index, allowed=lambda _: None)
     calls = [
         batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True)),
         batcher.search(served, vectors, 1, ALL),
@@ -136,4 +145,35 @@ async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn(monke
     finally:
         await asyncio.to_thread(batcher.close)
     assert len(scanned.hits) == 6
-    assert order == [(True, 2), (False, 6), (True, 2), (True, 2)]
+    assert index.order == [(True, 6), (False, 6), (True, 6), (True, 6)]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "deadline", "shutdown"])
+async def test_nobody_scans_on_for_a_caller_who_has_left(end, monkeypatch):
+    index, batcher, vectors = Sliced(), SearchBatcher(), np.ones((100, 4), np.float32)
+    served = SimpleNamespace(index=index, allowed=lambda _: None)
+    index.go_on.clear()
+    batcher.start()
+    call = batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True), deadline_s=1e6)
+    waiting = asyncio.ensure_future(call)
+    assert await asyncio.to_thread(index.entered.wait, 20)
+    closing = None
+    if end == "cancelled":
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    elif end == "deadline":
+        monkeypatch.setattr(batcher_module.time, "monotonic", lambda: float("inf"))
+    else:
+        closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
+        await until(lambda: batcher._closed)
+    index.go_on.set()
+    wanted = {"deadline": errors.DeadlineExceeded, "shutdown": errors.Unavailable}
+    if end in wanted:
+        with pytest.raises(wanted[end]):
+            await waiting
+    monkeypatch.undo()
+    if closing is None:
+        assert len((await batcher.search(served, vectors, 1, ALL)).hits) == 100
+        assert batcher._queue.size == 0
+    await (closing or asyncio.to_thread(batcher.close))
+    assert [exact for exact, _ in index.order].count(True) == 1

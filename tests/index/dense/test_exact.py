@@ -171,3 +171,19 @@ async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered
     assert batcher.batches == 1
     assert batcher._queue.size == 0
     batcher.close()
+
+
+def test_a_scan_in_slices_finds_what_one_scan_finds_to_the_bit():
+    matrix = unit(np.random.default_rng(21).normal(size=(900, 16)))
+    matrix[[5, 250, 700]] = matrix[400]  # ties across slices
+    queries = np.concatenate([matrix[400:401], unit(np.random.default_rng(22).normal(size=(7, 16)))])
+    index = FlatIndex(matrix)
+    few = np.zeros(900, dtype=bool)
+    few[[1, 2, 450, 899]] = True
+    for allowed in (None, np.arange(900) % 3 > 0, few):
+        for k in (1, 10, 300):
+            *pauses, found = index.scan(queries, k, allowed, 256)
+            assert pauses == [None, None, None]
+            for mine, whole in zip(found, index.nearest(queries, k, allowed), strict=True):
+                assert mine.ordinals.tolist() == whole.ordinals.tolist()
+                assert mine.scores.tobytes() == whole.scores.tobytes()

@@ -69,7 +69,8 @@ class SearchResult:
 class Retrieved:
     """The premises found for each text, best first, and their origin: encoder, generation, cross-encoder.
 
-    `model_version` and `rerank_version` are empty where no such model took part.
+    `model_version` and `rerank_version` are empty where no such model took part. `unknown_splits` are the splits asked
+    for that no premise of the generation has; empty also where the index does not know them.
     """
 
     results: list[list[Hit]]
@@ -78,6 +79,7 @@ class Retrieved:
     generation: str
     timings: types_pb2.Timings
     rerank_version: str = ""
+    unknown_splits: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[list[Hit]]:
         return iter(self.results)

@@ -1,4 +1,4 @@
-"""`aeenc corpus build`, `corpus explain` and `aeenc retrieve`: premises in, explanations for the prior, premises out.
+"""`aeenc corpus build`, `explain`, `verify` and `repair`, and `aeenc retrieve`: premises in, premises out.
 
 A file of facts is an alternative to trees. The suffix names the format; errors name file and line:
 
@@ -18,18 +18,20 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from aeenc import Client, Retrieved
-from aeenc.cli.output import output_of, table
+from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
-from aeenc.errors import InvalidArgument
+from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.exports import judgements_of
+from aeenc.index import BuildStage
 from aeenc.trees import Dataset
 from aeenc.v1 import types_pb2
 
+PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
 NegativeFeedback = Annotated[
     float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
@@ -127,8 +129,12 @@ def build_corpus(
     *,
     activate: bool = True,
     space_id: str = "",
+    on_stage: Callable[[BuildStage], None] | None = None,
 ) -> CorpusBuild:
-    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often."""
+    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often.
+
+    `on_stage` is called when the index begins to index what it has received.
+    """
     premises = premises_of(source) if isinstance(source, Dataset) else source
 
     def progressed(_received: int, encoded: int) -> None:
@@ -143,6 +149,7 @@ def build_corpus(
         expected_premises=len(premises),
         space_id=space_id,
         on_progress=progressed,
+        on_stage=on_stage,
         request_id=uuid.uuid4().hex,  # lets the build outlive a restart of the index
     )
     seconds = time.monotonic() - started
@@ -170,23 +177,112 @@ def build(
     ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
-    if data is not None and facts is None:
-        source: Dataset | list[types_pb2.Premise] = Dataset.load(data)
-    elif facts is not None and data is None:
-        source = read_facts(facts)
-    else:
-        raise InvalidArgument("give either --data DIR or --facts FILE")
+    source = read_source(data, facts)
     out = output_of(context)
-    with client(context) as connected, out.progress(f"building {name}", "facts") as report:
-        built = build_corpus(
-            connected,
-            name,
-            source,
-            lambda encoded, total: report(encoded, total, ""),
-            activate=activate,
-            space_id=space_id,
-        )
+    with client(context) as connected:
+        built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
     out.result(asdict(built))
+
+
+def read_source(data: Path | None, facts: Path | None) -> Dataset | list[types_pb2.Premise]:
+    """Reads the one source of premises that is given. Raises InvalidArgument for none or two."""
+    if data is not None and facts is None:
+        return Dataset.load(data)
+    if facts is not None and data is None:
+        return read_facts(facts)
+    raise InvalidArgument("give either --data DIR or --facts FILE")
+
+
+def build_shown(
+    out: Output, client: Client, name: str, source: Dataset | Sequence[types_pb2.Premise], **options: Any
+) -> CorpusBuild:
+    """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
+    with out.progress(f"building {name}", "facts") as report:
+        last = (0, 0)
+        doing = ""
+
+        def progressed(encoded: int, total: int) -> None:
+            nonlocal last
+            last = (encoded, total)
+            report(encoded, total, doing)
+
+        def staged(stage: BuildStage) -> None:
+            nonlocal doing
+            doing = f"indexing {name}" if stage == "indexing" else ""
+            report(*last, doing)
+
+        return build_corpus(client, name, source, progressed, on_stage=staged, **options)
+
+
+Generation = Annotated[str, typer.Option("--generation", show_default="the active one", help="The generation.")]
+
+
+def verify(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    generation: Generation = "",
+) -> None:
+    """Checks every file of a generation, and that its vectors find themselves. Exits with 5 for a damaged one."""
+    with client(context) as connected:
+        found = connected.index.verify(name, generation)
+    sound = {"generation": found.id, "premises": found.premises, "active": found.active, "sound": True}
+    output_of(context).result({"corpus": name, **sound})
+
+
+def repair(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The corpus.")],
+    generation: Generation = "",
+    data: Annotated[Path | None, typer.Option(help="Its premises: a directory in EntailmentBank's layout.")] = None,
+    facts: Annotated[Path | None, typer.Option(help="Its premises: a file as `corpus build` takes it.")] = None,
+) -> None:
+    """Builds a damaged generation again, and activates it where the damaged one was active.
+
+    The premises are those of --data or --facts, else those of the generation itself, as long as they are sound. A sound
+    generation is left alone.
+    """
+    out = output_of(context)
+    with client(context) as connected:
+        try:
+            sound = connected.index.verify(name, generation)
+        except DataLoss as damage:
+            out.note(f"damaged: {damage.message}")
+            out.result(_repair(out, connected, name, generation, damage, data, facts))
+        else:
+            out.result({"corpus": name, "damaged": "", "generation": sound.id, "active": sound.active})
+
+
+def _repair(
+    out: Output,
+    client: Client,
+    name: str,
+    generation: str,
+    damage: DataLoss,
+    data: Path | None,
+    facts: Path | None,
+) -> dict[str, Any]:
+    known = damage.metadata
+    damaged = known.get("generation", generation)
+    given = data is not None or facts is not None
+    source = read_source(data, facts) if given else _premises_of_damaged(client, name, damaged, damage)
+    serving = {one.corpus: one.active.id for one in client.index.info().corpora}.get(name, "")
+    built = build_shown(out, client, name, source, activate=False, space_id=known.get("space_id", ""))
+    active = known.get("active") == "true" or damaged in {"", serving}
+    if active:
+        client.index.activate(name, built.generation, expected=serving)
+    sound = client.index.verify(name, built.generation)
+    return {"corpus": name, "damaged": damaged, "generation": sound.id, "active": active, "premises": sound.premises}
+
+
+def _premises_of_damaged(client: Client, name: str, generation: str, damage: DataLoss) -> list[types_pb2.Premise]:
+    """Reads the premises of a generation of which other files are damaged. Raises DataLoss where that is not so."""
+    damaged = damage.metadata.get("damaged", PREMISE_FILES)
+    if not any(one.startswith(PREMISE_FILES) for one in damaged.split(",")):
+        try:
+            return list(client.index.list_premises(name, generation=generation))
+        except DataLoss:  # it does not open any more
+            pass
+    raise DataLoss(f"{damage.message}; its premises cannot be read: give them by --data DIR or --facts FILE")
 
 
 def explain(
@@ -262,7 +358,7 @@ def retrieve(
             precision=precision,
             routing_key=routing_key,
         )
-        if splits and not all(found):
+        if splits and (found.unknown_splits or not all(found)):
             check_splits(connected, name, found.generation, splits)
     results = [
         {"text": text, "premises": [asdict(hit) for hit in hits]} for text, hits in zip(texts, found, strict=True)

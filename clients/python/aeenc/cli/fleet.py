@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 import aeenc
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
@@ -141,6 +142,7 @@ def moved_dict(moved: LabelMove) -> dict[str, Any]:
         "share": label.share,
         "complete": moved.complete,
         "generation": moved.generation,
+        **({"gate": _gate_dict(moved.gate)} if isinstance(moved, registry_pb2.PublishResponse) else {}),
         "rollouts": [
             {
                 "instance": rollout.instance,
@@ -152,6 +154,38 @@ def moved_dict(moved: LabelMove) -> dict[str, Any]:
             for rollout in moved.rollouts
         ],
     }
+
+
+def _gate_dict(gate: registry_pb2.QualityGate) -> dict[str, Any]:
+    """Converts what the quality gate compared to plain values."""
+    compared = [
+        {
+            "version": one.version,
+            "queries": one.queries,
+            "candidate_map": one.candidate_map,
+            "version_map": one.version_map,
+            "p_value": one.p_value,
+        }
+        for one in gate.comparisons
+    ]
+    return {"comparisons": compared, "not_compared": gate.not_compared}
+
+
+def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
+    """Says what the quality gate compared, or why nothing; nothing where the trainer does not say."""
+    if not gate.get("comparisons"):
+        return [f"not compared: {gate['not_compared']}"] if gate.get("not_compared") else []
+    rows = [
+        (
+            one["version"],
+            f"{one['queries']:,}",
+            f"{one['candidate_map']:.3f}",
+            f"{one['version_map']:.3f}",
+            f"{one['p_value']:.3f}",
+        )
+        for one in gate["comparisons"]
+    ]
+    return [table(["compared with", "queries", "MAP", "its MAP", "p"], rows, right=4)]
 
 
 def _lag(rollout: registry_pb2.Rollout, revision: int) -> str:
@@ -201,9 +235,11 @@ def rollback(
 def _show(out: Output, moved: LabelMove, wait_s: float, version: str = "") -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
-    told = {name: value for name, value in result.items() if name != "rollouts" and (value or name not in OPTIONAL)}
+    apart = {"rollouts", "gate"}
+    told = {name: value for name, value in result.items() if name not in apart and (value or name not in OPTIONAL)}
     rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
-    out.result(result, fields_table(told), *([table(["encoder", "serves it"], rows)] if rows else []))
+    served = [table(["encoder", "serves it"], rows)] if rows else []
+    out.result(result, fields_table(told), *_gate_shown(result.get("gate", {})), *served)
     if wait_s and not moved.complete:
         raise EndedBadly(_why_incomplete(result, wait_s, version))
 

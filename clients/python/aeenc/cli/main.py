@@ -30,7 +30,7 @@ EXIT_CODES = """Exit codes:
 
 4  refused in the present state: a conflict, the quality gate, something that exists already
 
-5  long work ended badly: a run or job failed or was cancelled, a rollout stayed incomplete
+5  long work ended badly, or stored data is damaged: a failed or cancelled run or job, an incomplete rollout
 
 130  interrupted
 """
@@ -44,7 +44,10 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 # name -> help, and its commands by name
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "corpus": ("Corpora: the premises that are searched.", {"build": corpus.build, "explain": corpus.explain}),
+    "corpus": (
+        "Corpora: the premises that are searched.",
+        {"build": corpus.build, "explain": corpus.explain, "verify": corpus.verify, "repair": corpus.repair},
+    ),
     "export": (
         "What runs have recorded, as files.",
         {
@@ -72,7 +75,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
-    5: (output.EndedBadly,),
+    5: (output.EndedBadly, errors.DataLoss),
     2: (
         *(errors.InvalidArgument, errors.NotFound, errors.Unauthenticated, errors.PermissionDenied),
         errors.VersionNotLoaded,  # no encoder has the label or version of the arguments

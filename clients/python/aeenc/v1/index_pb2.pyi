@@ -81,18 +81,20 @@ class SearchRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., vectors: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., space_id: _Optional[str] = ..., k: _Optional[int] = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., params: _Optional[_Union[SearchParams, _Mapping]] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
-    __slots__ = ("results", "generation", "space_id", "exact", "timings")
+    __slots__ = ("results", "generation", "space_id", "exact", "timings", "unknown_splits")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SPLITS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Hits]
     generation: str
     space_id: str
     exact: bool
     timings: _types_pb2.Timings
-    def __init__(self, results: _Optional[_Iterable[_Union[Hits, _Mapping]]] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ...) -> None: ...
+    unknown_splits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, results: _Optional[_Iterable[_Union[Hits, _Mapping]]] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., unknown_splits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Hits(_message.Message):
     __slots__ = ("premise_ids", "scores")
@@ -173,7 +175,7 @@ class AcceptedPremises(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrieveResponse(_message.Message):
-    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version")
+    __slots__ = ("results", "model_version", "space_id", "generation", "exact", "timings", "rerank_version", "unknown_splits")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +183,7 @@ class RetrieveResponse(_message.Message):
     EXACT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     RERANK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SPLITS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[RetrievedPremises]
     model_version: str
     space_id: str
@@ -188,7 +191,8 @@ class RetrieveResponse(_message.Message):
     exact: bool
     timings: _types_pb2.Timings
     rerank_version: str
-    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ...) -> None: ...
+    unknown_splits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, results: _Optional[_Iterable[_Union[RetrievedPremises, _Mapping]]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., generation: _Optional[str] = ..., exact: bool = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., rerank_version: _Optional[str] = ..., unknown_splits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RetrievedPremises(_message.Message):
     __slots__ = ("premises",)
