@@ -18,7 +18,7 @@ from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
 from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
 from aeenc.client import ENCODER, INDEX, SAMPLER, TRAINER, AsyncClient
 from aeenc.encoder import EncoderClient
-from aeenc.index import BUILD_TIMEOUT_S, RESUME_S, IndexClient
+from aeenc.index import BUILD_TIMEOUT_S, RESUME_S, BuildStage, IndexClient
 from aeenc.people import PeopleClient, Ticks
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
@@ -324,10 +324,13 @@ class BlockingIndexClient:
         fold_similar: bool = False,
         space_id: str = "",
         on_progress: Callable[[int, int], None] | None = None,
+        on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
     ) -> index_pb2.Generation:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
+
+        `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
@@ -348,6 +351,7 @@ class BlockingIndexClient:
                     fold_similar=fold_similar,
                     space_id=space_id,
                     on_progress=caller.told(on_progress),
+                    on_stage=caller.told(on_stage),
                     timeout_s=timeout_s,
                     resume_s=resume_s,
                 )
@@ -362,6 +366,14 @@ class BlockingIndexClient:
     def generations(self, corpus: str) -> list[index_pb2.Generation]:
         """Lists all generations of a corpus, newest first."""
         return run(self._awaiting.generations(corpus))
+
+    def verify(self, corpus: str, generation: str = "") -> index_pb2.Generation:
+        """Checks every file of a generation, by default of the active one, and changes nothing.
+
+        Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
+        `active` and `damaged`, the damaged files separated by commas, as far as the index knows them.
+        """
+        return run(self._awaiting.verify(corpus, generation))
 
     def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
         """Deletes a generation that is not active."""
