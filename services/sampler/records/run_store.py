@@ -64,6 +64,7 @@ class RunStore:
             "created_at": run.created_at.isoformat(),
             "ended_at": run.ended_at.isoformat() if run.ended_at else "",
             "imported": int(run.imported),
+            "filled": int(run.config.rules.filled),
             "trees": len(hypotheses),
             "nodes_pending": len(hypotheses),
         }
@@ -188,9 +189,10 @@ def _idempotency_key(record: Mapping[str, str]) -> str:
 
 
 def _run(run_id: str, record: dict[str, str]) -> Run:
+    config = RunConfig.from_json(record["config"])
     return Run(
         id=run_id,
-        config=RunConfig.from_json(record["config"]),
+        config=replace(config, rules=replace(config.rules, filled=record.get("filled") == "1")),
         state=state_of(record["state"]),
         error=record.get("error", ""),
         model_version=record["model_version"],

@@ -42,8 +42,10 @@ class RunConfig:
     split: str = ""
 
     def to_json(self) -> str:
-        """The configuration as stored."""
-        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, sort_keys=True)
+        """The configuration as stored. `rules.filled` is a field of the run's record: callers do not choose it."""
+        stored = asdict(self)
+        del stored["rules"]["filled"]
+        return json.dumps({"format_version": FORMAT_VERSION, **stored}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:

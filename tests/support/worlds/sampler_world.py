@@ -240,6 +240,7 @@ def brute_force(
     max_negatives: int = 10**9,
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
+    filled: bool = True,
 ) -> PairSet:
     """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
@@ -248,9 +249,9 @@ def brute_force(
         while queue and judged < max_nodes and len(seen) < max_judgements:
             query, depth, path = queue.pop(0)
             judged += 1
-            for _, premise, _ in nearest(query, k, splits):
-                if premise in path:
-                    continue
+            looked_up = nearest(query, FACTS if filled else k, splits)
+            found = [premise for _, premise, _ in looked_up if premise not in path]
+            for premise in found[:k]:
                 if (query, premise) not in seen:
                     if len(seen) >= max_judgements:
                         break
@@ -260,7 +261,7 @@ def brute_force(
                     queue.append((premise, depth + 1, (*path, query)))
     found: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
     for query in {query for query, _ in seen}:
-        refused = [p for _, p, _ in nearest(query, k, splits) if seen.get((query, p)) is False]
+        refused = [p for _, p, _ in nearest(query, FACTS, splits) if seen.get((query, p)) is False]
         found |= {(query, premise, "-") for premise in refused[:max_negatives]}
     return found
 
