@@ -23,6 +23,7 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 
 from aeenc import errors
+from services.store.formats import check_format
 from services.store.redis import Leases, key_prefix, unavailable_if_down
 from services.store.requests import Request, Requests
 
@@ -33,6 +34,8 @@ REQUEST_TTL_S = 86_400
 FORMAT_VERSION = 1
 READ = 1000  # records read in one round trip
 STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
+# A record of a newer release is refused by name, and left as it is.
+NEWER = f"if tonumber(redis.call('HGET', KEYS[1], 'format_version') or 1) > {FORMAT_VERSION} then return 'NEWER' end"
 
 # KEYS: record, idempotency key, all, active, events, number; then those of `on_create`; the tombstone
 # ARGV: id, whether there is an idempotency key, now, whether it waits for work, then the record's fields and values
@@ -58,6 +61,7 @@ return ARGV[1]
 _TRANSITION = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
+{NEWER}
 local move = ARGV[2] .. ' ' .. ARGV[5]
 local before = ARGV[8] ~= '' and redis.call('GET', KEYS[5])
 if before then return before == move and 'OK' or 'USED ' .. before end
@@ -80,9 +84,10 @@ return 'OK'
 
 # KEYS: record, lease, all, active, tombstone, deleted, idempotency key, request
 # ARGV: id, live states, what the request asks for or '', how long it is known
-_DELETE = """
+_DELETE = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
+{NEWER}
 if string.find(ARGV[2], ' ' .. state .. ' ', 1, true) then return state end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'HELD' end
 redis.call('RENAME', KEYS[1], KEYS[5])
@@ -229,15 +234,22 @@ class LifeCycles:
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:
-        """A record. Raises NotFound."""
+        """A record. Raises NotFound, and NewerFormat for one of a newer release."""
         async with unavailable_if_down(f"read {self._noun} {work_id}"):
             record: dict[str, str] = await self._redis.hgetall(self._keys.record(work_id))
         if not record:
             raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
+        self._check(work_id, record)
         return record
 
+    def _check(self, work_id: str, record: Mapping[str, str]) -> None:
+        check_format({"format_version": 1, **record}, FORMAT_VERSION, f"{self._noun} {work_id}")
+
     async def page(self, limit: int, before: int) -> tuple[list[tuple[str, dict[str, str]]], int]:
-        """At most `limit` ids and records older than number `before` (0: the newest), the next `before` (0: none)."""
+        """At most `limit` ids and records older than number `before` (0: the newest), the next `before` (0: none).
+
+        Those of a newer release are left out; `get` says why.
+        """
         async with unavailable_if_down(f"list the {self._noun}s"):
             top = f"({before}" if before else "+inf"
             found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
@@ -245,7 +257,7 @@ class LifeCycles:
             for work_id, _ in found[:limit]:
                 pipe.hgetall(self._keys.record(work_id))
             records = await pipe.execute()
-        page = [(work_id, record) for (work_id, _), record in zip(found, records, strict=False) if record]
+        page = [(work_id, record) for (work_id, _), record in zip(found, records, strict=False) if _readable(record)]
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
 
     async def active(self) -> list[str]:
@@ -290,6 +302,8 @@ class LifeCycles:
                     *further,
                 ],
             )
+        if answer == "NEWER":
+            await self.get(work_id)
         if answer.startswith("USED "):
             _, other, moved = answer.split(" ")
             raise errors.AlreadyExists(
@@ -341,6 +355,8 @@ class LifeCycles:
                 keys=[*own, keys.idempotency(key_of(record) if record else ""), requests.key(request)],
                 args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
             )
+        if answer == "NEWER":
+            await self.get(work_id)
         if answer == "HELD":
             raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
         if answer in LIVE:
@@ -363,6 +379,7 @@ class LifeCycles:
         async with unavailable_if_down(f"read what is left of {self._noun} {work_id}"):
             record = await self._redis.hgetall(keys.tombstone(work_id))
         if record:
+            self._check(work_id, record)
             await remove(record)
         async with unavailable_if_down(f"remove {self._noun} {work_id}"):
             pipe = self._redis.pipeline(transaction=True)
@@ -383,11 +400,10 @@ class LifeCycles:
                 ids = await self._redis.zrange(self._keys.all, start, start + READ - 1)
                 pipe = self._redis.pipeline(transaction=False)
                 for work_id in ids:
-                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "ended_at")
-                rows = zip(ids, await pipe.execute(), strict=True)
-                ended += [
-                    (_ended_s(*times), work_id) for work_id, (state, *times) in rows if state and state not in LIVE
-                ]
+                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "ended_at", "format_version")
+                for work_id, (state, *times, version) in zip(ids, await pipe.execute(), strict=True):
+                    if state and state not in LIVE and int(version or 1) <= FORMAT_VERSION:
+                        ended.append((_ended_s(*times), work_id))
                 if len(ids) < READ:
                     break
         ended.sort()
@@ -429,6 +445,10 @@ class WorkLease:
         """Gives the lease back; does nothing when another owner holds it."""
         self._sure_until = 0.0
         await self._leases.release(self._key, self.owner)
+
+
+def _readable(record: Mapping[str, str]) -> bool:
+    return bool(record) and int(record.get("format_version", 1)) <= FORMAT_VERSION
 
 
 def _ended_s(ended_s: str | None, ended_at: str | None) -> float:

@@ -20,6 +20,7 @@ from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.execution.runner import RunLabels
 from services.sampler.records.run_store import RunStore
+from services.store.formats import NewerFormat
 from services.store.life_cycles import Expired
 from services.store.requests import Request
 
@@ -86,7 +87,8 @@ class Retention:
         while True:
             try:
                 for run_id in await self._runs.deleted():
-                    await self._clear(run_id)
+                    with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
+                        await self._clear(run_id)
                 await self._remove_expired()
             except errors.AeencError as error:
                 log.warning("old runs stay for now", reason=error.message)
@@ -124,7 +126,7 @@ class Retention:
                 async for keys in part(run_id, record):
                     if keys:
                         await self._runs.remove(keys)
-            if not await self._labels.drop(run_id):
+            if record["imported"] != "1" and not await self._labels.drop(run_id):  # imports never have a label
                 raise errors.Unavailable(f"the label of run {run_id} stays while the registry is away")
 
         await self._runs.clear(run_id, remove)
