@@ -115,6 +115,12 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         )
         return sampler_pb2.AdjudicateResponse(answer_id=answer_id)
 
+    async def CloseTask(self, request: sampler_pb2.CloseTaskRequest, context: Any) -> sampler_pb2.CloseTaskResponse:
+        record = await self._review.close(
+            request.run_id, request.task_id, request.adjudicator, request.reason, request.request_id
+        )
+        return sampler_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
+
     async def GetAgreement(
         self, request: sampler_pb2.GetAgreementRequest, context: Any
     ) -> sampler_pb2.GetAgreementResponse:

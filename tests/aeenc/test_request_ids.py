@@ -35,6 +35,7 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     "UndoVerdicts": lambda channel: PeopleClient(channel).undo("ann", "r"),
     "AmendVerdicts": lambda channel: PeopleClient(channel).amend("a", ["p1"], "ann"),
     "Adjudicate": lambda channel: PeopleClient(channel).adjudicate("r", "t", ["p1"], "ann"),
+    "CloseTask": lambda channel: PeopleClient(channel).close("r", "t", "ann"),
     "StartJob": lambda channel: TrainerClient(channel).start_job(corpus="science", run_ids=["r"]),
     "CancelJob": lambda channel: TrainerClient(channel).cancel("j"),
     "ResumeJob": lambda channel: TrainerClient(channel).resume("j"),

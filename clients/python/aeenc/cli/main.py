@@ -37,7 +37,7 @@ EXIT_CODES = """Exit codes:
 # In the order of `aeenc --help`; the name is the function's.
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(fleet.status, corpus.retrieve, runs.sample),
-    *(people.tasks, people.agreement, people.adjudicate),
+    *(people.tasks, people.agreement, people.adjudicate, people.close),
     *(jobs.train, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
     *(fleet.publish, fleet.rollback),
     *(loop.loop, evaluation.evaluate, evaluation.compare),

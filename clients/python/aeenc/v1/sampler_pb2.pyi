@@ -477,6 +477,26 @@ class AdjudicateResponse(_message.Message):
     answer_id: str
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
 
+class CloseTaskRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    adjudicator: str
+    reason: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CloseTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
 class GetAgreementRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -115,6 +115,11 @@ class SamplerServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.AdjudicateRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_sampler__pb2.AdjudicateResponse.FromString,
                 _registered_method=True)
+        self.CloseTask = channel.unary_unary(
+                '/aeenc.v1.SamplerService/CloseTask',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.FromString,
+                _registered_method=True)
         self.GetAgreement = channel.unary_unary(
                 '/aeenc.v1.SamplerService/GetAgreement',
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementRequest.SerializeToString,
@@ -326,6 +331,21 @@ class SamplerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseTask(self, request, context):
+        """Closes a task that nobody will answer any more: the answers that there are decide it, and candidates on which they
+        disagree, or of which there is no answer, stay undecided: they become skipped pairs, never negatives. Leases on the
+        task end. A task that is decided stays as it is. Until the run has gone on, taking an answer back opens the task
+        again.
+
+        Fails with:
+        - NOT_FOUND: unknown run or task.
+        - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
+        - ALREADY_EXISTS: the request id was used with another person or reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetAgreement(self, request, context):
         """Reports the agreement between annotators.
 
@@ -450,6 +470,11 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.Adjudicate,
                     request_deserializer=aeenc_dot_v1_dot_sampler__pb2.AdjudicateRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_sampler__pb2.AdjudicateResponse.SerializeToString,
+            ),
+            'CloseTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseTask,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.SerializeToString,
             ),
             'GetAgreement': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAgreement,
@@ -905,6 +930,33 @@ class SamplerService(object):
             '/aeenc.v1.SamplerService/Adjudicate',
             aeenc_dot_v1_dot_sampler__pb2.AdjudicateRequest.SerializeToString,
             aeenc_dot_v1_dot_sampler__pb2.AdjudicateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/CloseTask',
+            aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,
