@@ -40,12 +40,13 @@ class Definition:
         dataset: Dataset,
         split: str,
         k: int,
+        max_depth: int,
         premises: Sequence[Candidate],
         vectors: NDArray[np.floating],
         queries: Mapping[str, NDArray[np.floating]],
     ) -> None:
         self._gold = {query.text: set(query.gold) for query in dataset.queries(split)}
-        self._k = k
+        self._k, self._max_depth = k, max_depth
         allowed = [not one.splits or bool({"facts", split} & set(one.splits)) for one in premises]
         kept = [one for one, may in zip(premises, allowed, strict=True) if may]
         matrix = vectors[np.array(allowed)].astype(np.float64)  # (n, dim)
@@ -58,10 +59,11 @@ class Definition:
                 self.nearest[text] = self._best(text, row, kept)
 
     def _best(self, text: str, row: NDArray[np.float32], premises: Sequence[Candidate]) -> list[tuple[str, float]]:
-        order = np.argsort(-row, kind="stable")[: self._k + 1]  # equal scores stay in the order of insertion
-        return [(premises[n].text, float(row[n])) for n in order if premises[n].text != text][: self._k]
+        enough = self._k + self._max_depth + 1  # k are left without the query and its ancestors
+        order = np.argsort(-row, kind="stable")[:enough]  # equal scores stay in the order of insertion
+        return [(premises[n].text, float(row[n])) for n in order if premises[n].text != text]
 
-    def pairs(self, hypotheses: Iterable[str], *, max_depth: int) -> dict[SignedPair, float]:
+    def pairs(self, hypotheses: Iterable[str]) -> dict[SignedPair, float]:
         """The pairs that a run over the hypotheses records; leaves are premises without gold children."""
         found: dict[SignedPair, float] = {}
         for hypothesis in hypotheses:
@@ -69,12 +71,11 @@ class Definition:
             waiting: deque[tuple[str, tuple[str, ...]]] = deque([(hypothesis, ())])
             while waiting:
                 query, path = waiting.popleft()
-                for premise, score in self.nearest[query]:
-                    if premise in path:
-                        continue
+                candidates = [(premise, score) for premise, score in self.nearest[query] if premise not in path]
+                for premise, score in candidates[: self._k]:
                     explains = premise in self._gold[query]
                     found[SignedPair(query, premise, "+" if explains else "-")] = score
-                    if explains and premise in self._gold and premise not in visited and len(path) < max_depth:
+                    if explains and premise in self._gold and premise not in visited and len(path) < self._max_depth:
                         visited.add(premise)
                         waiting.append((premise, (*path, query)))
         return found
@@ -82,7 +83,10 @@ class Definition:
     def gold_in_reach(self, expanded: Iterable[str]) -> set[tuple[str, str]]:
         """The gold children of expanded queries that stand in the top k."""
         return {
-            (query, premise) for query in expanded for premise, _ in self.nearest[query] if premise in self._gold[query]
+            (query, premise)
+            for query in expanded
+            for premise, _ in self.nearest[query][: self._k]
+            if premise in self._gold[query]
         }
 
 

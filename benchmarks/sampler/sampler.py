@@ -84,7 +84,7 @@ async def speed_and_pairs(rows: Rows, retrieval: RetrievalFleet, dataset: Datase
     queries, rate = await encoded(retrieval, [query.text for query in dataset.queries(SPLIT)])
     store = ArtifactStore(retrieval.index.artifacts_dir)
     vectors = np.array(open_generation(store, CORPUS, retrieval.generation).vectors)
-    definition = Definition(dataset, SPLIT, K, dataset.candidates(), vectors, queries)
+    definition = Definition(dataset, SPLIT, K, MAX_DEPTH, dataset.candidates(), vectors, queries)
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         async with running_oracle(Path(scratch), SPLIT) as oracle:
             together, alone = [], []
@@ -101,14 +101,15 @@ async def speed_and_pairs(rows: Rows, retrieval: RetrievalFleet, dataset: Datase
     swaps, others = differences(pairs, alone[-1][2])
     listed = [f"{pair.query} / {pair.premise}" for pair in swaps]
     rows.at_most("pairs unlike one node at a time, but for rank-K swaps", len(others), "pairs", 0, listed)
-    expected = definition.pairs([text for _, text in hypotheses], max_depth=MAX_DEPTH)
+    expected = definition.pairs([text for _, text in hypotheses])
     swaps, others = differences(pairs, expected)
     listed = [f"{pair.query} / {pair.premise}" for pair in swaps]
     rows.at_most("pairs unlike the definition, but for rank-K swaps", len(others), "pairs", 0, listed or len(expected))
     found = {(pair.query, pair.premise) for pair in pairs if pair.sign == "+"}
     reach = definition.gold_in_reach({pair.query for pair in expected})
     rows.at_most("gold children in the top K not found", len(reach - found), "pairs", 0, len(reach))
-    rows.at_most("positives invented", len(found - reach), "pairs", 0, len(found))
+    gold = {(query.text, premise) for query in dataset.queries(SPLIT) for premise in query.gold}
+    rows.at_most("positives invented", len(found - gold), "pairs", 0, len(found))
 
 
 async def memory(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, count: int) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from io import StringIO
@@ -221,3 +222,19 @@ async def test_an_unknown_run_is_wrong_use(aeenc, world: SamplerWorld, words):
 async def test_a_queue_with_a_wrong_number_of_people_is_refused_before_anything_starts(aeenc, name: str):
     ended = await aeenc("--json", "up", "--people", name)
     assert (ended.code, repr(name) in ended.error["message"]) == (2, True)
+
+
+async def test_a_task_is_closed_at_the_terminal_and_by_a_command(world: SamplerWorld, aeenc):
+    async with queued(world, 2, overlap=2) as (sampler, run_id):
+        answered, _ = await judge(sampler.channel.target, run_id, "1\n")
+        assert answered == 1
+        people = sdk.PeopleClient(sampler.channel)
+        [waiting] = [task async for task in people.tasks(run_id) if not task.answers]
+        await judge(sampler.channel.target, run_id, "c", "ben")
+        words = ("--sampler", sampler.channel.target, "--json", "close", run_id, waiting.task.task_id)
+        closed = await aeenc(*words, "--reason", "ben has left")
+        assert closed.code == 0, closed.stderr
+        assert (await sampler.wait(run_id)).progress.nodes_judged == 2
+        found = [pair async for pair in sampler.pairs(run_id)]
+        undecided = Counter(pair.query == waiting.task.query for pair in found if pair.reason == "undecided")
+        assert undecided == {True: 12, False: 3}, "nobody has seen the candidates of the second page"

@@ -33,15 +33,16 @@ from support.certificates import certify, needs_openssl
 NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListPremises Retrieve Search",
-    "aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CancelRun ExportTrees GetAgreement GetInfo GetRun ImportPairs "
-    "LeaseTask ListPairs ListRuns ListTasks ReleaseTask RenewLease ResumeRun StartRun SubmitVerdicts UndoVerdicts "
-    "WatchRun WatchTasks",
+    "aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CancelRun CloseTask ExportTrees GetAgreement GetInfo GetRun "
+    "ImportPairs LeaseTask ListPairs ListRuns ListTasks ReleaseTask RenewLease ResumeRun StartRun SubmitVerdicts "
+    "UndoVerdicts WatchRun WatchTasks",
     "aeenc.v1.TrainerService": "CancelJob Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs ResumeJob "
     "StartJob WatchJob",
 }
 NEEDS_ADMIN_TOKEN = {
     "aeenc.v1.IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
     "VerifyGeneration",
+    "aeenc.v1.SamplerAdminService": "CollectGarbage DeleteRun",
     "aeenc.v1.RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
 }
 NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}

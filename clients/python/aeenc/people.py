@@ -109,6 +109,23 @@ class PeopleClient:
         )
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
+    async def close(
+        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
+    ) -> sampler_pb2.JudgedTask:
+        """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
+
+        What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
+        """
+        request = sampler_pb2.CloseTaskRequest(
+            run_id=run_id,
+            task_id=task_id,
+            adjudicator=adjudicator,
+            reason=reason,
+            request_id=request_id or _request_id(),
+        )
+        response: sampler_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
+        return response.task
+
     async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         request = sampler_pb2.GetAgreementRequest(run_id=run_id)

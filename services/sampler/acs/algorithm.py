@@ -6,8 +6,11 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
   first in (depth, order, rank);
 - a level is expanded once all its nodes are judged, in the order of its nodes and of their candidates' ranks;
 - P' and N' of every node are kept (lines 7-8 of the print merge N' only);
-- a query's candidates are its k nearest premises without itself and without its ancestors in the tree. The k nearest
-  depend on the query alone, so an answer about a query in one tree holds in every other tree of the run.
+- a query's candidates are the first k of its nearest premises without itself and without its ancestors in the tree.
+  Their order depends on the query alone, so an answer about a query in one tree holds in every other tree of the run.
+  Runs that began before this rule drop ancestors from the k nearest, and put fewer than k before the oracle;
+- whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
+  A tree that looks further, because it dropped ancestors, changes nothing for the others.
 
 An oracle is assumed to judge a premise by the query. If it decides by the path, the first path asked decides for all.
 """
@@ -17,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 
 from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
 
 ROOT = 0
 ROUNDS = 8  # at most; only a conditioned node has more than one
+MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
 
 
 class PairState(Enum):
@@ -51,7 +56,10 @@ class PairState(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only."""
+    """The limits of a run; 0 means no limit, except for `max_depth`, where 0 expands the root only.
+
+    A run that is not `filled` began before dropped ancestors were made up for.
+    """
 
     k: int = 20
     max_depth: int = 8
@@ -61,6 +69,12 @@ class Rules:
     positives_only: bool = False
     conditioned: bool = False
     negatives: NegativeFilter = field(default_factory=NegativeFilter)
+    filled: bool = True
+
+    @property
+    def reach(self) -> int:
+        """How many premises are looked up for a query: k are left when all its ancestors are among them."""
+        return max(self.k, min(self.k + self.max_depth, MAX_REACH)) if self.filled else self.k
 
     @property
     def worst_case(self) -> int:
@@ -70,7 +84,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class RetrievedPremise:
-    """A premise retrieved for a query: rank from 1 among the query's k nearest, score a cosine."""
+    """A premise retrieved for a query: rank from 1 among the query's nearest, score a cosine."""
 
     id: str
     text: str
@@ -163,10 +177,10 @@ class Outcome:
     known: Mapping[str, PairState] = field(default_factory=dict)
 
 
-def choose(path: Sequence[str], query: str, nearest: Iterable[RetrievedPremise]) -> list[RetrievedPremise]:
-    """The candidates of a node: the query's nearest premises without itself and its ancestors, best first."""
+def choose(path: Sequence[str], query: str, nearest: Iterable[RetrievedPremise], k: int) -> list[RetrievedPremise]:
+    """The candidates of a node: the first k of the query's nearest premises without itself and its ancestors."""
     excluded = {query, *path}
-    return [candidate for candidate in nearest if candidate.text not in excluded]
+    return [candidate for candidate in nearest if candidate.text not in excluded][:k]
 
 
 def conclude(
@@ -206,27 +220,34 @@ def _refused(
 ) -> tuple[list[RetrievedPremise], list[tuple[RetrievedPremise, Reason]]]:
     """The refusals to record now: as negatives, best first and capped, and as filtered ones.
 
-    An ancestor of which nothing is known takes one of the capped places, and so does what is left out because of it.
-    All trees in which a query occurs therefore keep the same refusals, in whatever order they are judged, and no query
-    keeps more than `max_negatives_per_query` in the whole run.
+    Each is decided by the premises up to its rank, and up to rank k at least. One of which nothing is known, such as an
+    ancestor, takes one of the capped places, and so does what is left out because of it; what is known to be refused is
+    decided again in every tree. All trees in which a query occurs therefore keep the same refusals, in whatever order
+    they are judged, and no query keeps more than `max_negatives_per_query` in the whole run.
     """
     usable = {candidate.id for candidate in candidates}
     ruled = [(candidate, states.get(candidate.id)) for candidate in nearest]
-    refusals = RefusalFilter(
-        rules.negatives,
-        query,
-        [(c.text, c.score) for c, state in ruled if state is not None and state.accepted],
-        [(c.text, c.score) for c, state in ruled if state is None and c.id not in usable],
-    )
+
+    @cache
+    def refusals_to(rank: int) -> RefusalFilter:
+        within = [(one, state) for one, state in ruled if one.rank <= rank]
+        return RefusalFilter(
+            rules.negatives,
+            query,
+            [(one.text, one.score) for one, state in within if state is not None and state.accepted],
+            [(one.text, one.score) for one, state in within if state is None and one.id not in usable],
+        )
+
     negatives: list[RetrievedPremise] = []
     filtered: list[tuple[RetrievedPremise, Reason]] = []
     most = rules.max_negatives_per_query or len(states) + len(nearest)
     room = most - sum(state is PairState.REFUSED for state in states.values())
     places = 0
     for candidate, state in ruled:
-        if candidate.id not in usable:
-            places += state is None or state.refused
-        elif state is not None and state.refused:
+        if state is None:
+            places += candidate.id not in usable
+        elif state.refused:
+            refusals = refusals_to(max(rules.k, candidate.rank))
             reason, for_good = refusals.reason(candidate.text, candidate.rank, candidate.score)
             places += reason is None or not for_good
             if reason is not None:

@@ -40,7 +40,8 @@ class NodeAnswer:
 class NodeRound:
     """A node in one round of retrieval; a run that is not conditioned has one round a node.
 
-    `nearest` and `candidates` are those of all rounds so far. `accepted` (ids) is what this round was conditioned on.
+    `nearest` and `candidates` are those of all rounds so far; another tree may ask about more of the nearest.
+    `accepted` (ids) is what this round was conditioned on.
     """
 
     tree: Tree
@@ -87,11 +88,15 @@ class NodeRound:
             return None
         return replace(self, known=outcome.known, asked=[], accepted=accepted, round=self.round + 1)
 
-    def with_nearest(self, found: Sequence[RetrievedPremise]) -> NodeRound:
-        """The round with what it has retrieved beyond the rounds before, which is what it asks."""
-        before = {candidate.id for candidate in self.nearest}
-        nearest = [*self.nearest, *(candidate for candidate in found if candidate.id not in before)]
-        candidates = algorithm.choose(self.tree.path(self.node), self.node.text, nearest)
+    def with_nearest(self, found: Sequence[RetrievedPremise], k: int) -> NodeRound:
+        """The round with what it has retrieved, of which it asks about the first k that may be candidates."""
+        chosen = algorithm.choose(self.tree.path(self.node), self.node.text, found, k)
+        before = {candidate.id for candidate in self.candidates}
+        new = {candidate.id: candidate for candidate in chosen if candidate.id not in before}
+        seen = {candidate.id for candidate in self.nearest}
+        nearest = [new.get(candidate.id, candidate) for candidate in self.nearest]
+        nearest += [candidate for candidate in found if candidate.id not in seen]
+        candidates = [*self.candidates, *new.values()]
         asked = [candidate for candidate in candidates if candidate.id not in self.known]
         return replace(self, nearest=nearest, candidates=candidates, asked=asked)
 

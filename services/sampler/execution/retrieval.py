@@ -49,12 +49,12 @@ class Retrieval:
         return found.model_version, found.generation
 
     async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[RetrievedPremise]]:
-        """The k nearest premises of each query, best first, without the query itself and those accepted.
+        """The nearest premises of each query, as many as the run's rules look up, best first.
 
-        Raises what Retrieve raises.
+        The query itself and those accepted are not among them. Raises what Retrieve raises.
         """
         found: list[list[RetrievedPremise]] = []
-        for chunk in _chunks(queries, run.config.rules.k):
+        for chunk in _chunks(queries, run.config.rules.reach):
             found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
         return found
 
@@ -66,7 +66,7 @@ class Retrieval:
                 retrieved = await self._index.retrieve(
                     run.config.corpus,
                     [text for text, _ in queries],
-                    k=run.config.rules.k,
+                    k=run.config.rules.reach,
                     accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
                     version=run.model_version,
                     splits=run.config.splits(),

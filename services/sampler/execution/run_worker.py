@@ -171,7 +171,7 @@ class RunWorker:
             found = await self._retrieval.nearest(self._run, queries)
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
-        return [one.with_nearest(nearest) for one, nearest in zip(rounds, found, strict=True)]
+        return [one.with_nearest(nearest, self._rules.k) for one, nearest in zip(rounds, found, strict=True)]
 
     def _within_budget(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
         """The rounds that the run's budget still covers, the last one perhaps in part."""

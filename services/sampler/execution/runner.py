@@ -27,6 +27,7 @@ from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run, RunState
+from services.store.formats import NewerFormat
 from services.store.life_cycles import LIVE, WorkLease
 
 log = get(__name__)
@@ -45,19 +46,21 @@ class RunLabels:
         if self._registry is None:
             return
         try:
-            await self._registry.set_label(self._label(run), run.model_version)
+            await self._registry.set_label(self._label(run.id), run.model_version)
         except errors.AeencError as error:
-            log.warning("run goes on without its label", run=run.id, label=self._label(run), reason=error.message)
+            log.warning("run goes on without its label", run=run.id, label=self._label(run.id), reason=error.message)
 
-    async def drop(self, run: Run) -> None:
-        """Deletes the run's label."""
+    async def drop(self, run_id: str) -> bool:
+        """Deletes the run's label. False: it stays for now."""
         if self._registry is None:
-            return
+            return True
         try:
             with contextlib.suppress(errors.NotFound):
-                await self._registry.delete_label(self._label(run))
+                await self._registry.delete_label(self._label(run_id))
         except errors.AeencError as error:
-            log.warning("the label of an ended run stays", run=run.id, label=self._label(run), reason=error.message)
+            log.warning("the label of an ended run stays", run=run_id, label=self._label(run_id), reason=error.message)
+            return False
+        return True
 
     async def close(self) -> None:
         """Closes the connection."""
@@ -65,8 +68,8 @@ class RunLabels:
             await self._registry.channel.close()
 
     @staticmethod
-    def _label(run: Run) -> str:
-        return f"run-{run.id}"
+    def _label(run_id: str) -> str:
+        return f"run-{run_id}"
 
 
 class Runner:
@@ -102,6 +105,7 @@ class Runner:
         self._lease_s, self._poll_s = lease_s, poll_s
         self._working: dict[str, asyncio.Task[None]] = {}
         self._oracle_of: dict[str, str] = {}  # run -> name; of the runs that wait for a sampler or have one
+        self._unreadable: set[str] = set()  # runs of a newer release
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -156,11 +160,17 @@ class Runner:
     async def _take_runs(self) -> None:
         active = await self._store.active()
         self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
+        self._unreadable &= set(active)
         for run_id in active:
-            if run_id in self._working:
+            if run_id in self._working or run_id in self._unreadable:
                 continue
             if run_id not in self._oracle_of:
-                self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
+                try:
+                    self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
+                except NewerFormat as error:
+                    log.warning("run is left to samplers of a newer release", run=run_id, reason=error.message)
+                    self._unreadable.add(run_id)
+                    continue
             if not self._has_room(run_id):
                 continue
             lease = self._store.lease(run_id, self._owner, self._lease_s)
@@ -250,4 +260,4 @@ class Runner:
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
         if ended == "OK":  # else a successor uses the label
-            await self._labels.drop(run)
+            await self._labels.drop(run.id)

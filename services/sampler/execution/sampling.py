@@ -15,7 +15,7 @@ from services.sampler.execution import tree_export
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import RunLabels, Runner
 from services.sampler.records.node_store import NodeStore
-from services.sampler.records.pair_log import PairLog
+from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
 from services.store.life_cycles import LIVE
@@ -111,7 +111,7 @@ class Sampling:
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         if run.ended:  # else this is a retry, and the run was resumed meanwhile
             self._runner.drop(run_id)
-            await self._labels.drop(run)
+            await self._labels.drop(run.id)
         return run
 
     async def resume(self, run_id: str, request_id: str) -> Run:
@@ -156,7 +156,7 @@ class Sampling:
 
     async def _create_import(self, run_id: str, corpus: str, request_id: str) -> None:
         at = datetime.now(UTC)
-        key = f"import {request_id}" if request_id else ""
+        key = f"{IMPORT}{request_id}" if request_id else ""
         config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
         run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
         await self._store.create(run, [])
@@ -186,7 +186,7 @@ class Sampling:
 def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
     if run.fingerprint != fingerprint:
         now, then = ({**vars(one), **vars(one.rules)} for one in (config, run.config))
-        differing = ", ".join(sorted(name for name in now.keys() - {"rules"} if now[name] != then[name]))
+        differing = ", ".join(sorted(name for name in now.keys() - {"rules", "filled"} if now[name] != then[name]))
         raise errors.AlreadyExists(
             f"idempotency key {run.config.idempotency_key!r} started run {run.id} with other "
             f"{differing or 'hypotheses'}; choose another key"

@@ -9,6 +9,7 @@ Nobody gets a task that others hold or that they have judged themselves. A lease
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, pa
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
+from services.store.formats import NewerFormat
 
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
@@ -115,7 +117,10 @@ class TaskQueue:
                     f"run {run_id} has no queue: its oracle {run.config.oracle!r} is not among {sorted(self._queues)}"
                 )
             return [] if run.ended else [run]
-        found = [await self._runs.get(active) for active in await self._runs.active()]
+        found = []
+        for active in await self._runs.active():
+            with contextlib.suppress(NewerFormat):  # the samplers of the newer release know of it
+                found.append(await self._runs.get(active))
         return sorted((run for run in found if run.config.oracle in self._queues), key=lambda run: run.created_at)
 
     async def _of(self, lease_id: str) -> tuple[Run, str]:

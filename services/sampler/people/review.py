@@ -1,4 +1,4 @@
-"""Handles answers after they were given: undo, amend, adjudicate, list, measure agreement, watch.
+"""Handles answers after they were given: undo, amend, adjudicate, close, list, measure agreement, watch.
 
 amend or adjudicate ─▶ the run has recorded the node? ─▶ step ─▶ corrected pairs, appended to the run's pair log
 
@@ -25,7 +25,7 @@ from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, ch
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import UNDECIDED, Pair, PairSign, Run
+from services.sampler.records.runs import MAX_NOTE, UNDECIDED, Pair, PairSign, Run
 from services.store.life_cycles import digest
 
 log = get(__name__)
@@ -134,6 +134,17 @@ class Review:
         )
         await self._correct(run, record, made, adjudicator)
         return made
+
+    async def close(self, run_id: str, task_id: str, adjudicator: str, reason: str, request_id: str) -> TaskRecord:
+        """Lets the answers that there are decide a task that nobody will answer any more. Gives the task."""
+        check_annotator(adjudicator, "adjudicator")
+        run = await self._runs.get(run_id)
+        request = ("close", run_id, task_id, request_id) if request_id else ()
+        said = f"reason {digest(reason)[:12]} of {adjudicator!r}"
+        record, _ = await self._tasks.apply(
+            run, task_id, lambda old, at: steps.close(old, adjudicator, reason[:MAX_NOTE], at), request, said
+        )
+        return record
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""

@@ -2,7 +2,8 @@
 
     WAITING ─ lease, submit (overlap times) ─▶ DECIDED ─ undo_s later: settle ─▶ SETTLED ─ amend ─▶ corrections
        ▲                                          │ ▲
-       └───────────────── undo ───────────────────┘ └── adjudicate ── CONFLICT ◀── people disagree
+       └───────────────── undo ───────────────────┘ └── adjudicate, close ── CONFLICT ◀── people disagree
+    WAITING ─ close ─▶ DECIDED by the answers that there are; without any, everything is unseen
 
 No clock, no storage, no randomness: times and ids are arguments. A step that is not allowed raises and changes nothing.
 """
@@ -218,6 +219,26 @@ def lower(record: TaskRecord, overlap: int, at: float) -> Change:
     if record.control or record.settled or overlap >= record.overlap:
         return Change(record)
     return _decided(Change(replace(record, overlap=overlap)), at)
+
+
+def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Change:
+    """Decides the task by the answers that there are. What they leave open, nobody has seen, or they dispute, stays so.
+
+    Its overlap falls to the number of answers, and the disputed candidates count as adjudicated by an abstention.
+    """
+    if record.settled:
+        message = f"run {record.run_id} has gone on with task {record.task.task_id!r}; amend or adjudicate it instead"
+        raise errors.FailedPrecondition(message, reason="TASK_SETTLED")
+    if record.control or record.state == "DECIDED":
+        return Change(record)
+    leases = tuple(replace(lease, ended="MOOT") if lease.live(at) else lease for lease in record.leases)
+    answered = _decided(Change(replace(record, leases=leases, overlap=len(record.answers))), at).record
+    disputed = dict.fromkeys(answered.conflicts, VerdictKind.ABSTAINED)
+    closed = replace(answered, adjudicated={**record.adjudicated, **disputed})
+    if disputed:
+        closed = replace(closed, adjudicator=adjudicator)
+    entry = {"op": "CLOSE", "annotator": adjudicator, "choices": codes(disputed), "reason": reason, "at": at}
+    return _decided(Change(closed, (("ADJUDICATED", adjudicator),), (entry,), id="closed"), at)
 
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:

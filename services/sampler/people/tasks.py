@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from services.store.formats import check_format, known_fields, unknown_fields
 
 FORMAT_VERSION = 1
 
@@ -89,7 +90,8 @@ class TaskRecord:
 
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `settled` is the decision that
-    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since.
+    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since. `further` is
+    what a later minor release has added.
     """
 
     run_id: str
@@ -112,6 +114,7 @@ class TaskRecord:
     corrected: tuple[str, ...] = ()
     place: int = 0
     revision: int = 0
+    further: dict[str, Any] = field(default_factory=dict)
 
     @property
     def control(self) -> bool:
@@ -145,25 +148,26 @@ class TaskRecord:
     def to_json(self) -> str:
         """The part that changes, as stored; `task_json` has the rest, which is stored once."""
         stored = asdict(replace(self, task=_NO_TASK))
-        for fixed in ("run_id", "task", "place", "revision"):
+        for fixed in ("run_id", "task", "place", "revision", "further"):
             stored.pop(fixed)
         for name in ("adjudicated", "decision", "settled"):
             stored[name] = codes(getattr(self, name))
         stored["answers"] = [answer_dict(answer) for answer in self.answers]
-        return json.dumps({"format_version": FORMAT_VERSION, **stored})
+        return json.dumps({**self.further, "format_version": FORMAT_VERSION, **stored})
 
 
 def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
-    """Reads what `to_json` wrote."""
-    stored: dict[str, Any] = json.loads(text)
-    stored.pop("format_version")
+    """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
+    record: dict[str, Any] = json.loads(text)
+    check_format(record, FORMAT_VERSION, f"task {task.task_id} of run {task.run_id}")
+    stored, further = known_fields(TaskRecord, record), unknown_fields(TaskRecord, record)
     for name in ("adjudicated", "decision", "settled"):
         stored[name] = _kinds(stored[name])
-    stored["leases"] = tuple(Lease(**lease) for lease in stored["leases"])
+    stored["leases"] = tuple(Lease(**known_fields(Lease, lease)) for lease in stored["leases"])
     stored["answers"] = tuple(_answer(answer) for answer in stored["answers"])
     for name in ("conflicts", "corrected"):
         stored[name] = tuple(stored[name])
-    return TaskRecord(task.run_id, task, **stored, place=place, revision=revision)
+    return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
 
 
 def task_name(query: str, candidates: Sequence[Candidate]) -> str:
@@ -178,12 +182,13 @@ def task_json(task: Task) -> str:
 
 
 def task_from_json(text: str) -> Task:
-    """Reads what `task_json` wrote."""
-    stored: dict[str, Any] = json.loads(text)
-    stored.pop("format_version")
+    """Reads what `task_json` wrote here or in a later minor release. Raises NewerFormat."""
+    record: dict[str, Any] = json.loads(text)
+    check_format(record, FORMAT_VERSION, f"task {record.get('task_id')} of run {record.get('run_id')}")
+    stored = known_fields(Task, record)
     stored["path"] = tuple(stored["path"])
     for name in ("accepted", "candidates"):
-        stored[name] = tuple(Candidate(**candidate) for candidate in stored[name])
+        stored[name] = tuple(Candidate(**known_fields(Candidate, candidate)) for candidate in stored[name])
     return Task(**stored)
 
 
@@ -195,8 +200,7 @@ def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
 
 
 def _answer(stored: dict[str, Any]) -> TaskAnswer:
-    fields = {name: value for name, value in stored.items() if name != "choices"}
-    return TaskAnswer(**fields, verdicts=_kinds(stored["choices"]))
+    return TaskAnswer(**known_fields(TaskAnswer, stored), verdicts=_kinds(stored["choices"]))
 
 
 def codes(verdicts: VerdictKinds) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, Self
 
@@ -25,8 +25,9 @@ from services.sampler.acs.algorithm import (
 )
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import EMIT
+from services.sampler.records.run_store import CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Pair, PairSign, Run
+from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import unavailable_if_down
 
@@ -161,9 +162,7 @@ class NodeStore:
             return []
         async with unavailable_if_down(f"read the answers of run {run_id}"):
             rows = await self._redis.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
-        return [
-            {name: PairState(code) for name, code in json.loads(row)["rulings"].items()} if row else {} for row in rows
-        ]
+        return [_states(run_id, row) if row else {} for row in rows]
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
@@ -186,6 +185,13 @@ class NodeStore:
             keys = [*self._tree_keys(run_id, step.tree), events, unfinished]
             calls.append((keys, [owner, now(), step.tree, step.depth, *level]))
         return await self._run(f"store the frontier of run {run_id}", self._advance, calls)
+
+    async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+        """The keys of a run's trees and of what it knows, in parts."""
+        own, trees = self._keys, int(record["trees"])
+        for start in range(0, trees, CHUNK):
+            yield [own.tree(run_id, index) for index in range(start, min(start + CHUNK, trees))]
+        yield [part(run_id) for part in (own.hypotheses, own.open, own.answers, own.asked, own.suspects)]
 
     def _tree_keys(self, run_id: str, tree: int) -> list[str]:
         return [self._keys.record(run_id), self._keys.lease(run_id), self._keys.tree(run_id, tree)]
@@ -249,17 +255,30 @@ def _result_json(result: Result) -> str:
     return json.dumps([FORMAT_VERSION, result.failed, [astuple(premise) for premise in result.accepted]])
 
 
+def _states(run_id: str, row: str) -> dict[str, PairState]:
+    stored = json.loads(row)
+    check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
+    return {name: PairState(code) for name, code in stored["rulings"].items()}
+
+
+def _row(text: str, values: int) -> list[Any]:
+    """The first values of a row; a later minor release may add others behind them. Raises NewerFormat."""
+    row: list[Any] = json.loads(text)
+    check_format({"format_version": row[0]}, FORMAT_VERSION, "a node of a tree")
+    return row[1 : values + 1]
+
+
 def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
-    _, hypothesis_id, text = json.loads(hypothesis)
+    hypothesis_id, text = _row(hypothesis, 2)
     nodes = [Node(ROOT, text)]
     results: dict[int, Result] = {}
     for name, value in record.items():
         kind, _, ordinal = name.partition(":")
         if kind == "n":
-            _, node_text, premise_id, parent, depth = json.loads(value)
+            node_text, premise_id, parent, depth = _row(value, 4)
             nodes.append(Node(int(ordinal), node_text, premise_id, parent, depth))
         elif kind == "r":
-            _, failed, accepted = json.loads(value)
-            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row) for row in accepted), failed)
+            failed, accepted = _row(value, 2)
+            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:4]) for row in accepted), failed)
     nodes.sort(key=lambda node: node.ordinal)
     return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)))

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, cast
 
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
+from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
 
 FORMAT_VERSION = 1
@@ -42,17 +43,19 @@ class RunConfig:
     split: str = ""
 
     def to_json(self) -> str:
-        """The configuration as stored."""
-        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, sort_keys=True)
+        """The configuration as stored. `rules.filled` is a field of the run's record: callers do not choose it."""
+        stored = asdict(self)
+        del stored["rules"]["filled"]
+        return json.dumps({"format_version": FORMAT_VERSION, **stored}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
         stored = json.loads(text)
-        stored.pop("format_version")
-        rules = stored["rules"]
-        rules["negatives"] = NegativeFilter(**rules.get("negatives", {}))
-        return cls(**{**stored, "rules": Rules(**rules)})
+        check_format(stored, FORMAT_VERSION, "a run's configuration")
+        rules = known_fields(Rules, stored["rules"])
+        rules["negatives"] = NegativeFilter(**known_fields(NegativeFilter, rules.get("negatives", {})))
+        return cls(**{**known_fields(cls, stored), "rules": Rules(**rules)})
 
     def fingerprint(self, hypotheses: Sequence[Hypothesis]) -> str:
         """Tells two StartRun calls under one idempotency key apart."""
@@ -199,10 +202,10 @@ class Pair:
 
     @classmethod
     def from_json(cls, text: str, seq: int) -> Pair:
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
         stored = json.loads(text)
-        stored.pop("format_version")
-        return cls(**stored, seq=seq)
+        check_format(stored, FORMAT_VERSION, "a pair")
+        return cls(**{**known_fields(cls, stored), "seq": seq})
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -3,7 +3,9 @@
 import pytest
 
 from aeenc.v1 import sampler_pb2, types_pb2
-from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, honest, pair_set
+from services.sampler.records.keys import RunKeys
+from services.store.redis import connect
+from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, honest, nearest, pair_set
 
 
 async def test_a_run_records_exactly_the_pairs_of_algorithm_2(world: SamplerWorld):
@@ -46,7 +48,39 @@ async def test_nothing_is_asked_twice_in_a_run(world: SamplerWorld):
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
     texts = [text for _, text in HYPOTHESES]
     assert "fact 7" in texts
-    assert sum(query == "fact 7" for query, _ in world.oracle.asked) <= 6, "the hypothesis is a premise elsewhere too"
+    asked = sum(query == "fact 7" for query, _ in world.oracle.asked)
+    assert asked <= 6 + 8, "the hypothesis is a premise elsewhere too, below ancestors that make room for others"
+
+
+async def test_a_node_sees_k_candidates_however_many_ancestors_are_among_the_nearest(world: SamplerWorld):
+    async with world.sampler() as client:
+        await finish(client)
+    asked = set(world.oracle.asked)
+    made_up = 0
+    for task in world.oracle.tasks:
+        nearest_six = nearest(task.query, 6)
+        wanted = [text for _, text, _ in nearest(task.query, 6 + 8) if text not in task.path][:6]
+        made_up += wanted != [text for _, text, _ in nearest_six]
+        assert len(task.candidates) <= 6
+        assert {(task.query, text) for text in wanted} <= asked
+    assert made_up > 5, "some nodes have ancestors among their nearest"
+
+
+async def test_a_run_that_an_earlier_release_began_goes_on_by_its_rule(world: SamplerWorld, redis_url: str):
+    world.oracle.delay_s = 60
+    async with world.sampler() as client:
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, idempotency_key="k")
+        await world.oracle.called(1)
+    redis = connect(redis_url)
+    assert await redis.hdel(RunKeys(world.settings["namespace"]).record(run.id), "filled") == 1
+    await redis.aclose()
+    world.oracle.delay_s = 0
+    async with world.sampler() as client:
+        await client.wait(run.id)
+        found = await pair_set(client, run.id)
+        assert found == brute_force(filled=False) != brute_force()
+        again = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6, idempotency_key="k")
+        assert again.id == run.id
 
 
 async def test_neither_a_query_nor_its_ancestors_are_candidates(world: SamplerWorld):

@@ -4,7 +4,7 @@ import asyncio
 
 from aeenc.v1 import sampler_pb2
 from services.sampler.acs.algorithm import ROUNDS
-from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, explains, finish, is_leaf, nearest, pair_set
+from support.worlds.sampler_world import FACTS, HYPOTHESES, SamplerWorld, explains, finish, is_leaf, nearest, pair_set
 
 ID = {f"fact {number}": f"p{number}" for number in range(100)}
 
@@ -18,7 +18,7 @@ def brute_force_conditioned(*, k: int = 6, max_depth: int = 8) -> set[tuple[str,
             query, depth, path = queue.pop(0)
             accepted: list[str] = []
             for _ in range(ROUNDS):
-                found = [p for _, p, _ in nearest(query, k, (), [ID[p] for p in accepted]) if p not in path]
+                found = [p for _, p, _ in nearest(query, FACTS, (), [ID[p] for p in accepted]) if p not in path][:k]
                 new = [p for p in found if explains(query, p) and p not in accepted]
                 pairs |= {(query, p, "+" if explains(query, p) else "-") for p in found}
                 accepted += new

@@ -1,6 +1,8 @@
 """Which refusals become negatives: ranks, margins and rewordings are left out, and recorded with their reason."""
 
-from itertools import combinations
+import random
+from collections.abc import Mapping
+from itertools import combinations, permutations
 
 import pytest
 
@@ -8,7 +10,7 @@ from aeenc.v1 import sampler_pb2, types_pb2
 from services.sampler.acs import algorithm
 from services.sampler.acs.algorithm import PairState, RetrievedPremise, Rules
 from services.sampler.acs.negatives import NegativeFilter, RefusalFilter, wording
-from support.worlds.sampler_world import SamplerWorld, brute_force, explains, finish, nearest, pair_set
+from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 
 @pytest.mark.parametrize(
@@ -58,21 +60,22 @@ def test_a_decision_that_hangs_on_an_ancestor_is_put_off():
 def expected_pairs(rules: NegativeFilter, max_negatives: int = 10**9) -> tuple[set, set]:
     """Negatives and filtered pairs by what brute force records: every query is judged on all that it was asked.
 
-    Of candidates that no tree asked about, being ancestors in all, nobody knows whether they explain the query. What is
-    kept must be kept in either case.
+    Each refusal is judged on the premises up to its rank, and up to k. Of those that no tree asked about, being
+    ancestors in all, nobody knows whether they explain the query. What is kept must be kept in either case.
     """
     judged = {(q, p): sign for q, p, sign in brute_force()}
     negatives, filtered = set(), set()
     for query in {q for q, _ in judged}:
-        found = [(p, rank, score) for rank, (_, p, score) in enumerate(nearest(query, 6), start=1)]
-        accepted = [score for p, _, score in found if judged.get((query, p)) == "+"]
-        unknown = [score for p, _, score in found if (query, p) not in judged]
-        worlds = [[*accepted, *more] for n in range(len(unknown) + 1) for more in combinations(unknown, n)]
+        found = [(p, rank, score) for rank, (_, p, score) in enumerate(nearest(query, FACTS), start=1)]
         kept = 0
         for premise, rank, score in found:
             if judged.get((query, premise)) != "-":
                 continue
-            in_window = rules.min_rank <= rank <= (rules.max_rank or 6)
+            within = found[: max(6, rank)]
+            accepted = [score for p, _, score in within if judged.get((query, p)) == "+"]
+            unknown = [score for p, _, score in within if (query, p) not in judged]
+            worlds = [[*accepted, *more] for n in range(len(unknown) + 1) for more in combinations(unknown, n)]
+            in_window = rules.min_rank <= rank <= (rules.max_rank or FACTS)
             near = any(world and score > rules.limit(max(world)) for world in worlds)
             if near or not in_window:
                 filtered.add((query, premise, "rank" if not in_window else "margin"))
@@ -148,6 +151,33 @@ def test_a_cap_leaves_room_for_what_an_ancestor_decides():
     assert [candidate.id for candidate in elsewhere.negatives] == ["near", "nearer"]
     without = algorithm.conclude("q", found, found, below.known, {"elder": PairState.REFUSED_UNKEPT}, rules)
     assert [candidate.id for candidate in without.negatives] == ["far"]
+
+
+@pytest.mark.parametrize("cap", [0, 2, 4])
+@pytest.mark.parametrize("margin", [None, 0.1])
+def test_a_querys_negatives_do_not_depend_on_the_order_of_the_trees_in_which_it_occurs(cap: int, margin: float | None):
+    rules = Rules(k=5, max_depth=3, max_negatives_per_query=cap, negatives=NegativeFilter(absolute_margin=margin))
+    for seed in range(60):
+        draw = random.Random(seed)
+        found = [RetrievedPremise(f"p{n}", f"fact {n}", n, 0.9 - 0.04 * n - 0.01 * draw.random()) for n in range(1, 9)]
+        truth = {
+            one.id: draw.choice([*[PairState.REFUSED_UNKEPT] * 4, PairState.LEAF, PairState.SKIPPED]) for one in found
+        }
+        paths = [[one.text for one in draw.sample(found, draw.randint(0, 3))] for _ in range(4)]
+        kept_in: set[frozenset[str]] = set()
+        for order in permutations(paths):
+            known: Mapping[str, PairState] = {}
+            kept: list[str] = []
+            for path in order:
+                candidates = algorithm.choose(path, "q", found, rules.k)
+                assert len(candidates) == rules.k
+                answered = {one.id: truth[one.id] for one in candidates if one.id not in known}
+                outcome = algorithm.conclude("q", candidates, found, known, answered, rules)
+                known = outcome.known
+                kept += [one.id for one in outcome.negatives]
+            assert len(kept) == len(set(kept)) <= (cap or len(found))
+            kept_in.add(frozenset(kept))
+        assert len(kept_in) == 1, f"seed {seed}"
 
 
 def test_what_was_filtered_is_kept_once_a_later_answer_allows_it_and_only_once():

@@ -137,7 +137,7 @@ async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
         origin = pair.provenance
         assert (origin.run_id, origin.model_version, origin.generation) == (run.id, "version-1", "generation-1")
         assert origin.node_id.partition("-")[0] in {str(n) for n in range(len(HYPOTHESES))}
-        assert 1 <= origin.rank <= 6
+        assert 1 <= origin.rank <= 6 + 8  # k and max_depth
         assert 0 < origin.score < 1
         assert origin.oracle == "fake"
         assert origin.annotator == ("a person" if (pair.query, pair.premise_id) in first else "fake")

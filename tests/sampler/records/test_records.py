@@ -1,13 +1,16 @@
 """The records in Redis: a node is committed once, by the sampler that holds the run alone; run labels come and go."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+import aeenc
 from aeenc import errors
-from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
+from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
+from services.sampler.people.task_store import TaskKeys
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
 from services.sampler.records.pair_log import PairLog
@@ -15,7 +18,18 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, QUEUE, SamplerWorld, brute_force, finish, pair_set, serving
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    QUEUE,
+    FakeRegistry,
+    SamplerWorld,
+    at_work,
+    brute_force,
+    finish,
+    pair_set,
+    serving,
+    take,
+)
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
 COMMIT = NodeCommit(
@@ -102,21 +116,6 @@ async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
     assert (await stores.redis.hget(f"{prefix}record", "format_version")) == "1"
 
 
-class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
-    """Notes which labels were set and deleted."""
-
-    def __init__(self) -> None:
-        self.moves: list[tuple[str, str]] = []
-
-    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
-        self.moves.append((request.label, request.version))
-        return registry_pb2.SetLabelResponse()
-
-    async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
-        self.moves.append((request.label, ""))
-        return registry_pb2.DeleteLabelResponse()
-
-
 async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: SamplerWorld):
     registry = FakeRegistry()
     async with (
@@ -175,3 +174,75 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
             )
         with pytest.raises(errors.AlreadyExists, match="with other hypotheses;"):
             await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", idempotency_key="k")
+
+
+async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:
+    """Rewrites a run's records as a later minor release would: with something more in each."""
+
+    def more(text: str) -> str:
+        stored = json.loads(text)
+        return json.dumps([*stored, "new"] if isinstance(stored, list) else {**stored, "new": 1})
+
+    config = json.loads(await redis.hget(keys.record(run_id), "config"))
+    config["rules"]["new"] = config["rules"]["negatives"]["new"] = config["new"] = 1
+    await redis.hset(keys.record(run_id), mapping={"new": 1, "config": json.dumps(config)})
+    for place, text in enumerate(await redis.lrange(keys.hypotheses(run_id), 0, -1)):
+        await redis.lset(keys.hypotheses(run_id), place, more(text))
+    for key in [keys.answers(run_id), *[keys.tree(run_id, tree) for tree in range(len(HYPOTHESES))]]:
+        for name, text in (await redis.hgetall(key)).items():
+            if name != "depth":
+                await redis.hset(key, name, more(text))
+    pairs = await redis.xrange(keys.pairs(run_id))
+    await redis.delete(keys.pairs(run_id))
+    for entry_id, values in pairs:
+        await redis.xadd(keys.pairs(run_id), {"pair": more(values["pair"])}, id=entry_id)
+
+
+async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(world: SamplerWorld, until_progress):
+    world.oracle.delay_s = 0.05
+    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+    async with world.sampler(wave_nodes=2) as client:
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
+        await until_progress(client, run.id, nodes_judged=12)
+    await widen(redis, keys, run.id)
+    async with world.sampler() as client:
+        assert (await client.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert await pair_set(client, run.id) == brute_force()
+        await widen(redis, keys, run.id)
+        assert [tree async for tree in client.export_trees(run.id)]
+    assert await redis.hget(keys.record(run.id), "new") == "1"
+    await redis.aclose()
+
+
+async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other(world: SamplerWorld):
+    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        newer = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
+    await redis.hset(keys.record(newer.id), "format_version", 2)
+    before = await redis.hgetall(keys.record(newer.id))
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        refused = f"run {newer.id} has format_version 2, this release reads up to 1"
+        for call in (client.run(newer.id), client.cancel(newer.id), client.delete(newer.id)):
+            with pytest.raises(errors.FailedPrecondition, match=refused):
+                await call
+        run = await finish(client)
+        assert [one.id for one in await client.runs()] == [run.id]
+        assert await aeenc.PeopleClient(client.channel).lease("ann") == []
+        assert await pair_set(client, run.id) == brute_force()
+    assert await redis.hgetall(keys.record(newer.id)) == before
+    await redis.aclose()
+
+
+async def test_what_a_later_minor_release_adds_to_a_task_is_kept(world: SamplerWorld):
+    redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
+    async with at_work(world, hypotheses=1) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        key = tasks.task(run_id, lease.task.task_id)
+        task, record = [json.loads(await redis.hget(key, name)) for name in ("task", "record")]
+        task["candidates"][0]["new"] = record["leases"][0]["new"] = 1
+        added = {"task": json.dumps({**task, "new": 1}), "record": json.dumps({**record, "new": [1]})}
+        await redis.hset(key, mapping=added)
+        await people.submit(lease, [])
+        assert json.loads(await redis.hget(key, "record"))["new"] == [1]
+        assert (await sampler.wait(run_id)).progress.negatives == 4
+    await redis.aclose()

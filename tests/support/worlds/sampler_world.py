@@ -16,7 +16,16 @@ from typing import Any
 import grpc
 
 import aeenc
-from aeenc.v1 import index_pb2, index_pb2_grpc, oracle_pb2, oracle_pb2_grpc, sampler_pb2, types_pb2
+from aeenc.v1 import (
+    index_pb2,
+    index_pb2_grpc,
+    oracle_pb2,
+    oracle_pb2_grpc,
+    registry_pb2,
+    registry_pb2_grpc,
+    sampler_pb2,
+    types_pb2,
+)
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build
 from services.sampler.settings import SamplerSettings
@@ -161,6 +170,21 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
         return oracle_pb2.JudgeResponse(answers=answers)
 
 
+class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
+    """Notes which labels were set and deleted."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, str]] = []
+
+    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
+        self.moves.append((request.label, request.version))
+        return registry_pb2.SetLabelResponse()
+
+    async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
+        self.moves.append((request.label, ""))
+        return registry_pb2.DeleteLabelResponse()
+
+
 @asynccontextmanager
 async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int = 0) -> AsyncIterator[int]:
     """Serves a fake on a free port of the loopback."""
@@ -216,6 +240,7 @@ def brute_force(
     max_negatives: int = 10**9,
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
+    filled: bool = True,
 ) -> PairSet:
     """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
@@ -224,9 +249,9 @@ def brute_force(
         while queue and judged < max_nodes and len(seen) < max_judgements:
             query, depth, path = queue.pop(0)
             judged += 1
-            for _, premise, _ in nearest(query, k, splits):
-                if premise in path:
-                    continue
+            looked_up = nearest(query, FACTS if filled else k, splits)
+            found = [premise for _, premise, _ in looked_up if premise not in path]
+            for premise in found[:k]:
                 if (query, premise) not in seen:
                     if len(seen) >= max_judgements:
                         break
@@ -236,7 +261,7 @@ def brute_force(
                     queue.append((premise, depth + 1, (*path, query)))
     found: PairSet = {(q, p, "+") for (q, p), good in seen.items() if good}
     for query in {query for query, _ in seen}:
-        refused = [p for _, p, _ in nearest(query, k, splits) if seen.get((query, p)) is False]
+        refused = [p for _, p, _ in nearest(query, FACTS, splits) if seen.get((query, p)) is False]
         found |= {(query, premise, "-") for premise in refused[:max_negatives]}
     return found
 

@@ -1,4 +1,4 @@
-"""`aeenc tasks`, `agreement`, `adjudicate`: the judgements of people in a run, their agreement, and their conflicts."""
+"""`aeenc tasks`, `agreement`, `adjudicate`, `close`: the judgements of people in a run, agreement, and conflicts."""
 
 from __future__ import annotations
 
@@ -81,6 +81,22 @@ def adjudicate(
     with client(context) as connected:
         answer_id = connected.people.adjudicate(run, task, verdicts, adjudicator or getpass.getuser())
     output_of(context).result({"run": run, "task": task, "answer": answer_id})
+
+
+def close(
+    context: typer.Context,
+    run: RunId,
+    task: Annotated[str, typer.Argument(help="A task that nobody will answer any more; `aeenc tasks RUN` lists them.")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the log.")] = "",
+    adjudicator: Annotated[
+        str | None, typer.Option(envvar="AEENC_ANNOTATOR", help="Who closes it.", show_default="your login")
+    ] = None,
+) -> None:
+    """Closes a task: the answers that there are decide it, and what they leave open is never learned from."""
+    with client(context) as connected:
+        closed = connected.people.close(run, task, adjudicator or getpass.getuser(), reason=reason)
+    shown = _task_dict(closed)
+    output_of(context).result(shown, *_lines(shown))
 
 
 def _lines(task: dict[str, Any]) -> list[Text]:

@@ -79,7 +79,7 @@ IDLE_S = 2.0
 RETRY_S = 1.0
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
-HELP = "1-9 tick   l+1-9 leaf   n/p page   Enter confirm   space abstain   s skip   u undo   q quit"
+HELP = "1-9 tick   l+1-9 leaf   n/p page   Enter confirm   space abstain   s skip   c close   u undo   q quit"
 
 Show = Callable[[RenderableType], None]
 
@@ -216,6 +216,9 @@ class JudgingSession:
             if key == "s":
                 self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
                 return ""
+            if key == "c":
+                self._close(screen)
+                return ""
             if key in {"\n", " "}:
                 self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
                 return ""
@@ -237,6 +240,19 @@ class JudgingSession:
             self._note = f"Not taken: {error.message}"
         else:
             self._past.append(screen)
+
+    def _close(self, screen: Screen) -> None:
+        """Lets the answers of others decide the task, as many as there are."""
+        task, request_id = screen.lease.task, uuid.uuid4().hex
+        try:
+            self._await(
+                lambda: self._people.close(
+                    screen.lease.run_id, task.task_id, self._annotator, reason="at the terminal", request_id=request_id
+                )
+            )
+            self._await(lambda: self._people.release(screen.lease.lease_id, "closed"))
+        except errors.FailedPrecondition as error:
+            self._note = f"Not closed: {error.message}"
 
     def _undo(self) -> list[Screen]:
         """Takes the last answer of this session back and leases its task again, ticked as it was."""

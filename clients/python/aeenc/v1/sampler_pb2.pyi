@@ -261,6 +261,34 @@ class ResumeRunResponse(_message.Message):
     run: Run
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
+class DeleteRunRequest(_message.Message):
+    __slots__ = ("run_id", "request_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request_id: str
+    def __init__(self, run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteRunResponse(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class SamplerAdminServiceCollectGarbageRequest(_message.Message):
+    __slots__ = ("dry_run", "request_id")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    request_id: str
+    def __init__(self, dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SamplerAdminServiceCollectGarbageResponse(_message.Message):
+    __slots__ = ("garbage",)
+    GARBAGE_FIELD_NUMBER: _ClassVar[int]
+    garbage: _containers.RepeatedCompositeFieldContainer[_types_pb2.Garbage]
+    def __init__(self, garbage: _Optional[_Iterable[_Union[_types_pb2.Garbage, _Mapping]]] = ...) -> None: ...
+
 class ListPairsRequest(_message.Message):
     __slots__ = ("run_id", "page_size", "page_token", "sign")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +476,26 @@ class AdjudicateResponse(_message.Message):
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     def __init__(self, answer_id: _Optional[str] = ...) -> None: ...
+
+class CloseTaskRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "adjudicator", "reason", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    adjudicator: str
+    reason: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., adjudicator: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CloseTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
 
 class GetAgreementRequest(_message.Message):
     __slots__ = ("run_id",)
