@@ -395,7 +395,10 @@ class BlockingIndexClient:
 
 
 class BlockingSamplerClient:
-    """Calls SamplerService. Raises the classes of `aeenc.errors`."""
+    """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
+
+    Raises the classes of `aeenc.errors`.
+    """
 
     def __init__(self, awaiting: SamplerClient) -> None:
         self._awaiting = awaiting
@@ -448,6 +451,14 @@ class BlockingSamplerClient:
     def resume(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
         """Continues a run that was cancelled or failed."""
         return run(self._awaiting.resume(run_id, request_id=request_id))
+
+    def delete(self, run_id: str, *, request_id: str = "") -> None:
+        """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
+        return run(self._awaiting.delete(run_id, request_id=request_id))
+
+    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+        """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
+        return run(self._awaiting.collect_garbage(dry_run=dry_run, request_id=request_id))
 
     def pairs(
         self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
@@ -534,6 +545,15 @@ class BlockingPeopleClient:
     def adjudicate(self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = "") -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
         return run(self._awaiting.adjudicate(run_id, task_id, given(verdicts), adjudicator, request_id=request_id))
+
+    def close(
+        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
+    ) -> sampler_pb2.JudgedTask:
+        """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
+
+        What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
+        """
+        return run(self._awaiting.close(run_id, task_id, adjudicator, reason=reason, request_id=request_id))
 
     def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
