@@ -1,9 +1,11 @@
 """Calls that are cancelled at random moments under load, then a kill or a stop: what is left, and whether all agree.
 
     subjects ready ─▶ calls, cancelled or out of time at random ─▶ settle ─▶ read ─▶ kill or stop, start ─▶ read again
+    ─▶ retry
 
 In one round of three the kill comes into the middle of the calls. What was acknowledged must be there; what was not
-must be there or not, whole; and what answers say before the end must be what they say after the start.
+must be there or not, whole; what answers say before the end must be what they say after the start; and a retry of what
+was not acknowledged must do it.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Trials:
             await self._end(service, kill=kind.endswith("SIGKILL"))
         await self._world.restart(service)
         await self._check(by_mutation, "after the start")
+        await self._retry(by_mutation)
         for mutation in mutations:
             await mutation.tidy()
 
@@ -96,24 +99,41 @@ class Trials:
         is_deadline = self._rng.random() < 0.5
         begun = time.monotonic()
         call = asyncio.ensure_future(mutation.call(request, moment_s if is_deadline else 30.0))
-        self._made += 1
+        self._made, subject.pending = self._made + 1, (request, after)
         if not is_deadline:
             asyncio.get_running_loop().call_later(moment_s, call.cancel)
         try:
             await call
             outcome = "acknowledged"
             report.seconds.append(time.monotonic() - begun)
-            subject.allowed = {after}
+            subject.allowed, subject.pending = {after}, None
         except asyncio.CancelledError:
             outcome = "cancelled"
-            subject.allowed.add(after)
+            subject.allowed |= {after, *subject.between}
         except grpc.aio.AioRpcError as error:
             if is_gone(error):
                 outcome = error.code().name.lower()
-                subject.allowed.add(after)
+                subject.allowed |= {after, *subject.between}
             else:  # what an unacknowledged call did before may refuse the next
                 outcome = f"refused {error.code().name}"
+                subject.pending = None
         report.outcomes[outcome] += 1
+
+    async def _retry(self, by_mutation: dict[Mutation, list[Subject]]) -> None:
+        """Sends again what was not acknowledged: now it must be, and must be done."""
+        for mutation, subjects in by_mutation.items():
+            report = self.reports[mutation.rpc]
+            for subject in subjects:
+                if subject.pending is None:
+                    continue
+                request, after = subject.pending
+                try:
+                    await mutation.call(request, 30.0)
+                    subject.allowed = {after}
+                    report.outcomes["retried"] += 1
+                except grpc.aio.AioRpcError as error:
+                    report.differences.append(f"{subject.name} retried: {error.code().name} {error.details()}")
+        await self._check(by_mutation, "after a retry")
 
     async def _end(self, service: str, *, kill: bool) -> None:
         for process in self._world.fleet.processes[service]:
@@ -178,5 +198,6 @@ async def cancellations(rows: Rows, trials: int, seed: int, only: str = "") -> N
     for rpc, report in runner.reports.items():
         found, total = report.differences, report.outcomes.total()
         told = f"{dict(report.outcomes)}, usually {report.usual_s * 1e3:.1f} ms"
+        total -= report.outcomes["retried"]
         rows.at_most(f"{rpc}: differences after {total} cancellations", len(found), "times", 0, found[:3] or told)
         rows.add(f"{rpc}: cancelled or out of time", total, "calls", f"≥ {trials}", total >= trials, told)

@@ -23,12 +23,18 @@ Made = tuple[Any, Any, str]  # the request, another under the same id (None: it 
 
 @dataclass
 class Subject:
-    """A target of calls. `allowed` are the states that it may be in by what was acknowledged and what was not."""
+    """A target of calls. `allowed` are the states that it may be in by what was acknowledged and what was not.
+
+    `between` are states between two acts of one call, each whole. `pending` is a request without an acknowledgement,
+    and the state after it.
+    """
 
     name: str
     make: Callable[[], Made]
     allowed: set[str]
     calls: int = 1
+    between: frozenset[str] = frozenset()
+    pending: tuple[Any, str] | None = None
 
 
 @dataclass

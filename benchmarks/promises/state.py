@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from aeenc import AsyncClient
+from aeenc import AsyncClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from benchmarks.promises.fleet import CORPUS, PREMISES, Fleet, job_fields
 from support.waiting import eventually
@@ -107,39 +107,88 @@ async def _people(client: AsyncClient, state: State) -> None:
 
 
 async def take_snapshot(client: AsyncClient) -> Snapshot:
-    """Everything that answers say about what has ended or stands still, by topic."""
-    runs, jobs = await client.sampler.runs(), await client.trainer.jobs()
-    ended = [run for run in runs if run.state in ENDED]
-    retrieved = await client.index.retrieve(CORPUS, QUERIES[:6], k=10, mode="hybrid", prior=0.1)
-    people = [run for run in runs if run.config.oracle == "team"]
+    """Everything that answers say about what has ended or stands still, by topic; an error's text where one is said."""
+    found: Snapshot = {}
+    for topic, read in TOPICS.items():
+        try:
+            found[topic] = await read(client)
+        except errors.AeencError as error:
+            found[topic] = f"{error.code}: {error.message}"
+    return found
+
+
+async def _labels(client: AsyncClient) -> Any:
+    listed = await client.registry.labels()
+    return {(one.space_id, one.name): (one.version, one.revision, one.previous_version, one.share) for one in listed}
+
+
+async def _checkpoints(client: AsyncClient) -> Any:
+    listed = await client.trainer.checkpoints()
+    return {one.version: (one.space_id, one.base_version, one.dim, sorted(one.labels)) for one in listed}
+
+
+async def _corpora(client: AsyncClient) -> Any:
     return {
-        "labels": {
-            (one.space_id, one.name): (one.version, one.revision, one.previous_version, one.share)
-            for one in await client.registry.labels()
-        },
-        "checkpoints": {
-            one.version: (one.space_id, one.base_version, one.dim, sorted(one.labels))
-            for one in await client.trainer.checkpoints()
-        },
-        "corpora": {
-            corpus: [(one.id, one.premises, one.active, one.space_id) for one in await client.index.generations(corpus)]
-            for corpus in (CORPUS, OTHER_CORPUS)
-        },
-        "premises": [(one.id, one.text) async for one in client.index.list_premises(CORPUS)],
-        "retrieval": [[(hit.id, hit.score) for hit in hits] for hits in retrieved.results],
-        "runs": {run.id: (run.state, run.progress.judgements, run.model_version, run.generation) for run in ended},
-        "pairs": {
-            run.id: [(one.query, one.premise_id, one.sign, one.seq) async for one in client.sampler.pairs(run.id)]
-            for run in ended
-        },
-        "trees": {run.id: [one async for one in client.sampler.export_trees(run.id)] for run in ended},
-        "jobs": {job.id: (job.state, job.version, job.progress.epochs_done) for job in jobs if job.state in ENDED},
-        "tasks": {
-            one.task.task_id: (one.state, [(a.annotator, a.note, _verdicts(a.verdicts)) for a in one.answers])
-            for run in people
-            for one in [task async for task in client.people.tasks(run.id)]
-        },
+        corpus: [(one.id, one.premises, one.active, one.space_id) for one in await client.index.generations(corpus)]
+        for corpus in (CORPUS, OTHER_CORPUS)
     }
+
+
+async def _premises(client: AsyncClient) -> Any:
+    return [(one.id, one.text) async for one in client.index.list_premises(CORPUS)]
+
+
+async def _retrieval(client: AsyncClient) -> Any:
+    found = await client.index.retrieve(CORPUS, QUERIES[:6], k=10, mode="hybrid", prior=0.1)
+    return [[(hit.id, hit.score) for hit in hits] for hits in found.results]
+
+
+async def _ended_runs(client: AsyncClient) -> list[sampler_pb2.Run]:
+    return [run for run in await client.sampler.runs() if run.state in ENDED]
+
+
+async def _runs(client: AsyncClient) -> Any:
+    ended = await _ended_runs(client)
+    return {run.id: (run.state, run.progress.judgements, run.model_version, run.generation) for run in ended}
+
+
+async def _recorded_pairs(client: AsyncClient) -> Any:
+    return {
+        run.id: [(one.query, one.premise_id, one.sign, one.seq) async for one in client.sampler.pairs(run.id)]
+        for run in await _ended_runs(client)
+    }
+
+
+async def _trees(client: AsyncClient) -> Any:
+    return {run.id: [one async for one in client.sampler.export_trees(run.id)] for run in await _ended_runs(client)}
+
+
+async def _jobs(client: AsyncClient) -> Any:
+    ended = [job for job in await client.trainer.jobs() if job.state in ENDED]
+    return {job.id: (job.state, job.version, job.progress.epochs_done) for job in ended}
+
+
+async def _tasks(client: AsyncClient) -> Any:
+    people = [run for run in await client.sampler.runs() if run.config.oracle == "team"]
+    return {
+        one.task.task_id: (one.state, [(a.annotator, a.note, _verdicts(a.verdicts)) for a in one.answers])
+        for run in people
+        for one in [task async for task in client.people.tasks(run.id)]
+    }
+
+
+TOPICS = {
+    "labels": _labels,
+    "checkpoints": _checkpoints,
+    "corpora": _corpora,
+    "premises": _premises,
+    "retrieval": _retrieval,
+    "runs": _runs,
+    "pairs": _recorded_pairs,
+    "trees": _trees,
+    "jobs": _jobs,
+    "tasks": _tasks,
+}
 
 
 def _verdicts(given: Any) -> list[tuple[str, int]]:
