@@ -39,6 +39,8 @@ SERVED_BY = {
     "SamplerService": "sampler",
     "TrainerService": "trainer",
     "RegistryAdminService": "trainer",
+    "SamplerAdminService": "sampler",
+    "TrainerAdminService": "trainer",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -49,6 +50,7 @@ class Fleet:
     settings: dict[str, dict[str, Any]]
     oracle: FakeOracle
     versions: list[TinyCheckpoint] = field(default_factory=list)  # of the space, registered by `add_versions`
+    seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def all(self) -> Iterator[ServiceProcess]:
         """Every process of a service."""
@@ -114,7 +116,8 @@ class Fleet:
     async def add_versions(self, count: int) -> list[TinyCheckpoint]:
         """Makes query encoders of the space and registers them, as finished jobs would."""
         async with self.store() as redis:
-            for seed in range(len(self.versions) + 1, len(self.versions) + count + 1):
+            for _ in range(count):
+                seed = next(self.seeds)
                 made = write_tiny_checkpoint(
                     self.space.store, seed=seed, base_version=self.space.version, space_id=self.space.space_id
                 )

@@ -59,6 +59,7 @@ class Soak:
         self._clients = [fleet.client(number) for number in range(2)]
         self._ready_since: dict[str, float] = {process.name: time.monotonic() for process in fleet.all()}
         self._tandems: list[str] = []
+        self._acknowledged: dict[tuple[str, str], registry_pb2.Label] = {}  # the last move of each label
 
     @property
     def _goes_on(self) -> bool:
@@ -74,6 +75,8 @@ class Soak:
         await asyncio.gather(self._publisher(), self._people(), self._killer(), self._observer(), *callers)
         await asyncio.sleep(5)
         await self._look_for_stable()
+        for label in self._acknowledged.values():
+            await self._check("at the end", label)
         await asyncio.gather(*(client.close() for client in self._clients))
 
     async def train_tandems(self, pairs: str, count: int) -> None:
@@ -146,6 +149,10 @@ class Soak:
     async def _kept(self, what: str, label: registry_pb2.Label) -> None:
         """Reads an acknowledged move again: its revision, or one that overtook it."""
         self.seen.counts[what] += 1
+        self._acknowledged[label.space_id, label.name] = label
+        await self._check(what, label)
+
+    async def _check(self, what: str, label: registry_pb2.Label) -> None:
         rows = await self._insist(lambda client: client.registry.labels(space_id=label.space_id))
         found = [row for row in rows if row.name == label.name]
         if not found or found[0].revision < label.revision:

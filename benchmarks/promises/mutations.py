@@ -7,6 +7,9 @@ one place and not in another gives a word that nobody expects.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from typing import Any, ClassVar
 
 import grpc
 
+import aeenc.v1
 from aeenc import AsyncClient
 from benchmarks.promises.fleet import Fleet
 from support.waiting import reached
@@ -78,11 +82,8 @@ class Mutation:
 
         Raises grpc.aio.AioRpcError. Cancelling the task that awaits it cancels the call.
         """
-        client, (service, method) = self.world.client, self.rpc.split(".")
-        part = {"index": client.index, "sampler": client.sampler, "trainer": client.trainer}[self.service]
-        if service == "RegistryAdminService":
-            part = client.registry
-        stub = part._admin if service == "IndexAdminService" else part._stub  # type: ignore[attr-defined]  # noqa: SLF001
+        service, method = self.rpc.split(".")
+        stub = stubs()[f"{service}Stub"](getattr(self.world.client, self.service).channel.grpc)
         options = {"timeout": timeout_s, "metadata": [("x-request-id", uuid.uuid4().hex)]}
         answer = getattr(stub, method)(_stream(request) if isinstance(request, list) else request, **options)
         if not hasattr(answer, "__aiter__"):
@@ -92,6 +93,14 @@ class Mutation:
             return messages[-1] if messages else None
         finally:
             answer.cancel()
+
+
+@functools.cache
+def stubs() -> dict[str, Any]:
+    """The stubs of all services by name."""
+    modules = [one.name for one in pkgutil.iter_modules(aeenc.v1.__path__) if one.name.endswith("_pb2_grpc")]
+    found = [vars(importlib.import_module(f"aeenc.v1.{name}")) for name in modules]
+    return {name: stub for module in found for name, stub in module.items() if name.endswith("Stub")}
 
 
 async def _stream(messages: list[Any]) -> AsyncIterator[Any]:

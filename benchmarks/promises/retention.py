@@ -7,17 +7,20 @@ since it grows by design until Redis does so itself at 64 MB.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+from kit.test_authorisation import methods
 
 from aeenc import AsyncClient, errors
-from aeenc.v1 import registry_pb2_grpc, sampler_pb2_grpc, trainer_pb2_grpc
+from aeenc.v1 import sampler_pb2, trainer_pb2
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.fleet import CORPUS, PREMISES, Fleet, job_fields, running_fleet
+from benchmarks.promises.mutations import stubs
 from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
 from support.worlds.trainer_world import QUERIES
@@ -25,11 +28,15 @@ from support.worlds.trainer_world import QUERIES
 KEEP_S = 20.0
 SAMPLER = {"run_keep_s": KEEP_S, "runs_kept": 40}
 TRAINER = {"job_keep_s": KEEP_S, "jobs_kept": 6, "checkpoint_keep_s": KEEP_S, "checkpoints_kept": 4}
-RPCS = {
-    sampler_pb2_grpc.SamplerServiceStub: ("DeleteRun",),
-    trainer_pb2_grpc.TrainerServiceStub: ("DeleteJob",),
-    registry_pb2_grpc.RegistryAdminServiceStub: ("DeleteCheckpoint", "CollectGarbage"),
-}
+RPCS = (
+    "SamplerAdminService.DeleteRun",
+    "SamplerAdminService.CollectGarbage",
+    "TrainerAdminService.DeleteJob",
+    "TrainerAdminService.DeleteCheckpoint",
+    "TrainerAdminService.CollectGarbage",
+)
+OTHER_CORPUS = "other"  # a job's own generation must stay
+COLLECT_EVERY_S = 7.0
 LOOKS = 90  # over the whole time
 MOST = 0.02
 ENDED = (3, 4, 5)  # RunState and JobState: SUCCEEDED, FAILED, CANCELLED
@@ -44,7 +51,9 @@ class Traffic:
 
     async def run(self) -> None:
         """All kinds at once, until time is up."""
-        kinds = (self._judged_run, self._peoples_run, self._import, self._job, self._generation)
+        kinds = [self._judged_run, self._peoples_run, self._import, self._job, self._generation]
+        if not lacking():
+            kinds += [self._collect, self._delete]
         await asyncio.gather(*(self._again(kind) for kind in kinds))
 
     async def _again(self, kind: Callable[[int], Awaitable[None]]) -> None:
@@ -86,15 +95,33 @@ class Traffic:
     async def _job(self, number: int) -> None:
         job = await self._client.trainer.start_job(**job_fields(self._pairs, epochs=1, seed=number))
         ended = await self._client.trainer.wait(job.id)
+        if not ended.version:
+            raise errors.FailedPrecondition(f"job {job.id} failed: {ended.error}")
         await self._client.registry.publish(ended.version, force=True)
 
     async def _generation(self, number: int) -> None:
-        old = [one.id for one in await self._client.index.generations(CORPUS) if not one.active]
+        old = [one.id for one in await self._client.index.generations(OTHER_CORPUS) if not one.active]
         premises = [*PREMISES, type(PREMISES[0])(id=f"more-{number}", text=f"another fact of number {number}")]
-        await self._client.index.build(CORPUS, premises, request_id=f"build-{number}")
+        await self._client.index.build(OTHER_CORPUS, premises, request_id=f"build-{number}")
         for generation in old:
-            await self._client.index.delete(CORPUS, generation)
+            await self._client.index.delete(OTHER_CORPUS, generation)
         await asyncio.sleep(2.0)
+
+    async def _collect(self, number: int) -> None:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        for service, module in (("sampler", sampler_pb2), ("trainer", trainer_pb2)):
+            name = f"{service.capitalize()}AdminService"
+            channel = getattr(self._client, service).channel
+            request = getattr(module, f"{name}CollectGarbageRequest")(request_id=f"collect-{number}")
+            await channel.unary(stubs()[f"{name}Stub"](channel.grpc).CollectGarbage, request)
+
+    async def _delete(self, number: int) -> None:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        for run in [one for one in await self._client.sampler.runs() if one.state in ENDED and one.config.oracle][:5]:
+            channel = self._client.sampler.channel
+            request = sampler_pb2.DeleteRunRequest(run_id=run.id, request_id=f"delete-{number}-{run.id}")
+            with contextlib.suppress(errors.NotFound):  # its time was over
+                await channel.unary(stubs()["SamplerAdminServiceStub"](channel.grpc).DeleteRun, request)
 
 
 def lacking() -> list[str]:
@@ -102,17 +129,7 @@ def lacking() -> list[str]:
     fields = {"sampler": SamplerSettings.model_fields, "trainer": TrainerSettings.model_fields}
     wanted = {"sampler": SAMPLER, "trainer": TRAINER}
     found = [f"AEENC_{s.upper()}_{name.upper()}" for s, own in wanted.items() for name in own if name not in fields[s]]
-    rpcs = {name for names in RPCS.values() for name in names}
-    known = {one for stub in RPCS for one in _rpcs_of(stub)}
-    return found + sorted(rpcs - known)
-
-
-def _rpcs_of(stub: Callable[[Any], object]) -> set[str]:
-    class Channel:
-        def __getattr__(self, name: str) -> Callable[..., object]:
-            return lambda *_, **__: name
-
-    return set(vars(stub(Channel())))
+    return found + [rpc for rpc in RPCS if f"aeenc.v1.{rpc}" not in methods()]
 
 
 async def retention(rows: Rows, minutes: float) -> None:
@@ -124,7 +141,8 @@ async def retention(rows: Rows, minutes: float) -> None:
         "trainer": {name: value for name, value in TRAINER.items() if name in TrainerSettings.model_fields},
     }
     async with running_fleet(settings=settings) as fleet, fleet.client() as client:
-        await fleet.build()
+        for corpus in (CORPUS, OTHER_CORPUS):
+            await fleet.build(corpus)
         traffic = Traffic(client, await fleet.import_pairs(), time.monotonic() + minutes * 60)
         looks = await asyncio.gather(traffic.run(), _look(fleet, minutes * 60))
         kept = {

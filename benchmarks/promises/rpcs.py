@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from kit.test_authorisation import methods, names
 
-from benchmarks.promises import index_mutations, sampler_mutations, trainer_mutations
+from benchmarks.promises import deletions, index_mutations, sampler_mutations, trainer_mutations
 from benchmarks.promises.fleet import NAMESPACE, running_fleet
 from benchmarks.promises.mutations import Mutation, World
 from services.sampler.people.task_store import TaskKeys, TaskStore
@@ -25,6 +25,7 @@ MUTATIONS: tuple[type[Mutation], ...] = (
     *index_mutations.MUTATIONS,
     *sampler_mutations.MUTATIONS,
     *trainer_mutations.MUTATIONS,
+    *(one for one in deletions.MUTATIONS if f"aeenc.v1.{one.rpc}" in methods()),
 )
 
 
