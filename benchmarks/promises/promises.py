@@ -22,12 +22,12 @@ from typing import Any
 from benchmarks.harness.baselines import run
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.authorisation import authorisation
-from benchmarks.promises.cancellations import cancellations
 from benchmarks.promises.findings import findings
 from benchmarks.promises.fleet_soak import fleet_soak
-from benchmarks.promises.repeated_requests import repeated_requests
+from benchmarks.promises.mutations.cancellations import cancellations
+from benchmarks.promises.mutations.repeated_requests import repeated_requests
+from benchmarks.promises.releases.versions import versions
 from benchmarks.promises.retention import retention
-from benchmarks.promises.versions import versions
 
 PARTS: dict[str, Callable[[Rows, argparse.Namespace], Any]] = {
     "findings": lambda rows, _: findings(rows),

@@ -20,7 +20,7 @@ from aeenc import AsyncClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.fleet import CORPUS, PREMISES, Fleet, job_fields, running_fleet
-from benchmarks.promises.mutations import stubs
+from benchmarks.promises.mutations.mutation import stubs
 from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
 from support.worlds.trainer_world import QUERIES

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.promises.finding_table import FINDINGS, Finding
 from benchmarks.promises.findings import missing
+from benchmarks.promises.mutations.table import unlisted
 from benchmarks.promises.retention import growth
-from benchmarks.promises.rpcs import unlisted
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from benchmarks.harness.rows import Rows
-from benchmarks.promises.mutations import Mutation, Subject
-from benchmarks.promises.rpcs import MUTATIONS, mutable_world, unlisted
+from benchmarks.promises.mutations.mutation import Mutation, Subject
+from benchmarks.promises.mutations.table import MUTATIONS, mutable_world, unlisted
 
 SUBJECTS = 5  # of each RPC
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from benchmarks.promises.fleet import CORPUS
-from benchmarks.promises.mutations import Mutation, Subject, agreed, fresh
+from benchmarks.promises.mutations.mutation import Mutation, Subject, agreed, fresh
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually

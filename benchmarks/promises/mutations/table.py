@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from kit.test_authorisation import methods, names
 
-from benchmarks.promises import deletions, index_mutations, sampler_mutations, trainer_mutations
 from benchmarks.promises.fleet import NAMESPACE, running_fleet
-from benchmarks.promises.mutations import Mutation, World
+from benchmarks.promises.mutations import deletions, index, sampler, trainer
+from benchmarks.promises.mutations.mutation import Mutation, World
 from services.sampler.people.task_store import TaskKeys, TaskStore
 
 READS = {
@@ -22,9 +22,9 @@ READS = {
     "OracleService": "Judge",  # its state, if it has any, is the user's
 }
 MUTATIONS: tuple[type[Mutation], ...] = (
-    *index_mutations.MUTATIONS,
-    *sampler_mutations.MUTATIONS,
-    *trainer_mutations.MUTATIONS,
+    *index.MUTATIONS,
+    *sampler.MUTATIONS,
+    *trainer.MUTATIONS,
     *(one for one in deletions.MUTATIONS if f"aeenc.v1.{one.rpc}" in methods()),
 )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.v1 import sampler_pb2, trainer_pb2
-from benchmarks.promises.mutations import Subject, agreed, fresh
-from benchmarks.promises.sampler_mutations import RunMutation
-from benchmarks.promises.trainer_mutations import JobMutation, LabelMutation
+from benchmarks.promises.mutations.mutation import Subject, agreed, fresh
+from benchmarks.promises.mutations.sampler import RunMutation
+from benchmarks.promises.mutations.trainer import JobMutation, LabelMutation
 from services.trainer.registry.checkpoints import FOLDER
 
 

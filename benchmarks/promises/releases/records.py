@@ -16,7 +16,7 @@ from services.index.building.journal import _crc32_of  # type: ignore[attr-defin
 from services.store.redis import key_prefix
 
 FIELD, VALUE = "next_release", "has written this"
-MAJOR = 99
+FORMAT, MAJOR = 1, 99
 _ID = re.compile(r"\b[a-z]?[0-9a-f]{12,}\b|(?<=-)[0-9a-f]{12,}\b|\b[0-9a-f]{8}\b")
 _SKIPPED = {"tokenizer.json", "config.json", "probes.json", "metrics.json"}  # content of a checkpoint, not a record
 
@@ -73,6 +73,8 @@ def _changed(text: str, change: Edit | None) -> str | None:
         record = json.loads(text)
     except ValueError:
         return None
+    if isinstance(record, list) and record[:1] == [FORMAT] and len(record) > 1:  # it has places, and gains none
+        return json.dumps([MAJOR, *record[1:]]) if change is next_major else text
     if not isinstance(record, dict) or "format_version" not in record:
         return None
     return json.dumps(change(record)) if change else text

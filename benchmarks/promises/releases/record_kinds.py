@@ -1,7 +1,6 @@
 """The kinds of records that outlive a process, as `records` names them. A new kind fails until it stands here.
 
-Not among them: `fleet.json`, `VERSION` and a loop's journal, which no service reads (their tests are finding 12's), and
-records that are positional lists, which can't gain a field.
+Not among them: `fleet.json`, `VERSION` and a loop's journal, which no service reads; their tests are finding 12's.
 """
 
 KINDS = (

@@ -139,7 +139,7 @@ async def _premises(client: AsyncClient) -> Any:
 
 
 async def _retrieval(client: AsyncClient) -> Any:
-    found = await client.index.retrieve(CORPUS, QUERIES[:6], k=10, mode="hybrid", prior=0.1)
+    found = await client.index.retrieve(CORPUS, QUERIES[:6], k=10, mode="hybrid", prior=0.1, label="stable")
     return [[(hit.id, hit.score) for hit in hits] for hits in found.results]
 
 

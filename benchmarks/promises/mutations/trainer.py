@@ -8,7 +8,7 @@ from typing import Any
 
 from aeenc.v1 import registry_pb2, trainer_pb2
 from benchmarks.promises.fleet import CORPUS, NAMESPACE
-from benchmarks.promises.mutations import Made, Mutation, Subject, agreed, fresh
+from benchmarks.promises.mutations.mutation import Made, Mutation, Subject, agreed, fresh
 from services.store.registry import Registry
 
 EPOCHS = 100  # of a job that shall not end by itself

@@ -24,8 +24,8 @@ import grpc
 from aeenc import errors
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.fleet import CORPUS
-from benchmarks.promises.mutations import Mutation, Subject, World, is_gone
-from benchmarks.promises.rpcs import MUTATIONS, mutable_world, unlisted
+from benchmarks.promises.mutations.mutation import Mutation, Subject, World, is_gone
+from benchmarks.promises.mutations.table import MUTATIONS, mutable_world, unlisted
 from support.worlds.trainer_world import QUERIES
 
 ROUNDS = ("kill in the middle", "settle, SIGKILL", "settle, SIGTERM")

@@ -22,9 +22,9 @@ from aeenc import AsyncClient, errors
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, SERVICES, Fleet, describe_fleet
-from benchmarks.promises.record_kinds import KINDS
-from benchmarks.promises.records import MAJOR, Edit, Place, edit, kinds, next_major, next_minor, places
-from benchmarks.promises.state import OTHER_CORPUS, State, go_on, take_snapshot, write_state
+from benchmarks.promises.releases.record_kinds import KINDS
+from benchmarks.promises.releases.records import MAJOR, Edit, Place, edit, kinds, next_major, next_minor, places
+from benchmarks.promises.releases.state import OTHER_CORPUS, State, go_on, take_snapshot, write_state
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from support.models.tiny_base_models import write_tiny_base
@@ -37,7 +37,7 @@ EARLIER = "03bd31b"
 SETTINGS = {"index": {"build_batch": 8}}
 NAMED = f"format_version {MAJOR}"
 LOOK_S = 3.0  # from the start to a look at what a newer record has done
-START_S = 40.0
+START_S = 15.0
 
 
 @asynccontextmanager
@@ -151,15 +151,20 @@ def _digest(path: Path) -> str:
 
 
 async def _follow(redis: Any, home: Path, digests: dict[str, str]) -> None:
-    async for key in redis.scan_iter("*"):
-        for name, value in (await redis.hgetall(key)).items() if await redis.type(key) == "hash" else ():
-            if told := next((old for old in digests if old in value), None):
-                await redis.hset(key, name, value.replace(told, digests[told]))
-    for path in _saved_labels(home):
-        text = path.read_text()
+    def followed(text: str) -> str:
         for old, new in digests.items():
             text = text.replace(old, new)
-        path.write_text(text)
+        return text
+
+    async for key in redis.scan_iter("*"):
+        kind = await redis.type(key)
+        if kind == "string" and (value := await redis.get(key)) != followed(value):
+            await redis.set(key, followed(value), keepttl=True)
+        for name, value in (await redis.hgetall(key)).items() if kind == "hash" else ():
+            if value != followed(value):
+                await redis.hset(key, name, followed(value))
+    for path in _saved_labels(home):
+        path.write_text(followed(path.read_text()))
 
 
 def _saved_labels(home: Path) -> list[Path]:
