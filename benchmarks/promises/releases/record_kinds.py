@@ -20,6 +20,7 @@ KINDS = (
     "redis import:*",
     "redis job:*:events",
     "redis job:*:record",
+    "redis job:*:validation",
     "redis label:*:canary",
     "redis label:*:previous",
     "redis label:*:stable",
@@ -29,6 +30,7 @@ KINDS = (
     "redis run:*:record",
     "redis run:*:task-events",
     "redis run:*:task:*",
+    "redis run:*:tree:*",
     "redis run:*:verdicts",
     "redis task-events",
 )

@@ -17,7 +17,7 @@ from services.store.redis import key_prefix
 
 FIELD, VALUE = "next_release", "has written this"
 FORMAT, MAJOR = 1, 99
-_ID = re.compile(r"\b[a-z]?[0-9a-f]{12,}\b|(?<=-)[0-9a-f]{12,}\b|\b[0-9a-f]{8}\b")
+_ID = re.compile(r"\b[a-z]?[0-9a-f]{12,}\b|(?<=-)[0-9a-f]{12,}\b|\b[0-9a-f]{8}\b|(?<=:)\d+$")
 _SKIPPED = {"tokenizer.json", "config.json", "probes.json", "metrics.json"}  # content of a checkpoint, not a record
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
