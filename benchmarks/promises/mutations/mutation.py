@@ -121,4 +121,4 @@ def fresh(prefix: str) -> str:
 def is_gone(error: grpc.aio.AioRpcError) -> bool:
     """Whether a call's fate is unknown to its caller."""
     unknown = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-    return error.code() in unknown
+    return error.code() in unknown or "Internal error from Core" in (error.details() or "")  # of a stream: grpc#36066
