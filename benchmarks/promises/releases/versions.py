@@ -35,6 +35,7 @@ from support.worlds.trainer_world import QUERIES, Space
 
 EARLIER = "03bd31b"
 SETTINGS = {"index": {"build_batch": 8}}
+PAIR = types_pb2.Pair(query="q", premise_id="p", premise="a premise", sign=types_pb2.PAIR_SIGN_POSITIVE)
 NAMED = f"format_version {MAJOR}"
 LOOK_S = 3.0  # from the start to a look at what a newer record has done
 START_S = 15.0
@@ -285,7 +286,7 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
         "trees": lambda: every(client.sampler.export_trees(state.gold_run)),
         "tasks": lambda: every(client.people.tasks(state.people_run)),
         "lease": lambda: client.people.lease("dan", run_id=state.people_run),
-        "import": lambda: client.sampler.import_pairs("fourth", []),
+        "import": lambda: client.sampler.import_pairs("fourth", [PAIR]),
         "jobs": client.trainer.jobs,
         "half-done job": lambda: client.trainer.job(state.half_job),
         "infos": lambda: asyncio.gather(
