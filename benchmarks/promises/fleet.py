@@ -222,11 +222,14 @@ def describe_fleet(
 
 
 def _trainer(space: Space, redis: RedisProcess, state: Path) -> dict[str, Any]:
-    """Settings of a trainer. It exports the base model itself where `space` does not say that this was done."""
+    """Settings of a trainer. It exports the base model itself, once, where `space` does not say that this was done."""
+    exported = {path: path.read_bytes() for path in state.glob("pretrained.*")}
     made = trainer_settings(space, redis.url, NAMESPACE, state)
     if not space.request:
-        for name in ("pretrained.json", "pretrained.result"):
-            (state / name).unlink()
+        for path in state.glob("pretrained.*"):
+            path.unlink()
+        for path, content in exported.items():
+            path.write_bytes(content)
     return made
 
 

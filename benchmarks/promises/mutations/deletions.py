@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from aeenc import errors
@@ -30,12 +30,8 @@ class DeleteRun(RunMutation):
         return lambda: (*(ask(run_id=one, request_id=request_id) for one in (run_id, another)), "gone")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        listed, redis = await self.runs(), self.world.shared["redis"]
-        found = []
-        for subject in subjects:
-            left = [key async for key in redis.scan_iter(f"*:run:{subject.name}:*", count=10_000)]
-            found.append(agreed(*("there" if one else "gone" for one in (subject.name in listed, left))))
-        return found
+        client, listed = self.world.client.sampler, await self.runs()
+        return [agreed(_word(one.name in listed), await _found(client.run(one.name))) for one in subjects]
 
 
 class CollectRuns(RunMutation):
@@ -70,12 +66,9 @@ class DeleteJob(JobMutation):
         return lambda: (*(ask(job_id=one, request_id=request_id) for one in (job_id, another)), "gone")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        listed, redis = {job.id for job in await self.world.client.trainer.jobs()}, self.world.shared["redis"]
-        found = []
-        for subject in subjects:
-            left = [key async for key in redis.scan_iter(f"*:job:{subject.name}:*", count=10_000)]
-            found.append(agreed(*("there" if one else "gone" for one in (subject.name in listed, left))))
-        return found
+        client = self.world.client.trainer
+        listed = {job.id for job in await client.jobs()}
+        return [agreed(_word(one.name in listed), await _found(client.job(one.name))) for one in subjects]
 
 
 class CollectJobs(JobMutation):
@@ -112,17 +105,27 @@ class DeleteCheckpoint(LabelMutation):
         return lambda: (*(ask(version=one, request_id=request_id) for one in (version, another)), "gone")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        listed = {one.version for one in await self.world.client.trainer.checkpoints()}
+        client = self.world.client.trainer
+        listed = {one.version for one in await client.checkpoints()}
         found = []
         for subject in subjects:
-            try:
-                told = (await self.world.client.trainer.checkpoint(subject.name)).version == subject.name
-            except errors.NotFound:
-                told = False
+            word = agreed(_word(subject.name in listed), await _found(client.checkpoint(subject.name)))
             on_disk = (self.world.fleet.space.store.root / FOLDER / subject.name).exists()
-            word = agreed(*("there" if one else "gone" for one in (subject.name in listed, told)))
             found.append(word if on_disk or word == "gone" else "partly: listed without its files")
         return found
+
+
+def _word(is_there: bool) -> str:
+    return "there" if is_there else "gone"
+
+
+async def _found(call: Awaitable[Any]) -> str:
+    """Whether somebody who asks for one thing finds it. What nobody finds may be swept later."""
+    try:
+        await call
+    except errors.NotFound:
+        return "gone"
+    return "there"
 
 
 MUTATIONS = (DeleteRun, CollectRuns, DeleteJob, CollectJobs, DeleteCheckpoint)
