@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import statistics
 import time
 from collections import Counter
@@ -171,13 +172,12 @@ async def _look(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
 
 
 def _size_mb(path: Path) -> float:
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    walked = [(path.parent, [], [path.name])] if path.is_file() else os.walk(path)  # it passes over what goes meanwhile
     total = 0
-    for one in files:
-        try:
-            total += one.stat().st_size
-        except FileNotFoundError:  # gone meanwhile
-            continue
+    for folder, _, names in walked:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(folder, name).stat().st_size
     return total / 1e6
 
 
