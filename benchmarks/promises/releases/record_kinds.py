@@ -34,3 +34,10 @@ KINDS = (
     "redis run:*:verdicts",
     "redis task-events",
 )
+# What its owner writes again at its start, before anybody reads it; with Redis up, an encoder does not read its labels.
+REWRITTEN = (
+    "file encoder-0/labels.json",
+    "redis ack:*:canary",
+    "redis ack:*:previous",
+    "redis ack:*:stable",
+)

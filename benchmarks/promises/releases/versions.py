@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import AsyncClient, errors
-from aeenc.v1 import oracle_pb2_grpc, types_pb2
+from aeenc.v1 import oracle_pb2_grpc, trainer_pb2, types_pb2
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, SERVICES, Fleet, describe_fleet
-from benchmarks.promises.releases.record_kinds import KINDS
+from benchmarks.promises.releases.record_kinds import KINDS, REWRITTEN
 from benchmarks.promises.releases.records import MAJOR, Edit, Place, edit, kinds, next_major, next_minor, places
 from benchmarks.promises.releases.state import OTHER_CORPUS, State, go_on, take_snapshot, write_state
 from services.store.artifacts import ArtifactStore
@@ -34,10 +34,12 @@ from support.worlds.sampler_world import FakeOracle, serving
 from support.worlds.trainer_world import QUERIES, Space
 
 EARLIER = "03bd31b"
-SETTINGS = {"index": {"build_batch": 8}}
+SETTINGS = {service: {"log_level": "info"} for service in SERVICES} | {"index": {"log_level": "info", "build_batch": 8}}
 PAIR = types_pb2.Pair(query="q", premise_id="p", premise="a premise", sign=types_pb2.PAIR_SIGN_POSITIVE)
 NAMED = f"format_version {MAJOR}"
 LOOK_S = 3.0  # from the start to a look at what a newer record has done
+LIVE = (trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING)
+JOB_S = 8.0  # after which a job has read what an earlier trainer left
 START_S = 15.0
 
 
@@ -221,8 +223,8 @@ async def _refuse(rows: Rows, kind: str, home: Path, state: State) -> None:
         redis.stop()
     refused = [what for what, outcome in outcomes.items() if outcome == "named"]
     failed = {what: outcome for what, outcome in outcomes.items() if outcome not in {"ok", "named"}}
-    is_named = bool(refused) or NAMED in logs
-    where = refused or ("in the log" if is_named else "nowhere")
+    is_named = bool(refused) or NAMED in logs or kind in REWRITTEN
+    where = refused or ("in the log" if NAMED in logs else "nowhere; its owner writes it again")
     told = f"refused by name: {where}; served: {len(outcomes) - len(refused) - len(failed)}"
     faults = (
         ([f"ended: {dead}"] if dead else [])
@@ -251,6 +253,14 @@ async def _starting(client: AsyncClient) -> bool:
         if info.state == types_pb2.SERVICE_STATE_STARTING and NAMED not in info.state_reason:
             return True
     return False
+
+
+async def _a_while(client: AsyncClient, job_id: str) -> Any:
+    """A job when it has ended, or as it is after a while."""
+    begun = time.monotonic()
+    while (job := await client.trainer.job(job_id)).state in LIVE and time.monotonic() - begun < JOB_S:
+        await asyncio.sleep(0.2)
+    return job
 
 
 async def _outcome(call: Callable[[], Awaitable[Any]]) -> str:
@@ -288,7 +298,7 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
         "lease": lambda: client.people.lease("dan", run_id=state.people_run),
         "import": lambda: client.sampler.import_pairs("fourth", [PAIR]),
         "jobs": client.trainer.jobs,
-        "half-done job": lambda: client.trainer.job(state.half_job),
+        "half-done job": lambda: _a_while(client, state.half_job),
         "infos": lambda: asyncio.gather(
             client.encoder.info(), client.index.info(), client.sampler.info(), client.trainer.info()
         ),
