@@ -46,9 +46,9 @@ ENDED = (3, 4, 5)  # RunState and JobState: SUCCEEDED, FAILED, CANCELLED
 class Traffic:
     """Everything that leaves records behind, again and again."""
 
-    def __init__(self, client: AsyncClient, pairs: str, until: float) -> None:
+    def __init__(self, fleet: Fleet, client: AsyncClient, until: float) -> None:
         self.counts: Counter[str] = Counter()
-        self._client, self._pairs, self._until = client, pairs, until
+        self._fleet, self._client, self._until = fleet, client, until
 
     async def run(self) -> None:
         """All kinds at once, until time is up."""
@@ -86,15 +86,13 @@ class Traffic:
         await self._client.sampler.cancel(run.id)
         await asyncio.sleep(0.5)
 
-    async def _import(self, number: int) -> None:
-        pairs = [pair async for pair in self._client.sampler.pairs(self._pairs)][:20]
-        for pair in pairs:
-            pair.query += f" {number}"
-        await self._client.sampler.import_pairs(CORPUS, pairs)
+    async def _import(self, _: int) -> None:
+        await self._fleet.import_pairs()
         await asyncio.sleep(1.0)
 
     async def _job(self, number: int) -> None:
-        job = await self._client.trainer.start_job(**job_fields(self._pairs, epochs=1, seed=number))
+        pairs = await self._fleet.import_pairs()  # those of earlier jobs may be gone
+        job = await self._client.trainer.start_job(**job_fields(pairs, epochs=1, seed=number))
         ended = await self._client.trainer.wait(job.id)
         if not ended.version:
             raise errors.FailedPrecondition(f"job {job.id} failed: {ended.error}")
@@ -144,7 +142,7 @@ async def retention(rows: Rows, minutes: float) -> None:
     async with running_fleet(settings=settings) as fleet, fleet.client() as client:
         for corpus in (CORPUS, OTHER_CORPUS):
             await fleet.build(corpus)
-        traffic = Traffic(client, await fleet.import_pairs(), time.monotonic() + minutes * 60)
+        traffic = Traffic(fleet, client, time.monotonic() + minutes * 60)
         looks = await asyncio.gather(traffic.run(), _look(fleet, minutes * 60))
         kept = {
             "runs": sum(run.state in ENDED for run in await client.sampler.runs()),

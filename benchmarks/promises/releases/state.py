@@ -58,8 +58,7 @@ async def write_state(fleet: Fleet) -> State:
         for corpus in (CORPUS, OTHER_CORPUS):
             await client.index.build(corpus, PREMISES, request_id=f"built-{corpus}")
         await client.index.put_explanations(CORPUS, [(QUERIES[0], ["f0", "f1"])])
-        imported = await client.sampler.import_pairs(CORPUS, _pairs(), request_id="imported")
-        state.imported_run = imported.run_id
+        state.imported_run = await import_again(client)
         state.gold_run = (await _gold_run(client)).id
         await client.sampler.wait(state.gold_run)
         job = await client.trainer.wait((await _job(client, state)).id)
@@ -81,6 +80,11 @@ async def write_state(fleet: Fleet) -> State:
         state.snapshot = await take_snapshot(client)
     await asyncio.to_thread(fleet.kill)
     return state
+
+
+async def import_again(client: AsyncClient) -> str:
+    """Imports the judged pairs under one request id. Returns the run."""
+    return str((await client.sampler.import_pairs(CORPUS, _pairs(), request_id="imported")).run_id)
 
 
 async def _gold_run(client: AsyncClient) -> sampler_pb2.Run:
@@ -236,10 +240,7 @@ async def _repeat(client: AsyncClient, state: State) -> str:
     again = {
         "run": ((await _gold_run(client)).id, state.gold_run),
         "job": ((await _job(client, state)).id, state.job),
-        "import": (
-            (await client.sampler.import_pairs(CORPUS, _pairs(), request_id="imported")).run_id,
-            state.imported_run,
-        ),
+        "import": (await import_again(client), state.imported_run),
         "build": (
             (await client.index.build(CORPUS, PREMISES, request_id=f"built-{CORPUS}")).id,
             next(one[0] for one in state.snapshot["corpora"][CORPUS] if one[2]),

@@ -24,7 +24,7 @@ from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, SERVICES, Fleet, describe_fleet
 from benchmarks.promises.releases.record_kinds import KINDS, REWRITTEN
 from benchmarks.promises.releases.records import MAJOR, Edit, Place, edit, kinds, next_major, next_minor, places
-from benchmarks.promises.releases.state import OTHER_CORPUS, State, go_on, take_snapshot, write_state
+from benchmarks.promises.releases.state import OTHER_CORPUS, State, go_on, import_again, take_snapshot, write_state
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from support.models.tiny_base_models import write_tiny_base
@@ -40,6 +40,7 @@ NAMED = f"format_version {MAJOR}"
 LOOK_S = 3.0  # from the start to a look at what a newer record has done
 LIVE = (trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING)
 JOB_S = 8.0  # after which a job has read what an earlier trainer left
+POLL_S = 0.2
 START_S = 15.0
 
 
@@ -257,9 +258,12 @@ async def _starting(client: AsyncClient) -> bool:
 
 async def _a_while(client: AsyncClient, job_id: str) -> Any:
     """A job when it has ended, or as it is after a while."""
-    begun = time.monotonic()
-    while (job := await client.trainer.job(job_id)).state in LIVE and time.monotonic() - begun < JOB_S:
-        await asyncio.sleep(0.2)
+    job = await client.trainer.job(job_id)
+    for _ in range(int(JOB_S / POLL_S)):
+        if job.state not in LIVE:
+            break
+        await asyncio.sleep(POLL_S)
+        job = await client.trainer.job(job_id)
     return job
 
 
@@ -297,7 +301,10 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
         "tasks": lambda: every(client.people.tasks(state.people_run)),
         "lease": lambda: client.people.lease("dan", run_id=state.people_run),
         "import": lambda: client.sampler.import_pairs("fourth", [PAIR]),
+        "import again": lambda: import_again(client),
+        "events of a run": lambda: every(client.sampler.watch(state.gold_run)),
         "jobs": client.trainer.jobs,
+        "events of a job": lambda: every(client.trainer.watch(state.job)),
         "half-done job": lambda: _a_while(client, state.half_job),
         "infos": lambda: asyncio.gather(
             client.encoder.info(), client.index.info(), client.sampler.info(), client.trainer.info()
