@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -34,6 +35,7 @@ LOAD = 3  # callers that encode and retrieve meanwhile
 FIRST_GUESS_S = 0.05
 LATEST = 1.3  # of an RPC's usual duration
 SETTLE_S = 1.0
+INSIST_S = 30.0
 MIDDLE = 0.6  # of a round's calls, before the kill comes
 
 
@@ -128,7 +130,7 @@ class Trials:
                     continue
                 request, after = subject.pending
                 try:
-                    await mutation.call(request, 30.0)
+                    await _insist(mutation, request)
                     subject.allowed = {after}
                     report.outcomes["retried"] += 1
                 except grpc.aio.AioRpcError as error:
@@ -149,6 +151,19 @@ class Trials:
                     told = f"{mutation.rpc} {subject.name} {when}: {state}, not {' or '.join(sorted(subject.allowed))}"
                     self.reports[mutation.rpc].differences.append(told)
                 subject.allowed = {state}
+
+
+async def _insist(mutation: Mutation, request: Any) -> None:
+    """Sends a request until it is acknowledged or refused, as the SDK does; a killed process may hold a lease."""
+    deadline = time.monotonic() + INSIST_S
+    while True:
+        try:
+            await mutation.call(request, 30.0)
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.2)
 
 
 @asynccontextmanager
