@@ -111,7 +111,7 @@ class Traffic:
         for service, module in (("sampler", sampler_pb2), ("trainer", trainer_pb2)):
             name = f"{service.capitalize()}AdminService"
             channel = getattr(self._client, service).channel
-            request = getattr(module, f"{name}CollectGarbageRequest")(request_id=f"collect-{number}")
+            request = getattr(module, f"{name}CollectGarbageRequest")(request_id=f"collect-{service}-{number}")
             await channel.unary(stubs()[f"{name}Stub"](channel.grpc).CollectGarbage, request)
 
     async def _delete(self, number: int) -> None:
