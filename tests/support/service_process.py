@@ -45,13 +45,15 @@ class ServiceProcess:
         port: int,
         environment: Mapping[str, str] | None = None,
         has_health: bool = True,
+        root: Path = ROOT,
     ) -> None:
         self.name = name
         self.target = f"127.0.0.1:{port}"
         self.log = home / f"{name}.log"
         self.starting_s = 0.0  # from the last start to `ready`
         self._command = [sys.executable, *command]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "clients" / "python")])
+        self._root = root
+        path = os.pathsep.join([str(root), str(root / "clients" / "python")])
         self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._has_health = has_health
         self._started = 0.0
@@ -65,15 +67,18 @@ class ServiceProcess:
         *,
         name: str = "",
         environment: Mapping[str, str] | None = None,
+        root: Path = ROOT,
         **settings: object,
     ) -> Self:
-        """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one."""
+        """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one.
+
+        `root` is the checkout whose code it runs.
+        """
         port = int(str(settings.get("port") or free_port(set())))
         settings = {"log_level": "warning", **settings, "port": port}
         own = {f"AEENC_{service.upper()}_{key.upper()}": _as_text(value) for key, value in settings.items()}
-        return cls(
-            name or service, ["-m", f"services.{service}"], home, port=port, environment={**(environment or {}), **own}
-        )
+        command, given = ["-m", f"services.{service}"], {**(environment or {}), **own}
+        return cls(name or service, command, home, port=port, environment=given, root=root)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -98,7 +103,7 @@ class ServiceProcess:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=ROOT,
+                cwd=self._root,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

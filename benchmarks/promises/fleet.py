@@ -1,0 +1,239 @@
+"""All four services as operators run them, several processes of each, over one Redis, one store and tiny models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from redis.asyncio import Redis
+
+from aeenc import AsyncClient
+from aeenc.v1 import oracle_pb2_grpc, types_pb2
+from benchmarks.harness.rows import ROOT
+from services.launcher.processes import free_port
+from services.store.redis import connect
+from services.store.registry import Registry
+from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
+from support.service_process import RedisProcess, ServiceProcess
+from support.waiting import reached
+from support.worlds.sampler_world import FakeOracle, serving
+from support.worlds.trainer_world import FACTS, PAIRS, SIGNS, VALIDATION, Space, make_space, trainer_settings
+
+NAMESPACE = "promises"
+CORPUS = "science"
+PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
+QUEUES = {
+    "team": {"undo_s": 3600.0, "first_lease_s": 600.0, "min_lease_s": 600.0},
+    "judges": {"overlap": 2, "policy": "adjudicate", "undo_s": 3600.0, "first_lease_s": 600.0, "min_lease_s": 600.0},
+}
+PACE = {"lease_s": 2.0, "poll_s": 0.2}
+JOB = {"corpus": CORPUS, "split": "train", "learning_rate": 1e-3, "batch_size": 8}
+SERVICES = ("encoder", "index", "sampler", "trainer")
+
+
+@dataclass
+class Fleet:
+    """The processes by service, and what they share. A process that is killed is started again by `restart`."""
+
+    home: Path
+    redis: RedisProcess
+    space: Space
+    processes: dict[str, list[ServiceProcess]]
+    settings: dict[str, dict[str, Any]]
+    oracle: FakeOracle
+    versions: list[TinyCheckpoint] = field(default_factory=list)  # of the space, registered by `add_versions`
+    seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def all(self) -> Iterator[ServiceProcess]:
+        """Every process of a service."""
+        for processes in self.processes.values():
+            yield from processes
+
+    def targets(self, service: str) -> str:
+        """The addresses of a service's processes, as callers write them."""
+        return ",".join(process.target for process in self.processes[service])
+
+    def client(self, number: int = 0, **options: Any) -> AsyncClient:
+        """A client of all encoders, and of one index, sampler and trainer."""
+        own = {name: self.processes[name][number % len(self.processes[name])].target for name in SERVICES[1:]}
+        return AsyncClient(encoder=self.targets("encoder"), **{**own, "timeout_s": 30.0, **options})
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Redis]:
+        """A connection to the Redis of all."""
+        redis = connect(self.redis.url)
+        try:
+            yield redis
+        finally:
+            await redis.aclose()
+
+    async def start(self) -> None:
+        """Starts every process. The trainers go first: they make the label that encoders wait for."""
+        for service in ("trainer", "encoder", "index", "sampler"):
+            for process in self.processes[service]:
+                process.start()
+            await asyncio.gather(*(process.ready() for process in self.processes[service]))
+
+    def kill(self) -> None:
+        """Sends SIGKILL to every process of a service and to those that they have started, at once."""
+        family = [psutil.Process(process.pid) for process in self.all() if process.alive]
+        family += [child for parent in family for child in parent.children(recursive=True)]
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        for process in self.all():
+            process.kill()
+
+    async def stop(self) -> None:
+        """Stops every process of a service."""
+        await asyncio.gather(*(process.stop() for process in self.all()))
+
+    async def restart(self, *services: str) -> None:
+        """Starts the processes of some services again at their addresses."""
+        await asyncio.gather(*(process.restart() for name in services for process in self.processes[name]))
+
+    async def build(self, corpus: str = CORPUS) -> str:
+        """Builds and activates the facts as a corpus. Returns the generation."""
+        async with self.client() as client:
+            return str((await client.index.build(corpus, PREMISES)).id)
+
+    async def import_pairs(self) -> str:
+        """Puts the judged pairs of the facts into the log. Returns the run."""
+        pairs = [
+            types_pb2.Pair(query=p.query, premise_id=p.premise_id, premise=p.premise, sign=SIGNS[p.sign]) for p in PAIRS
+        ]
+        async with self.client() as client:
+            return str((await client.sampler.import_pairs(CORPUS, pairs)).run_id)
+
+    async def add_versions(self, count: int) -> list[TinyCheckpoint]:
+        """Makes query encoders of the space and registers them, as finished jobs would."""
+        async with self.store() as redis:
+            for _ in range(count):
+                seed = next(self.seeds)
+                made = write_tiny_checkpoint(
+                    self.space.store, seed=seed, base_version=self.space.version, space_id=self.space.space_id
+                )
+                await register(Registry(redis, NAMESPACE), made)
+                self.versions.append(made)
+        return self.versions
+
+
+def job_fields(run_id: str, **fields: Any) -> dict[str, Any]:
+    """Keywords of `start_job` for a job of a few seconds."""
+    validation = [(query.text, query.gold) for query in VALIDATION]
+    return {**JOB, "run_ids": [run_id], "validation": validation, **fields}
+
+
+@asynccontextmanager
+async def running_fleet(
+    *,
+    encoders: int = 1,
+    samplers: int = 1,
+    trainers: int = 1,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    environment: Mapping[str, Mapping[str, str]] | None = None,
+    root: Path = ROOT,
+) -> AsyncIterator[Fleet]:
+    """Starts all; everything ends with the block. `environment` is by process name, such as `encoder-1`."""
+    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+        home = Path(scratch)
+        oracle = FakeOracle()
+        redis = RedisProcess(home / "redis")
+        async with serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port:
+            fleet = describe_fleet(
+                home,
+                redis,
+                make_space(home / "space"),
+                oracle,
+                f"127.0.0.1:{port}",
+                counts={"encoder": encoders, "index": 1, "sampler": samplers, "trainer": trainers},
+                settings=settings or {},
+                environment=environment or {},
+                root=root,
+            )
+            try:
+                await fleet.start()
+                async with fleet.client() as client:
+                    await reached(client.index.info)
+                yield fleet
+            except RuntimeError:
+                for process in fleet.all():
+                    print(process.name, process.log.read_text(errors="replace")[-2000:] if process.log.exists() else "")
+                raise
+            finally:
+                await fleet.stop()
+                redis.stop()
+
+
+def describe_fleet(
+    home: Path,
+    redis: RedisProcess,
+    space: Space,
+    oracle: FakeOracle,
+    oracle_target: str,
+    *,
+    counts: Mapping[str, int],
+    settings: Mapping[str, Mapping[str, Any]],
+    environment: Mapping[str, Mapping[str, str]],
+    root: Path = ROOT,
+) -> Fleet:
+    """Describes the processes, not yet started; each has its own port, log and state."""
+    taken: set[str] = set()
+    ports: dict[str, list[int]] = {}
+    for service, count in counts.items():
+        ports[service] = [_port(taken) for _ in range(count)]
+    targets = {name: ",".join(f"127.0.0.1:{port}" for port in found) for name, found in ports.items()}
+    first = {name: f"127.0.0.1:{found[0]}" for name, found in ports.items()}
+    people = {"queues": QUEUES, "max_people_runs": 1000}
+    common = {"redis_url": redis.url, "namespace": NAMESPACE}
+    gold = {"target": oracle_target, "max_attempts": 20, "timeout_s": 10.0}
+    by_service: dict[str, dict[str, Any]] = {
+        "encoder": {**common, "artifacts_dir": space.store.root, "workers": 1, "poll_s": 1.0},
+        "index": {"artifacts_dir": space.store.root, "encoder_target": targets["encoder"], "build_sync_s": 0.05},
+        "sampler": {**common, **PACE, "index_target": first["index"], "oracles": {"gold": gold}, **people},
+        "trainer": {
+            "encoder_target": targets["encoder"],
+            "index_target": first["index"],
+            "sampler_target": first["sampler"],
+            "int8": False,
+        },
+    }
+    processes: dict[str, list[ServiceProcess]] = {}
+    for service, found in ports.items():
+        processes[service] = []
+        for number, port in enumerate(found):
+            name = f"{service}-{number}"
+            own = {**by_service[service], **settings.get(service, {}), "port": port, "instance": name}
+            if service == "trainer":
+                own = {**_trainer(space, redis, home / name), **PACE, **own}
+            elif service == "encoder":
+                own["state_dir"] = home / name
+            described = ServiceProcess.of(service, home, name=name, environment=environment.get(name), root=root, **own)
+            processes[service].append(described)
+    return Fleet(home, redis, space, processes, by_service, oracle)
+
+
+def _trainer(space: Space, redis: RedisProcess, state: Path) -> dict[str, Any]:
+    """Settings of a trainer. It exports the base model itself, once, where `space` does not say that this was done."""
+    exported = {path: path.read_bytes() for path in state.glob("pretrained.*")}
+    made = trainer_settings(space, redis.url, NAMESPACE, state)
+    if not space.request:
+        for path in state.glob("pretrained.*"):
+            path.unlink()
+        for path, content in exported.items():
+            path.write_bytes(content)
+    return made
+
+
+def _port(taken: set[str]) -> int:
+    port = free_port(taken)
+    taken.add(f"127.0.0.1:{port}")
+    return port
