@@ -28,6 +28,7 @@ from services.sampler.records.runs import (
 )
 from services.store.life_cycles import LifeCycles, WorkLease, emit_script
 from services.store.redis import unavailable_if_down
+from services.store.requests import Request
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
@@ -109,11 +110,11 @@ class RunStore:
         *,
         error: str = "",
         owner: str = "",
-        request: str = "",
+        request: Request | None = None,
     ) -> str:
         """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it.
 
-        A retry of the `request` that made the move gets OK, too.
+        A retry of the `request` that made the move gets OK, too. Raises AlreadyExists for one that asked otherwise.
         """
         fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
         return await self._cycles.transition(
