@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
+from services.store.formats import NewerFormat
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -81,11 +82,17 @@ class Checkpoints:
 
 
 async def is_intact(store: ArtifactStore, version: str) -> bool:
-    """Tells whether a version's files are there, each with its hash. Removes damaged ones: they can be made again."""
+    """Tells whether a version's files are there, each with its hash, and of a format that this release reads.
+
+    Removes damaged ones: they can be made again. Those of a newer release stay.
+    """
     try:
         await asyncio.to_thread(store.open, FOLDER, version)
     except NotFound:
         log.warning("a checkpoint is gone", version=version)
+        return False
+    except NewerFormat as error:
+        log.warning("a checkpoint is of a newer release", version=version, reason=error.message)
         return False
     except DataLoss as error:
         log.warning("a checkpoint is damaged", version=version, reason=error.message)
