@@ -4,6 +4,7 @@
                   ▲                              │ (of FAILED and CANCELLED)
                   └─────────── resume ───────────┘
     each arrow: one script writes the record and appends event `<seq>-0`
+    ended ── delete ──▶ tombstone, seen by nobody ── clear ──▶ nothing
 
 A watcher sees a step and its event together or not at all. Sequence numbers count from 1 without gaps. A log that keeps
 a limited number of events drops the oldest. The module does not know what a run or a job is: records are flat hashes.
@@ -12,8 +13,9 @@ a limited number of events drops the oldest. The module does not know what a run
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -29,10 +31,13 @@ State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 WATCH_WAIT_MS = 1000
 FORMAT_VERSION = 1
+READ = 1000  # records read in one round trip
+STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
 
-# KEYS: record, idempotency key, all, active, events, number; then those of `on_create`
+# KEYS: record, idempotency key, all, active, events, number; then those of `on_create`; the tombstone
 # ARGV: id, whether there is an idempotency key, now, whether it waits for work, then the record's fields and values
-_CREATE = """
+_CREATE = f"""
+if redis.call('EXISTS', KEYS[#KEYS]) == 1 then return '' end
 if ARGV[2] == '1' then
   local existing = redis.call('GET', KEYS[2])
   if existing then return existing end
@@ -40,7 +45,7 @@ if ARGV[2] == '1' then
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 5))
 redis.call('ZADD', KEYS[3], redis.call('INCR', KEYS[6]), ARGV[1])
-if ARGV[4] == '1' then redis.call('SADD', KEYS[4], ARGV[1]) end
+if ARGV[4] == '1' then redis.call('SADD', KEYS[4], ARGV[1]) else redis.call('HSET', KEYS[1], {STAMP}) end
 """
 _CREATED = """
 emit(KEYS[1], KEYS[5], ARGV[3])
@@ -51,7 +56,7 @@ return ARGV[1]
 # ARGV: owner or '', id, now, allowed states, state, error, whether it is an end, the id of the request that asks for it
 #       or '', what that asks for, how long it is known, states in which nothing is to do, then fields and values
 # The record's field `request` is what releases before 0.2 know a retry by.
-_TRANSITION = """
+_TRANSITION = f"""
 local state, format = unpack(redis.call('HMGET', KEYS[1], 'state', 'format_version'))
 if not state then return 'MISSING' end
 if tonumber(format or 1) > FORMAT then return 'NEWER ' .. format end
@@ -78,9 +83,29 @@ if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
 end
 redis.call('HSET', KEYS[1], 'request', ARGV[8], 'state', ARGV[5], 'error', ARGV[6],
   'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 12))
+if ARGV[7] == '1' then redis.call('HSET', KEYS[1], {STAMP}) end
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
 note()
+return 'OK'
+"""
+
+# KEYS: record, lease, all, active, tombstone, deleted, idempotency key, request
+# ARGV: id, live states, what the request asks for or '', how long it is known
+_DELETE = """
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return 'MISSING' end
+if string.find(ARGV[2], ' ' .. state .. ' ', 1, true) then return state end
+if redis.call('EXISTS', KEYS[2]) == 1 then return 'HELD' end
+redis.call('RENAME', KEYS[1], KEYS[5])
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('SREM', KEYS[4], ARGV[1])
+redis.call('SADD', KEYS[6], ARGV[1])
+if redis.call('GET', KEYS[7]) == ARGV[1] then redis.call('UNLINK', KEYS[7]) end
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[8], 'content', ARGV[3])
+  redis.call('EXPIRE', KEYS[8], ARGV[4])
+end
 return 'OK'
 """
 
@@ -111,11 +136,11 @@ class WorkKeys:
     """Keys of one kind of work. `noun` names it in keys and messages: all of a run start with `run:<id>:`."""
 
     def __init__(self, namespace: str, noun: str) -> None:
-        self.namespace, self.noun = namespace, noun
-        self.prefix = key_prefix(namespace)
+        self.namespace, self.prefix, self.noun = namespace, key_prefix(namespace), noun
         self.all = f"{self.prefix}{noun}s"
         self.active = f"{self.prefix}{noun}s:active"
         self.number = f"{self.prefix}{noun}s:number"
+        self.deleted = f"{self.prefix}{noun}s:deleted"  # of which something may be left (set)
 
     def idempotency(self, key: str) -> str:
         """Maps a caller's idempotency key to the work that it started (string)."""
@@ -128,6 +153,10 @@ class WorkKeys:
     def record(self, work_id: str) -> str:
         """Its record (hash)."""
         return self.part(work_id, "record")
+
+    def tombstone(self, work_id: str) -> str:
+        """Its last record, from its deletion until all of it is removed (hash)."""
+        return self.part(work_id, "deleted")
 
     def lease(self, work_id: str) -> str:
         """Which process works on it (string with a time to live)."""
@@ -145,6 +174,14 @@ class Entry:
     seq: int
     at: datetime
     values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Ended work that need not be kept, and the reason."""
+
+    id: str
+    reason: str
 
 
 class LifeCycles:
@@ -171,6 +208,7 @@ class LifeCycles:
         self._transition: Any = redis.register_script(
             f"{emit}local needs_lease, FORMAT = {'true' if needs_lease else 'false'}, {FORMAT_VERSION}\n{_TRANSITION}"
         )
+        self._delete: Any = redis.register_script(_DELETE)
         self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
 
     async def create(
@@ -185,9 +223,11 @@ class LifeCycles:
         fields = [part for field in record.items() for part in field]
         async with unavailable_if_down(f"store the {self._noun}"):
             stored: str = await self._create(
-                keys=[*first, own.number, *keys],
+                keys=[*first, own.number, *keys, own.tombstone(work_id)],
                 args=[work_id, int(bool(idempotency_key)), now(), int(waits), *fields],
             )
+        if not stored:
+            raise errors.Unavailable(f"{self._noun} {work_id} is being deleted; try again in a moment")
         return stored
 
     async def started_by(self, idempotency_key: str) -> str | None:
@@ -280,6 +320,85 @@ class LifeCycles:
                 if record["state"] not in LIVE and int(record.get("event_seq", 0)) <= seq:
                     return
 
+    async def delete(
+        self, work_id: str, key_of: Callable[[dict[str, str]], str], requests: Requests, request: Request
+    ) -> None:
+        """Takes ended work out of sight in one step, and forgets its idempotency key; `clear` removes the rest.
+
+        `key_of` reads the idempotency key from the record. A retry of the `request` does nothing for a day. Raises
+        NotFound, FailedPrecondition for live work, Unavailable while a process still holds its lease, and AlreadyExists
+        when the request has asked for something else.
+        """
+        if await requests.answer(request) is not None:
+            return
+        keys = self._keys
+        live = " ".join(LIVE)
+        own = [keys.record(work_id), keys.lease(work_id), keys.all, keys.active, keys.tombstone(work_id), keys.deleted]
+        async with unavailable_if_down(f"delete {self._noun} {work_id}"):
+            record = await self._redis.hgetall(keys.record(work_id))
+            answer: str = await self._delete(
+                keys=[*own, keys.idempotency(key_of(record) if record else ""), requests.key(request)],
+                args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
+            )
+        if answer == "HELD":
+            raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
+        if answer in LIVE:
+            raise errors.FailedPrecondition(f"{self._noun} {work_id} is {answer}; cancel it first, then delete it")
+        if answer == "MISSING" and await requests.answer(request) is None:  # else a retry at the same time was faster
+            raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
+
+    async def deleted(self) -> list[str]:
+        """The ids of deleted work of which something may be left, sorted."""
+        async with unavailable_if_down(f"read the deleted {self._noun}s"):
+            return sorted(await self._redis.smembers(self._keys.deleted))
+
+    async def clear(self, work_id: str, remove: Callable[[dict[str, str]], Awaitable[None]]) -> None:
+        """Removes all that deleted work has left; whoever is interrupted here is followed by the next `clear`.
+
+        `remove` gets the last record, and removes all that the work has beside record, lease and events. It may have
+        done so before, in part or in whole.
+        """
+        keys = self._keys
+        async with unavailable_if_down(f"read what is left of {self._noun} {work_id}"):
+            record = await self._redis.hgetall(keys.tombstone(work_id))
+        if record:
+            await remove(record)
+        async with unavailable_if_down(f"remove {self._noun} {work_id}"):
+            pipe = self._redis.pipeline(transaction=True)
+            if record:
+                pipe.unlink(keys.events(work_id), keys.lease(work_id), keys.tombstone(work_id))
+            pipe.srem(keys.deleted, work_id)
+            await pipe.execute()
+
+    async def expired(self, keep_s: float, kept: int) -> list[Expired]:
+        """Ended work that is to go, the longest ended first: after `keep_s`, and all but the `kept` that ended last.
+
+        0 sets no limit. Live work is never among it. Ages are by Redis's clock, except of what earlier releases ended.
+        """
+        ended: list[tuple[float, str]] = []
+        async with unavailable_if_down(f"look for old {self._noun}s"):
+            seconds, _ = await self._redis.time()
+            for start in itertools.count(0, READ):
+                ids = await self._redis.zrange(self._keys.all, start, start + READ - 1)
+                pipe = self._redis.pipeline(transaction=False)
+                for work_id in ids:
+                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "ended_at")
+                rows = zip(ids, await pipe.execute(), strict=True)
+                ended += [
+                    (_ended_s(*times), work_id) for work_id, (state, *times) in rows if state and state not in LIVE
+                ]
+                if len(ids) < READ:
+                    break
+        ended.sort()
+        surplus = len(ended) - kept if kept else 0
+        found = []
+        for place, (at_s, work_id) in enumerate(ended):
+            if keep_s and seconds - at_s > keep_s:
+                found.append(Expired(work_id, f"ended {seconds - at_s:,.0f} s ago, kept for {keep_s:,.0f} s"))
+            elif place < surplus:
+                found.append(Expired(work_id, f"not among the {kept:,} that ended last"))
+        return found
+
     def lease(self, work_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of one piece of work, not taken yet."""
         return WorkLease(self._leases, self._keys.lease(work_id), owner, lease_s)
@@ -309,6 +428,11 @@ class WorkLease:
         """Gives the lease back; does nothing when another owner holds it."""
         self._sure_until = 0.0
         await self._leases.release(self._key, self.owner)
+
+
+def _ended_s(ended_s: str | None, ended_at: str | None) -> float:
+    """When work has ended; earlier releases wrote the host's time alone."""
+    return float(ended_s) if ended_s else datetime.fromisoformat(ended_at).timestamp() if ended_at else 0.0
 
 
 def digest(text: str) -> str:
