@@ -8,6 +8,7 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
+from services.sampler.execution.retention import Retention
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import RunLabels, Runner
 from services.sampler.execution.sampling import Sampling
@@ -22,7 +23,7 @@ from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.servicer import SamplerServicer
+from services.sampler.servicer import SamplerAdminServicer, SamplerServicer
 from services.sampler.settings import SamplerSettings
 from services.store.redis import connect, warn_unless_durable
 
@@ -68,20 +69,36 @@ def build(settings: SamplerSettings) -> GrpcServer:
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
     review = Review(store, nodes, tasks, pairs)
+    retention = Retention(
+        store,
+        [nodes.keys_of, pairs.keys_of, tasks.keys_of],
+        labels,
+        instance=settings.instance,
+        keep_s=settings.run_keep_s,
+        kept=settings.runs_kept,
+    )
     server.add(
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
         SamplerServicer(sampling, queue, review, server),
         "aeenc.v1.SamplerService",
     )
+    server.add(
+        sampler_pb2_grpc.add_SamplerAdminServiceServicer_to_server,
+        SamplerAdminServicer(retention),
+        "aeenc.v1.SamplerAdminService",
+        admin=True,
+    )
 
     async def start() -> None:
         await warn_unless_durable(redis)
         review.start()
+        retention.start()
         runner.start()  # the runner's first look at Redis makes the service ready
 
     server.on_start(start)
-    for close in (redis.aclose, index.close, labels.close, runner.stop, review.stop):  # the last one is called first
-        server.on_stop(close)
+    stops = (redis.aclose, index.close, labels.close, runner.stop, review.stop, retention.stop)
+    for stop in stops:  # the last one is called first
+        server.on_stop(stop)
     return server
 
 

@@ -13,6 +13,7 @@ from services.kit.convert import decode_enum, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
+from services.sampler.execution.retention import OldRun
 from services.sampler.people.agreement import Agreement
 from services.sampler.people.decisions import SentVerdicts, verdict_of
 from services.sampler.people.queue import LeasedTask
@@ -146,6 +147,11 @@ def to_run(run: Run) -> sampler_pb2.Run:
 def to_progress(progress: RunProgress) -> sampler_pb2.RunProgress:
     """The progress of a run."""
     return sampler_pb2.RunProgress(**asdict(progress))
+
+
+def to_garbage(old: OldRun) -> types_pb2.Garbage:
+    """A run that a collection removes."""
+    return types_pb2.Garbage(kind="run", id=old.id, reason=old.reason, bytes=old.bytes)
 
 
 def from_sign(sign: types_pb2.PairSign) -> PairSign | None:

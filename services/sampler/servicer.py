@@ -1,4 +1,4 @@
-"""SamplerService over gRPC: converts and delegates."""
+"""SamplerService and SamplerAdminService over gRPC: convert and delegate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
 from services.kit.convert import position_of, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
+from services.sampler.execution.retention import Retention
 from services.sampler.execution.sampling import Sampling
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.review import Review
@@ -144,3 +145,20 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
                 for run_id, reason in self._sampling.waiting_runs.items()
             ],
         )
+
+
+class SamplerAdminServicer(sampler_pb2_grpc.SamplerAdminServiceServicer):
+    """Removes runs."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+
+    async def DeleteRun(self, request: sampler_pb2.DeleteRunRequest, context: Any) -> sampler_pb2.DeleteRunResponse:
+        await self._retention.delete(request.run_id, request.request_id)
+        return sampler_pb2.DeleteRunResponse(run_id=request.run_id)
+
+    async def CollectGarbage(
+        self, request: sampler_pb2.SamplerAdminServiceCollectGarbageRequest, context: Any
+    ) -> sampler_pb2.SamplerAdminServiceCollectGarbageResponse:
+        found = await self._retention.collect(request.request_id, dry_run=request.dry_run)
+        return sampler_pb2.SamplerAdminServiceCollectGarbageResponse(garbage=[convert.to_garbage(old) for old in found])

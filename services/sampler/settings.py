@@ -86,6 +86,8 @@ class SamplerSettings(ServiceSettings):
     lease_s: float = Field(10.0, gt=0, description="seconds after which another sampler takes over a silent one's run")
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for runs that wait for a sampler")
     index_patience_s: float = Field(300.0, ge=0, description="seconds that a run waits for an index that is away")
+    run_keep_s: float = Field(0.0, ge=0, description="seconds after its end that a run is kept; 0: for ever")
+    runs_kept: int = Field(0, ge=0, description="ended runs that are kept, those that ended last; 0: all")
 
     @field_validator("queues", mode="after")
     @classmethod

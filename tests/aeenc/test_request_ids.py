@@ -27,6 +27,8 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     ),
     "CancelRun": lambda channel: SamplerClient(channel).cancel("r"),
     "ResumeRun": lambda channel: SamplerClient(channel).resume("r"),
+    "DeleteRun": lambda channel: SamplerClient(channel).delete("r"),
+    "CollectGarbage": lambda channel: SamplerClient(channel).collect_garbage(),
     "ImportPairs": lambda channel: SamplerClient(channel).import_pairs("science", [types_pb2.Pair(query="q")]),
     "LeaseTask": lambda channel: PeopleClient(channel).lease("ann"),
     "SubmitVerdicts": lambda channel: PeopleClient(channel).submit(sampler_pb2.Lease(lease_id="l"), ["p1"]),

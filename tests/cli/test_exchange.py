@@ -45,6 +45,18 @@ async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path
         assert imported.progress.negatives == run["negatives"]
 
 
+async def test_a_run_is_listed_and_deleted(aeenc, world, trees):
+    async with world.sampler() as sampler:
+        run = await sampled(aeenc, sampler, trees)
+        target = ("--sampler", sampler.channel.target, "--json")
+        listed = await aeenc(*target, "runs")
+        assert [one["run"] for one in listed.json["runs"]] == [run["run"]]
+        deleted = await aeenc(*target, "runs", "delete", run["run"])
+        assert deleted.json == {"run": run["run"], "deleted": True}
+        assert (await aeenc(*target, "runs")).json == {"runs": []}
+        assert (await aeenc(*target, "runs", "delete", run["run"])).code == 2
+
+
 async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_path):
     record = {"query": "q", "sign": "negative"}
     lines = [json.dumps({**record, "premise": f"fact {n}"}) for n in range(2500)]

@@ -42,6 +42,7 @@ NEEDS_TOKEN = {
 NEEDS_ADMIN_TOKEN = {
     "aeenc.v1.IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
     "VerifyGeneration",
+    "aeenc.v1.SamplerAdminService": "CollectGarbage DeleteRun",
     "aeenc.v1.RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
 }
 NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}

@@ -53,7 +53,7 @@ class AsyncClient:
         admin = admin_token or token
         self.encoder = EncoderClient(channel(encoder, token))
         self.index = IndexClient(channel(index, token), channel(index, admin))
-        self.sampler = SamplerClient(channel(sampler, token))
+        self.sampler = SamplerClient(channel(sampler, token), channel(sampler, admin))
         self.people = PeopleClient(self.sampler.channel)
         self.trainer = TrainerClient(channel(trainer, token))
         self.registry = RegistryClient(channel(trainer, admin))

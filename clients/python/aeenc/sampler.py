@@ -18,11 +18,16 @@ _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sa
 
 
 class SamplerClient:
-    """Calls SamplerService. Raises the classes of `aeenc.errors`."""
+    """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
-    def __init__(self, channel: Channel) -> None:
+    Raises the classes of `aeenc.errors`.
+    """
+
+    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
         self.channel = channel
+        self._admin_channel = admin or channel
         self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
+        self._admin = sampler_pb2_grpc.SamplerAdminServiceStub(self._admin_channel.grpc)
 
     async def start_run(
         self,
@@ -92,6 +97,18 @@ class SamplerClient:
         """Continues a run that was cancelled or failed."""
         request = sampler_pb2.ResumeRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.ResumeRun, request)
+
+    async def delete(self, run_id: str, *, request_id: str = "") -> None:
+        """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
+        request = sampler_pb2.DeleteRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
+        await self._admin_channel.unary(self._admin.DeleteRun, request)
+
+    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+        """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
+        request = sampler_pb2.SamplerAdminServiceCollectGarbageRequest(
+            dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
+        )
+        return list((await self._admin_channel.unary(self._admin.CollectGarbage, request)).garbage)
 
     async def _run(self, method: Callable[..., Any], request: Any) -> sampler_pb2.Run:
         run: sampler_pb2.Run = (await self.channel.unary(method, request)).run

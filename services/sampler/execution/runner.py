@@ -45,19 +45,21 @@ class RunLabels:
         if self._registry is None:
             return
         try:
-            await self._registry.set_label(self._label(run), run.model_version)
+            await self._registry.set_label(self._label(run.id), run.model_version)
         except errors.AeencError as error:
-            log.warning("run goes on without its label", run=run.id, label=self._label(run), reason=error.message)
+            log.warning("run goes on without its label", run=run.id, label=self._label(run.id), reason=error.message)
 
-    async def drop(self, run: Run) -> None:
-        """Deletes the run's label."""
+    async def drop(self, run_id: str) -> bool:
+        """Deletes the run's label. False: it stays for now."""
         if self._registry is None:
-            return
+            return True
         try:
             with contextlib.suppress(errors.NotFound):
-                await self._registry.delete_label(self._label(run))
+                await self._registry.delete_label(self._label(run_id))
         except errors.AeencError as error:
-            log.warning("the label of an ended run stays", run=run.id, label=self._label(run), reason=error.message)
+            log.warning("the label of an ended run stays", run=run_id, label=self._label(run_id), reason=error.message)
+            return False
+        return True
 
     async def close(self) -> None:
         """Closes the connection."""
@@ -65,8 +67,8 @@ class RunLabels:
             await self._registry.channel.close()
 
     @staticmethod
-    def _label(run: Run) -> str:
-        return f"run-{run.id}"
+    def _label(run_id: str) -> str:
+        return f"run-{run_id}"
 
 
 class Runner:
@@ -250,4 +252,4 @@ class Runner:
             except errors.Unavailable:
                 await asyncio.sleep(self._poll_s)
         if ended == "OK":  # else a successor uses the label
-            await self._labels.drop(run)
+            await self._labels.drop(run.id)

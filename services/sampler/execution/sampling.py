@@ -15,7 +15,7 @@ from services.sampler.execution import tree_export
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import RunLabels, Runner
 from services.sampler.records.node_store import NodeStore
-from services.sampler.records.pair_log import PairLog
+from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
 from services.store.life_cycles import LIVE
@@ -113,7 +113,7 @@ class Sampling:
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
         if run.ended:  # else this is a retry, and the run was resumed meanwhile
             self._runner.drop(run_id)
-            await self._labels.drop(run)
+            await self._labels.drop(run.id)
         return run
 
     async def resume(self, run_id: str, request_id: str) -> Run:
@@ -159,7 +159,7 @@ class Sampling:
 
     async def _create_import(self, run_id: str, corpus: str, request_id: str) -> None:
         at = datetime.now(UTC)
-        key = f"import {request_id}" if request_id else ""
+        key = f"{IMPORT}{request_id}" if request_id else ""
         config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
         run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
         await self._store.create(run, [])

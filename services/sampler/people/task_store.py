@@ -12,9 +12,10 @@ Unavailable when Redis is away. What `write` has acknowledged is stored.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +33,7 @@ from services.store.redis import key_prefix, unavailable_if_down
 Step = Callable[[TaskRecord, float], Change]
 
 ATTEMPTS = 50
+READ = 500
 PAUSE_S = 0.005
 REQUEST_TTL_S = 86_400
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
@@ -403,6 +405,20 @@ class TaskStore:
         async with unavailable_if_down(f"read the verdict log of run {run_id}"):
             entries = await self._redis.xrange(self._keys.verdicts(run_id))
         return [{"task": values["task"], **json.loads(values["entry"])} for _, values in entries]
+
+    async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+        """The keys of a run's tasks and of what people did with them, in parts; what finds others comes last."""
+        keys, people = self._keys, set[str]()
+        for start in itertools.count(0, READ):
+            ids = await self.task_ids(run_id, start, READ)
+            found, _ = await self.read_many(run_id, ids)
+            new = {answer.annotator for one in found for answer in one.answers} - people
+            people |= new
+            yield [*(keys.task(run_id, one) for one in ids), *(keys.answered_by(run_id, one) for one in sorted(new))]
+            if len(ids) < READ:
+                break
+        parts = (keys.index, keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.events)
+        yield [part(run_id) for part in parts]
 
     async def _now_s(self) -> float:
         seconds, microseconds = await self._redis.time()

@@ -10,10 +10,15 @@ class RunKeys(WorkKeys):
 
     def __init__(self, namespace: str) -> None:
         super().__init__(namespace, "run")
+        self.retention = f"{self.prefix}runs:retention"  # the lease of who removes old runs
 
     def import_request(self, request_id: str) -> str:
         """Maps an import's request id to the run that it made; with `:added`, to the pairs that it added (string)."""
         return f"{self.prefix}import:{digest(request_id)}"
+
+    def import_requests(self, run_id: str) -> str:
+        """The keys that remember which requests have added pairs to it (set)."""
+        return self.part(run_id, "import-requests")
 
     def oracle_spent(self, oracle: str) -> str:
         """The number of verdicts that an oracle with a budget was asked for in all (string)."""

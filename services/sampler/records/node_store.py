@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, Self
 
@@ -25,7 +25,7 @@ from services.sampler.acs.algorithm import (
 )
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import EMIT
+from services.sampler.records.run_store import CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Pair, PairSign, Run
 from services.store.life_cycles import digest, now
 from services.store.redis import unavailable_if_down
@@ -186,6 +186,13 @@ class NodeStore:
             keys = [*self._tree_keys(run_id, step.tree), events, unfinished]
             calls.append((keys, [owner, now(), step.tree, step.depth, *level]))
         return await self._run(f"store the frontier of run {run_id}", self._advance, calls)
+
+    async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+        """The keys of a run's trees and of what it knows, in parts."""
+        own, trees = self._keys, int(record["trees"])
+        for start in range(0, trees, CHUNK):
+            yield [own.tree(run_id, index) for index in range(start, min(start + CHUNK, trees))]
+        yield [part(run_id) for part in (own.hypotheses, own.open, own.answers, own.asked, own.suspects)]
 
     def _tree_keys(self, run_id: str, tree: int) -> list[str]:
         return [self._keys.record(run_id), self._keys.lease(run_id), self._keys.tree(run_id, tree)]

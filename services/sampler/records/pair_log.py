@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +14,24 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import EMIT
-from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign
+from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
 from services.store.life_cycles import now
 from services.store.redis import unavailable_if_down
 
 READ = 1024
 READS = 32
 CHUNK = 1000  # a script's arguments have to fit on Lua's stack
+ADDED = ":added:"
+SCANNED = 10_000  # keys that Redis looks at in one step
+CLAIMED = 10 * CHUNK  # more pairs than an import has whose claim does not say how many
+IMPORT = "import "  # before the request id in the idempotency key of an import
 
-# KEYS: run, request, pairs, events, amended.  ARGV: now, whether there is a request id, then pairs
+# KEYS: run, request, pairs, events, amended, the run's requests
+# ARGV: now, whether there is a request id, then pairs
 _IMPORT = (
     EMIT
     + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 if ARGV[2] == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 for i = 3, #ARGV do
   local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
@@ -35,7 +41,10 @@ for i = 3, #ARGV do
   local counter = ({POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'})[pair.sign]
   redis.call('HINCRBY', KEYS[1], counter, 1)
 end
-if ARGV[2] == '1' then redis.call('SET', KEYS[2], #ARGV - 2) end
+if ARGV[2] == '1' then
+  redis.call('SET', KEYS[2], #ARGV - 2)
+  redis.call('SADD', KEYS[6], KEYS[2])
+end
 emit(KEYS[1], KEYS[4], ARGV[1])
 return #ARGV - 2
 """
@@ -111,14 +120,48 @@ class PairLog:
         )
 
     async def add(self, run_id: str, pairs: Sequence[Pair], request_id: str) -> int:
-        """Appends imported pairs, once for a request id. Returns how many were added by this request in all."""
+        """Appends imported pairs, once for a request id. Returns how many were added by this request in all.
+
+        Raises NotFound when the run was deleted meanwhile.
+        """
         added = 0
         async with unavailable_if_down(f"import pairs into run {run_id}"):
             for start in range(0, len(pairs), CHUNK):
                 chunk = [pair.to_json() for pair in pairs[start : start + CHUNK]]
-                request = f"{self._keys.import_request(request_id)}:added:{start}"
+                request = f"{self._keys.import_request(request_id)}{ADDED}{start}"
                 own = self._keys
                 keys = [own.record(run_id), request, own.pairs(run_id), own.events(run_id), own.amended(run_id)]
-                await self._import(keys=keys, args=[now(), int(bool(request_id)), *chunk])
+                keys.append(own.import_requests(run_id))
+                if await self._import(keys=keys, args=[now(), int(bool(request_id)), *chunk]) < 0:
+                    raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
                 added += len(chunk)
         return added
+
+    async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+        """The keys of a run's pairs, in parts, and of the requests that have added to them.
+
+        What finds others comes last: a request that is still known finds that its run is being deleted.
+        """
+        own = self._keys
+        async with unavailable_if_down(f"look up the imports into run {run_id}"):
+            added = await self._redis.smembers(own.import_requests(run_id))
+            claims = {key.partition(ADDED)[0] for key in added}
+            if record["imported"] == "1":
+                first = RunConfig.from_json(record["config"]).idempotency_key
+                claims.add(own.import_request(first.removeprefix(IMPORT)))
+                if "ended_s" not in record:  # an earlier release made it, and noted no requests
+                    async for claim, pairs in self._claims_of(run_id):
+                        claims.add(claim)
+                        added |= {f"{claim}{ADDED}{start}" for start in range(0, pairs, CHUNK)}
+        for found in (sorted(added), sorted(claims)):
+            for start in range(0, len(found), CHUNK):
+                yield found[start : start + CHUNK]
+        yield [own.pairs(run_id), own.amended(run_id), own.import_requests(run_id)]
+
+    async def _claims_of(self, run_id: str) -> AsyncIterator[tuple[str, int]]:
+        """The keys of all requests that have imported into a run, and of how many pairs: looks at those of all runs."""
+        async for key in self._redis.scan_iter(f"{self._keys.prefix}import:*", count=SCANNED):
+            if ADDED not in key and (claimed := await self._redis.get(key)):
+                first = json.loads(claimed) if claimed.startswith("{") else {"run": claimed, "pairs": CLAIMED}
+                if first["run"] == run_id:
+                    yield key, first["pairs"]

@@ -6,7 +6,7 @@ Every method raises Unavailable when Redis is away. What a method has acknowledg
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -26,14 +26,15 @@ from services.sampler.records.runs import (
     progress_of,
     state_of,
 )
-from services.store.life_cycles import LifeCycles, WorkLease, emit_script
-from services.store.redis import unavailable_if_down
-from services.store.requests import Request
+from services.store.life_cycles import Expired, LifeCycles, WorkLease, emit_script
+from services.store.redis import Leases, unavailable_if_down
+from services.store.requests import Request, Requests
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
 EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
-EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
+EVENTS_KEPT = 10_000  # of one run, or a few more; about a hundred bytes each
+EMIT = emit_script(EVENT_FIELDS, EVENTS_KEPT)  # the head of every script that writes an event of a run
 
 # KEYS: from 7 on hypotheses, open
 _KEEP_HYPOTHESES = """
@@ -48,7 +49,8 @@ class RunStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, on_create=_KEEP_HYPOTHESES)
+        self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
+        self.requests = Requests(redis, keys.namespace)
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis]) -> str:
         """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored."""
@@ -125,6 +127,43 @@ class RunStore:
         """The lease of a run, not taken yet."""
         return self._cycles.lease(run_id, owner, lease_s)
 
+    async def delete(self, run_id: str, request: Request) -> None:
+        """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
+        await self._cycles.delete(run_id, _idempotency_key, self.requests, request)
+
+    async def deleted(self) -> list[str]:
+        """The ids of deleted runs of which something may be left."""
+        return await self._cycles.deleted()
+
+    async def clear(self, run_id: str, remove: Callable[[dict[str, str]], Awaitable[None]]) -> None:
+        """Removes what a deleted run has left; `remove` gets its last record, and removes what others keep of it."""
+        await self._cycles.clear(run_id, remove)
+
+    async def expired(self, keep_s: float, kept: int) -> list[Expired]:
+        """The ended runs that are to go, the longest ended first; 0 sets no limit."""
+        return await self._cycles.expired(keep_s, kept)
+
+    async def record(self, run_id: str) -> dict[str, str]:
+        """A run as it is stored. Raises NotFound."""
+        return await self._cycles.get(run_id)
+
+    def retention_lease(self, owner: str, lease_s: float) -> WorkLease:
+        """The lease of who removes old runs, not taken yet."""
+        return WorkLease(Leases(self._redis), self._keys.retention, owner, lease_s)
+
+    async def remove(self, keys: Sequence[str]) -> None:
+        """Removes keys; Redis frees their memory beside its work."""
+        async with unavailable_if_down("remove what a run has left"):
+            await self._redis.unlink(*keys)
+
+    async def size_bytes(self, keys: Sequence[str]) -> int:
+        """About how much memory keys take."""
+        async with unavailable_if_down("measure a run"):
+            pipe = self._redis.pipeline(transaction=False)
+            for key in keys:
+                pipe.memory_usage(key)
+            return sum(size or 0 for size in await pipe.execute())
+
     async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[RunEvent]:
         """The events of a run from a sequence number on, until it has ended. Raises NotFound."""
         run = await self.get(run_id)
@@ -142,6 +181,10 @@ class RunStore:
         """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""
         async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
             return not await self._redis.sadd(self._keys.suspects(run_id), *node_ids)
+
+
+def _idempotency_key(record: Mapping[str, str]) -> str:
+    return RunConfig.from_json(record["config"]).idempotency_key
 
 
 def _run(run_id: str, record: dict[str, str]) -> Run:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import registry_pb2, registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
+from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
@@ -15,7 +15,16 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
-from support.worlds.sampler_world import HYPOTHESES, QUEUE, SamplerWorld, brute_force, finish, pair_set, serving
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    QUEUE,
+    FakeRegistry,
+    SamplerWorld,
+    brute_force,
+    finish,
+    pair_set,
+    serving,
+)
 
 PAIR = Pair("hypothesis 0", "p1", "fact 1", "POSITIVE")
 COMMIT = NodeCommit(
@@ -100,21 +109,6 @@ async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
         if not key.endswith(":lease"):
             assert await stores.redis.ttl(key) == -1, key
     assert (await stores.redis.hget(f"{prefix}record", "format_version")) == "1"
-
-
-class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
-    """Notes which labels were set and deleted."""
-
-    def __init__(self) -> None:
-        self.moves: list[tuple[str, str]] = []
-
-    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
-        self.moves.append((request.label, request.version))
-        return registry_pb2.SetLabelResponse()
-
-    async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
-        self.moves.append((request.label, ""))
-        return registry_pb2.DeleteLabelResponse()
 
 
 async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: SamplerWorld):

@@ -16,7 +16,16 @@ from typing import Any
 import grpc
 
 import aeenc
-from aeenc.v1 import index_pb2, index_pb2_grpc, oracle_pb2, oracle_pb2_grpc, sampler_pb2, types_pb2
+from aeenc.v1 import (
+    index_pb2,
+    index_pb2_grpc,
+    oracle_pb2,
+    oracle_pb2_grpc,
+    registry_pb2,
+    registry_pb2_grpc,
+    sampler_pb2,
+    types_pb2,
+)
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build
 from services.sampler.settings import SamplerSettings
@@ -159,6 +168,21 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
             if verdicts is not None:
                 answers.append(oracle_pb2.OracleAnswer(task_id=task.task_id, verdicts=verdicts, annotator="fake"))
         return oracle_pb2.JudgeResponse(answers=answers)
+
+
+class FakeRegistry(registry_pb2_grpc.RegistryAdminServiceServicer):
+    """Notes which labels were set and deleted."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, str]] = []
+
+    async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
+        self.moves.append((request.label, request.version))
+        return registry_pb2.SetLabelResponse()
+
+    async def DeleteLabel(self, request: registry_pb2.DeleteLabelRequest, context: Any) -> Any:
+        self.moves.append((request.label, ""))
+        return registry_pb2.DeleteLabelResponse()
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ EXIT_CODES = """Exit codes:
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(fleet.status, corpus.retrieve, runs.sample),
     *(people.tasks, people.agreement, people.adjudicate),
-    *(jobs.train, jobs.runs, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
+    *(jobs.train, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
     *(fleet.publish, fleet.rollback),
     *(loop.loop, evaluation.evaluate, evaluation.compare),
 )
@@ -67,6 +67,10 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
             "controls": oracle.controls,
         },
     ),
+}
+# name -> what it does by itself, and its commands by name
+_LISTS: dict[str, tuple[Callable[[typer.Context], None], dict[str, Callable[..., None]]]] = {
+    "runs": (jobs.runs, {"delete": jobs.delete_run}),
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
@@ -145,6 +149,16 @@ def options(
     targets.remember(context, {**given, "ca": ca, "timeout_s": timeout_s})
 
 
+def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context], None]:
+    """The command as a group's own: not carried out when one of the group's commands is."""
+
+    def callback(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            command(context)
+
+    return callback
+
+
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
     for command in _COMMANDS:
@@ -155,6 +169,12 @@ def _app() -> typer.Typer:
             group.callback()(lambda: None)  # otherwise its only command would become the group itself
         for own_name, command in commands.items():
             group.command(own_name)(command)
+        made.add_typer(group, name=name)
+    for name, (command, commands) in _LISTS.items():
+        group = typer.Typer(help=command.__doc__)
+        group.callback(invoke_without_command=True)(_alone(command))
+        for own_name, own in commands.items():
+            group.command(own_name)(own)
         made.add_typer(group, name=name)
     missing = []
     for entry in sorted(entry_points(group="aeenc.commands"), key=lambda entry: entry.name):

@@ -261,6 +261,34 @@ class ResumeRunResponse(_message.Message):
     run: Run
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
+class DeleteRunRequest(_message.Message):
+    __slots__ = ("run_id", "request_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request_id: str
+    def __init__(self, run_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteRunResponse(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class SamplerAdminServiceCollectGarbageRequest(_message.Message):
+    __slots__ = ("dry_run", "request_id")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    request_id: str
+    def __init__(self, dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SamplerAdminServiceCollectGarbageResponse(_message.Message):
+    __slots__ = ("garbage",)
+    GARBAGE_FIELD_NUMBER: _ClassVar[int]
+    garbage: _containers.RepeatedCompositeFieldContainer[_types_pb2.Garbage]
+    def __init__(self, garbage: _Optional[_Iterable[_Union[_types_pb2.Garbage, _Mapping]]] = ...) -> None: ...
+
 class ListPairsRequest(_message.Message):
     __slots__ = ("run_id", "page_size", "page_token", "sign")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

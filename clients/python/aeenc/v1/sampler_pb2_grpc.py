@@ -174,9 +174,10 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Replays the events of a run from a sequence number, then follows them until the run ends.
+        """Replays the events of a run from a sequence number, then follows them until the run ends. About the last 10,000
+        events are kept: the replay of a longer run begins at the first of these, and `seq` gives its number.
 
-        Fails with NOT_FOUND for an unknown run.
+        Fails with NOT_FOUND for an unknown run, also for one that is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1012,6 +1013,137 @@ class SamplerService(object):
             '/aeenc.v1.SamplerService/GetInfo',
             aeenc_dot_v1_dot_sampler__pb2.SamplerServiceGetInfoRequest.SerializeToString,
             aeenc_dot_v1_dot_sampler__pb2.SamplerServiceGetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class SamplerAdminServiceStub(object):
+    """Removes runs. Needs the admin credential.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.DeleteRun = channel.unary_unary(
+                '/aeenc.v1.SamplerAdminService/DeleteRun',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_unary(
+                '/aeenc.v1.SamplerAdminService/CollectGarbage',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageResponse.FromString,
+                _registered_method=True)
+
+
+class SamplerAdminServiceServicer(object):
+    """Removes runs. Needs the admin credential.
+    """
+
+    def DeleteRun(self, request, context):
+        """Deletes a run that has ended: its trees, pairs, events and tasks, what people have said of these, and its idempotency
+        key and request ids, so that a StartRun or ImportPairs with these starts anew. What it has spent of an oracle's
+        budget stays spent. Nobody sees the run once the call returns.
+
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - FAILED_PRECONDITION: the run is live. Cancel it first.
+        - ALREADY_EXISTS: the request id was used for another run.
+        - UNAVAILABLE: the sampler that worked on the run has not let go of it yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """Deletes the runs that the sampler's settings no longer keep, by their age and by their number, now instead of within
+        the next minute. At most 1,000 in one call, those that ended first.
+
+        Fails with ALREADY_EXISTS: the request id was used with another `dry_run`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SamplerAdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.DeleteRunRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.DeleteRunResponse.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'aeenc.v1.SamplerAdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('aeenc.v1.SamplerAdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class SamplerAdminService(object):
+    """Removes runs. Needs the admin credential.
+    """
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerAdminService/DeleteRun',
+            aeenc_dot_v1_dot_sampler__pb2.DeleteRunRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.DeleteRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerAdminService/CollectGarbage',
+            aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.SamplerAdminServiceCollectGarbageResponse.FromString,
             options,
             channel_credentials,
             insecure,

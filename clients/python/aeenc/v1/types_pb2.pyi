@@ -139,6 +139,18 @@ class Pair(_message.Message):
     reason: str
     def __init__(self, seq: _Optional[int] = ..., query: _Optional[str] = ..., premise_id: _Optional[str] = ..., premise: _Optional[str] = ..., sign: _Optional[_Union[PairSign, str]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Garbage(_message.Message):
+    __slots__ = ("kind", "id", "reason", "bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    reason: str
+    bytes: int
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class Provenance(_message.Message):
     __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended", "note")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

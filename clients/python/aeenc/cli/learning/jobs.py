@@ -233,8 +233,15 @@ def cancel(context: typer.Context, work_id: Id) -> None:
     output_of(context).result(run_dict(stopped) if is_run else job_dict(stopped))
 
 
+def delete_run(context: typer.Context, run: Annotated[str, typer.Argument(help="The run.")]) -> None:
+    """Deletes a run that has ended, with its pairs, trees and tasks. They cannot be had back."""
+    with client(context) as connected:
+        connected.sampler.delete(run)
+    output_of(context).result({"run": run, "deleted": True})
+
+
 def runs(context: typer.Context) -> None:
-    """Lists sampling runs, newest first."""
+    """Lists sampling runs, newest first; `delete` removes one."""
     with client(context) as connected:
         found = [run_dict(run) for run in connected.sampler.runs()]
     _list(context, "runs", found, "run", "trees_done", "positives")

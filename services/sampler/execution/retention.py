@@ -1,0 +1,141 @@
+"""Deletes runs: those that are asked for, and those that the settings no longer keep.
+
+    DeleteRun ──────────────▶ tombstone, one script ─▶ parts, one step each ─▶ label ─▶ nothing is left
+    age or number ─▶ expired ───┘                       └── carried on by the next look of any sampler
+
+Redis's clock says how old a run is. Of several samplers one at a time looks for old runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from aeenc import errors
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
+from services.sampler.execution.runner import RunLabels
+from services.sampler.records.run_store import RunStore
+from services.store.life_cycles import Expired
+from services.store.requests import Request
+
+log = get(__name__)
+
+LOOK_S = 60.0  # between two looks for old runs
+LEASE_S = 30.0
+MOST = 1000  # runs that one call removes
+
+KeysOf = Callable[[str, Mapping[str, str]], AsyncIterator[list[str]]]
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """A run that need not be kept, and about how much memory it takes."""
+
+    id: str
+    reason: str
+    bytes: int
+
+
+class Retention:
+    """Removes runs of one namespace. `parts` give the keys of a run, by its id and record, in steps.
+
+    Runs are kept for `keep_s` after their end, the last `kept` of them; 0 sets no limit.
+    """
+
+    def __init__(
+        self, runs: RunStore, parts: Sequence[KeysOf], labels: RunLabels, *, instance: str, keep_s: float, kept: int
+    ) -> None:
+        self._runs, self._parts, self._labels = runs, parts, labels
+        self._lease = runs.retention_lease(f"{instance}:{uuid.uuid4().hex[:8]}", LEASE_S)
+        self._keep_s, self._kept = keep_s, kept
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to look for old runs, and carries on deletions that broke off."""
+        self._looking = asyncio.create_task(self._look())
+
+    async def stop(self) -> None:
+        """Stops looking."""
+        if self._looking is not None:
+            await cancel_all([self._looking])
+
+    async def delete(self, run_id: str, request_id: str) -> None:
+        """Deletes an ended run, once for a request id. Raises NotFound, FailedPrecondition, AlreadyExists."""
+        await self._remove(run_id, Request(request_id, "DeleteRun", {"run_id": run_id}))
+
+    async def collect(self, request_id: str, *, dry_run: bool) -> list[OldRun]:
+        """Deletes the runs that are no longer kept, and says which; with `dry_run` it says so only."""
+        request = Request(request_id, "CollectGarbage", {"dry_run": dry_run})
+        if (before := await self._runs.requests.answer(request)) is not None:
+            found = [OldRun(**row) for row in json.loads(before["garbage"])]
+        else:
+            expired = await self._runs.expired(self._keep_s, self._kept)
+            found = [old for one in expired[:MOST] if (old := await self._measured(one)) is not None]
+            await self._runs.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
+        if not dry_run:
+            for old in found:
+                await self._remove_old(old.id)
+        return found
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                for run_id in await self._runs.deleted():
+                    await self._clear(run_id)
+                await self._remove_expired()
+            except errors.AeencError as error:
+                log.warning("old runs stay for now", reason=error.message)
+            except Exception:  # one failed look must not end the loop
+                log.exception("removing old runs failed; it tries again")
+            await asyncio.sleep(LOOK_S)
+
+    async def _remove_expired(self) -> None:
+        if not (self._keep_s or self._kept) or not await self._lease.renew():
+            return
+        try:
+            for one in await self._runs.expired(self._keep_s, self._kept):
+                if not await self._lease.renew():
+                    return
+                log.info("run is removed", run=one.id, reason=one.reason)
+                await self._remove_old(one.id)
+        finally:
+            with contextlib.suppress(errors.Unavailable):
+                await self._lease.release()
+
+    async def _remove_old(self, run_id: str) -> None:
+        with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):  # deleted or resumed meanwhile
+            await self._remove(run_id, Request("", "CollectGarbage", {}))
+
+    async def _remove(self, run_id: str, request: Request) -> None:
+        await self._runs.delete(run_id, request)
+        try:
+            await self._clear(run_id)
+        except errors.Unavailable as error:
+            log.warning("a deleted run is removed later", run=run_id, reason=error.message)
+
+    async def _clear(self, run_id: str) -> None:
+        async def remove(record: dict[str, str]) -> None:
+            for part in self._parts:
+                async for keys in part(run_id, record):
+                    if keys:
+                        await self._runs.remove(keys)
+            if not await self._labels.drop(run_id):
+                raise errors.Unavailable(f"the label of run {run_id} stays while the registry is away")
+
+        await self._runs.clear(run_id, remove)
+
+    async def _measured(self, one: Expired) -> OldRun | None:
+        try:
+            record = await self._runs.record(one.id)
+        except errors.NotFound:
+            return None
+        size = 0
+        for part in self._parts:
+            async for keys in part(one.id, record):
+                size += await self._runs.size_bytes(keys)
+        return OldRun(one.id, one.reason, size)

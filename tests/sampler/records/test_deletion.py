@@ -1,0 +1,209 @@
+"""Deleting runs: nothing is left, nobody sees half of one, and what the settings no longer keep goes by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.v1 import registry_pb2_grpc, sampler_pb2, types_pb2
+from services.sampler.execution import retention
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.run_store import RunStore
+from services.store.redis import connect
+from support.waiting import eventually, until
+from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, take
+
+# What belongs to no run: the newest number, the pace of a queue, the events of all queues, and what is known for a day.
+NOT_OF_A_RUN = {"runs:number", "queue:team:pace", "task-events"}
+FOR_A_DAY = ("request-done:", "task-request:", "run-request:")
+ONE = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> Any:
+    connected = connect(redis_url)
+    yield connected
+    await connected.aclose()
+
+
+async def left(redis: Any, world: SamplerWorld) -> set[str]:
+    prefix = RunKeys(world.settings["namespace"]).prefix
+    found = {key.removeprefix(prefix) async for key in redis.scan_iter(f"{prefix}*")}
+    return {key for key in found - NOT_OF_A_RUN if not key.startswith(FOR_A_DAY)}
+
+
+async def gone(client: aeenc.SamplerClient, run_id: str) -> None:
+    """Checks that no call knows the run."""
+    assert run_id not in {run.id for run in await client.runs()}
+    for call in (client.run(run_id), client.resume(run_id), client.wait(run_id), anext(client.pairs(run_id))):
+        with pytest.raises(errors.NotFound):
+            await call
+
+
+async def test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a_new_one(
+    world: SamplerWorld, redis: Any
+) -> None:
+    async with world.sampler(oracle={"max_judgements": 10_000}) as client:
+        run = await finish(client, idempotency_key="k")
+        await client.delete(run.id, request_id="d1")
+        await gone(client, run.id)
+        assert {key for key in await left(redis, world) if not key.startswith("oracle:")} == set()
+        again = await finish(client, idempotency_key="k")
+        assert again.id != run.id
+    async with world.sampler() as client:  # another process
+        await client.delete(run.id, request_id="d1")
+        with pytest.raises(errors.AlreadyExists, match="was used with run_id"):
+            await client.delete(again.id, request_id="d1")
+        with pytest.raises(errors.NotFound, match=run.id):
+            await client.delete(run.id)
+        assert await client.run(again.id)
+
+
+async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did(
+    world: SamplerWorld, redis: Any
+) -> None:
+    async with world.sampler(queues={"team": {**QUEUE, "overlap": 2}}) as client:
+        people = aeenc.PeopleClient(client.channel)
+        run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team", k=4)
+
+        async def queued() -> bool:
+            return bool(await people.lease("ann", run_id=run.id))
+
+        await eventually(queued)
+        lease = await take(people, "ben", run.id)
+        answer = await people.submit(lease, [lease.task.candidates[0].premise_id])
+        await people.amend(answer.answer_id, [lease.task.candidates[1].premise_id], "cem")
+        with pytest.raises(errors.FailedPrecondition, match=f"run {run.id} is RUNNING; cancel it first"):
+            await client.delete(run.id)
+        await client.cancel(run.id)
+        await client.delete(run.id)
+        await gone(client, run.id)
+        with pytest.raises(errors.NotFound):
+            await people.submit(lease, [])
+        assert await left(redis, world) == set()
+
+
+@pytest.mark.parametrize("release", ["this", "earlier"])
+async def test_an_import_that_was_deleted_can_be_made_again_under_its_request_id(
+    world: SamplerWorld, redis: Any, release: str
+) -> None:
+    async with world.sampler() as client:
+        first = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
+        if release == "earlier":
+            keys = RunKeys(world.settings["namespace"])
+            await redis.delete(keys.import_requests(first.run_id))
+            await redis.hdel(keys.record(first.run_id), "ended_s")
+        other = await client.import_pairs("science", [ONE], request_id="i2")
+        await client.delete(first.run_id)
+        assert not {key for key in await left(redis, world) if first.run_id in key}
+        second = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
+        assert second.run_id != first.run_id
+        assert (second.added, (await client.run(second.run_id)).progress.positives) == (1500, 1500)
+        assert await client.import_pairs("science", [ONE], request_id="i2") == other
+        for run_id in (second.run_id, other.run_id):
+            await client.delete(run_id)
+        assert await left(redis, world) == set()
+
+
+async def test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at_the_next_start(
+    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+
+    async def dies(_self: RunStore, keys: list[str]) -> None:
+        removed.extend(keys)
+        if len(removed) > 1:
+            raise RuntimeError("killed")
+        await redis.unlink(*keys)
+
+    async with world.sampler() as client:
+        run = await finish(client)
+        with monkeypatch.context() as patch:
+            patch.setattr(RunStore, "remove", dies)
+            with pytest.raises(errors.AeencError):
+                await client.channel.unary(
+                    client._admin.DeleteRun, sampler_pb2.DeleteRunRequest(run_id=run.id, request_id="d1"), retry=False
+                )
+        await gone(client, run.id)
+        assert await left(redis, world)
+    async with world.sampler() as client:
+        await client.delete(run.id, request_id="d1")
+
+        async def nothing_left() -> bool:
+            return not await left(redis, world)
+
+        await eventually(nothing_left)
+
+
+async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_run_says_it_before(
+    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.sampler() as client:
+        runs = [await finish(client, hypotheses=[("t", f"hypothesis {n}")]) for n in range(4)]
+        assert await client.collect_garbage(dry_run=True) == []
+    keys = RunKeys(world.settings["namespace"])
+    for age_s, run in zip((5000, 40, 30, 20), runs, strict=True):
+        seconds, _ = await redis.time()
+        await redis.hset(keys.record(run.id), "ended_s", seconds - age_s)
+
+    async def kept(client: aeenc.SamplerClient) -> list[str]:
+        return sorted(run.id for run in await client.runs())
+
+    monkeypatch.setattr(retention, "LOOK_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.Retention, "start", lambda _: None)
+        async with world.sampler(run_keep_s=1000, runs_kept=2) as client:
+            would_go = await client.collect_garbage(dry_run=True, request_id="g1")
+            assert [(one.kind, one.id) for one in would_go] == [("run", runs[0].id), ("run", runs[1].id)]
+            assert "kept for 1,000 s" in would_go[0].reason
+            assert "2 that ended last" in would_go[1].reason
+            assert min(one.bytes for one in would_go) > 1000
+            assert len(await kept(client)) == 4
+            with pytest.raises(errors.AlreadyExists, match="dry_run True, now with False"):
+                await client.collect_garbage(request_id="g1")
+            assert [one.id for one in await client.collect_garbage(request_id="g2")] == [runs[0].id, runs[1].id]
+            assert await kept(client) == sorted([runs[2].id, runs[3].id])
+            assert [one.id for one in await client.collect_garbage(request_id="g2")] == [runs[0].id, runs[1].id]
+    async with world.sampler(runs_kept=1) as client:
+
+        async def only_the_last() -> bool:
+            return await kept(client) == [runs[3].id]
+
+        await eventually(only_the_last)
+
+
+async def test_the_label_of_a_deleted_run_goes_too(world: SamplerWorld) -> None:
+    registry = FakeRegistry()
+    async with (
+        serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
+        world.sampler(trainer_target=f"127.0.0.1:{port}") as client,
+    ):
+        run = await finish(client)
+        await until(lambda: registry.moves[-1:] == [(f"run-{run.id}", "")])
+        registry.moves.clear()
+        await client.delete(run.id)
+        assert registry.moves == [(f"run-{run.id}", "")]
+
+
+async def test_of_a_long_runs_events_the_last_are_kept_and_a_late_watcher_begins_there(
+    world: SamplerWorld, redis: Any
+) -> None:
+    keys = RunKeys(world.settings["namespace"])
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
+        async for seq, seen in client.watch(run.id):  # noqa: B007
+            if seen.state == sampler_pb2.RUN_STATE_RUNNING:
+                break
+        [(_, event)] = await redis.xrevrange(keys.events(run.id), count=1)
+        pipe = redis.pipeline(transaction=False)
+        for more in range(seq + 1, seq + 10_500):
+            pipe.xadd(keys.events(run.id), event, id=f"{more}-0")
+        pipe.hincrby(keys.record(run.id), "event_seq", 10_499)
+        await pipe.execute()
+        await client.cancel(run.id)
+        first, _ = await anext(client.watch(run.id, from_seq=2))
+        last = seq + 10_500
+        assert 10_000 <= last - first + 1 <= 10_200
