@@ -355,15 +355,25 @@ class Backoff:
 
 
 async def remove_finished(jobs_dir: Path, store: JobStore) -> None:
-    """Removes directories of jobs that succeeded, and of unknown jobs unchanged for a day.
+    """Removes directories that no job needs. Raises Unavailable if Redis is away."""
+    for directory, reason in await finished_directories(jobs_dir, store):
+        log.info("job directory removed", job=directory.name, reason=reason)
+        await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+async def finished_directories(jobs_dir: Path, store: JobStore) -> list[tuple[Path, str]]:
+    """Lists directories of jobs that succeeded, and of unknown jobs unchanged for a day, each with the reason.
 
     A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
     """
+    finished = []
     for directory in await run_in_thread(_directories, jobs_dir):
         state = await store.state(directory.name)
-        if state == "SUCCEEDED" or (state is None and await run_in_thread(_is_old, directory)):
-            log.info("job directory removed", job=directory.name, state=state)
-            await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
+        if state == "SUCCEEDED":
+            finished.append((directory, "its job has succeeded"))
+        elif state is None and await run_in_thread(_is_old, directory):
+            finished.append((directory, "no record names its job"))
+    return finished
 
 
 def _directories(jobs_dir: Path) -> list[Path]:

@@ -6,14 +6,14 @@ Every method raises Unavailable if Redis is away, and NewerFormat, naming the jo
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from redis.asyncio import Redis
 
 from services.store.formats import check_format
-from services.store.life_cycles import LifeCycles, WorkKeys, WorkLease
+from services.store.life_cycles import Expired, LifeCycles, WorkKeys, WorkLease
 from services.store.redis import unavailable_if_down
 from services.store.requests import Request
 from services.trainer.jobs.job import (
@@ -118,6 +118,42 @@ class JobStore:
         """Records a job's progress. Returns OK, LOST, or the state in which the job has ended."""
         fields = {"progress": json.dumps(asdict(progress))}
         return await self._cycles.transition(job_id, ("RUNNING",), "RUNNING", owner=owner, fields=fields)
+
+    async def delete(self, job_id: str, request: Request) -> None:
+        """Takes an ended job out of sight; `clear` removes the rest. A retry of the `request` does nothing.
+
+        Raises as `LifeCycles.delete` does.
+        """
+
+        def key_of(record: Mapping[str, str]) -> str:
+            return job_of(job_id, record).config.idempotency_key
+
+        await self._cycles.delete(job_id, key_of, self.requests, request)
+
+    async def deleted(self) -> list[str]:
+        """Lists the ids of deleted jobs of which something may be left."""
+        return await self._cycles.deleted()
+
+    async def clear(self, job_id: str) -> None:
+        """Removes what a deleted job has left here."""
+
+        async def remove(_record: Mapping[str, str]) -> None:
+            async with unavailable_if_down(f"remove job {job_id}"):
+                await self._redis.unlink(self._validation(job_id))
+
+        await self._cycles.clear(job_id, remove)
+
+    async def expired(self, keep_s: float, kept: int) -> list[Expired]:
+        """Lists the ended jobs that need not be kept, as `LifeCycles.expired` does."""
+        return await self._cycles.expired(keep_s, kept)
+
+    async def size_bytes(self, job_id: str) -> int:
+        """Tells about how much memory a job takes in Redis."""
+        async with unavailable_if_down(f"measure job {job_id}"):
+            pipe = self._redis.pipeline(transaction=False)
+            for key in (self._keys.record(job_id), self._keys.events(job_id), self._validation(job_id)):
+                pipe.memory_usage(key)
+            return sum(size or 0 for size in await pipe.execute())
 
     def lease(self, job_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of a job, not taken yet."""

@@ -25,7 +25,11 @@ class Checkpoints:
         self.store, self._registry = store, registry
 
     async def register(self, version: str, *, verify: Literal["full", "size"] = "full") -> CheckpointRow:
-        """Registers a committed artifact, by default after checking every hash. Repeating it changes nothing."""
+        """Registers a committed artifact, by default after checking every hash. Repeating it changes nothing.
+
+        A deleted version comes back, unless its files are just being removed: Unavailable.
+        """
+        await self._registry.revive_checkpoint(version)  # first: what is opened next stays
         artifact = await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
         meta = artifact.meta
         row = CheckpointRow(

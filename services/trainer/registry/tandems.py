@@ -104,6 +104,11 @@ class Tandems:
             records = await self._redis.hvals(self._key)
         return [_tandem(record) for record in records]
 
+    async def remove(self, version: str) -> None:
+        """Forgets the tandem of a query encoder, if it has one."""
+        async with unavailable_if_down(f"remove the tandem of {version}"):
+            await self._redis.hdel(self._key, version)
+
     @property
     def _key(self) -> str:
         return f"{self._prefix}tandems"
