@@ -320,16 +320,14 @@ class LifeCycles:
                 if record["state"] not in LIVE and int(record.get("event_seq", 0)) <= seq:
                     return
 
-    async def delete(
-        self, work_id: str, key_of: Callable[[dict[str, str]], str], requests: Requests, request: Request
-    ) -> None:
+    async def delete(self, work_id: str, key_of: Callable[[dict[str, str]], str], request: Request) -> None:
         """Takes ended work out of sight in one step, and forgets its idempotency key; `clear` removes the rest.
 
         `key_of` reads the idempotency key from the record. A retry of the `request` does nothing for a day. Raises
         NotFound, FailedPrecondition for live work, Unavailable while a process still holds its lease, and AlreadyExists
         when the request has asked for something else.
         """
-        if await requests.answer(request) is not None:
+        if await self.requests.answer(request) is not None:
             return
         keys = self._keys
         live = " ".join(LIVE)
@@ -337,14 +335,14 @@ class LifeCycles:
         async with unavailable_if_down(f"delete {self._noun} {work_id}"):
             record = await self._redis.hgetall(keys.record(work_id))
             answer: str = await self._delete(
-                keys=[*own, keys.idempotency(key_of(record) if record else ""), requests.key(request)],
+                keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
                 args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
             )
         if answer == "HELD":
             raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
         if answer in LIVE:
             raise errors.FailedPrecondition(f"{self._noun} {work_id} is {answer}; cancel it first, then delete it")
-        if answer == "MISSING" and await requests.answer(request) is None:  # else a retry at the same time was faster
+        if answer == "MISSING" and await self.requests.answer(request) is None:  # else a retry was faster
             raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
 
     async def deleted(self) -> list[str]:

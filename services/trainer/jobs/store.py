@@ -128,7 +128,7 @@ class JobStore:
         def key_of(record: Mapping[str, str]) -> str:
             return job_of(job_id, record).config.idempotency_key
 
-        await self._cycles.delete(job_id, key_of, self.requests, request)
+        await self._cycles.delete(job_id, key_of, request)
 
     async def deleted(self) -> list[str]:
         """Lists the ids of deleted jobs of which something may be left."""
