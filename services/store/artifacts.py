@@ -238,17 +238,33 @@ class ArtifactStore:
 
     def sweep(self, folder: str) -> bool:
         """Removes the rest of killed writers and deletions. Returns False, and does nothing, while somebody writes."""
+        with self._nobody_writes(folder) as alone:
+            for left in self._left(folder) if alone else ():
+                left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
+        return alone
+
+    def left(self, folder: str) -> tuple[Path, ...]:
+        """Lists what `sweep` would remove now."""
+        with self._nobody_writes(folder) as alone:
+            return self._left(folder) if alone else ()
+
+    def _left(self, folder: str) -> tuple[Path, ...]:
+        return tuple(path for kind in (TEMPORARY, DELETED, DAMAGED) for path in (self.root / folder).glob(f"{kind}*"))
+
+    @contextmanager
+    def _nobody_writes(self, folder: str) -> Iterator[bool]:
+        """Keeps writers out of the block, and tells whether there were none. There are none where no folder is."""
         parent = self.root / folder
         if not parent.is_dir():
-            return True
+            yield True
+            return
         with (parent / LOCK).open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return False
-            for left in (path for kind in (TEMPORARY, DELETED, DAMAGED) for path in parent.glob(f"{kind}*")):
-                left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
-        return True
+                yield False
+                return
+            yield True
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -25,12 +25,11 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.store.formats import check_format
 from services.store.redis import Leases, key_prefix, unavailable_if_down
-from services.store.requests import Request, Requests
+from services.store.requests import REQUEST_TTL_S, Request, Requests
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 WATCH_WAIT_MS = 1000
-REQUEST_TTL_S = 86_400
 FORMAT_VERSION = 1
 READ = 1000  # records read in one round trip
 STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
@@ -55,16 +54,27 @@ emit(KEYS[1], KEYS[5], ARGV[3])
 return ARGV[1]
 """
 
-# KEYS: record, lease, active, events, request
-# ARGV: owner or '', id, now, allowed states, state, error, whether it is an end, the request that asks for it or '',
-#       how long the request is known, then further fields and values
+# KEYS: record, lease, active, events, the request's record
+# ARGV: owner or '', id, now, allowed states, state, error, whether it is an end, the id of the request that asks for it
+#       or '', what that asks for, how long it is known, states in which nothing is to do, then fields and values
+# The record's field `request` is what releases before 0.2 know a retry by.
 _TRANSITION = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
 {NEWER}
-local move = ARGV[2] .. ' ' .. ARGV[5]
-local before = ARGV[8] ~= '' and redis.call('GET', KEYS[5])
-if before then return before == move and 'OK' or 'USED ' .. before end
+local before = ARGV[8] ~= '' and redis.call('HGET', KEYS[5], 'content')
+if before then return before == ARGV[9] and 'OK' or 'USED' end
+local function note()
+  if ARGV[8] == '' then return end
+  local values = redis.call('HMGET', KEYS[1], unpack(NAMES))
+  redis.call('HSET', KEYS[5], 'content', ARGV[9])
+  for i, name in ipairs(NAMES) do redis.call('HSET', KEYS[5], name, values[i] or '') end
+  redis.call('EXPIRE', KEYS[5], ARGV[10])
+end
+if string.find(ARGV[11], ' ' .. state .. ' ', 1, true) then
+  note()
+  return 'OK'
+end
 if ARGV[1] ~= '' then
   local holder = redis.call('GET', KEYS[2])
   if holder ~= ARGV[1] and (holder or needs_lease) then return 'LOST' end
@@ -74,11 +84,11 @@ if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then
   return again and 'OK' or state
 end
 redis.call('HSET', KEYS[1], 'request', ARGV[8], 'state', ARGV[5], 'error', ARGV[6],
-  'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 10))
+  'ended_at', ARGV[7] == '1' and ARGV[3] or '', unpack(ARGV, 12))
 if ARGV[7] == '1' then redis.call('HSET', KEYS[1], {STAMP}) end
-if ARGV[8] ~= '' then redis.call('SET', KEYS[5], move, 'EX', ARGV[9]) end
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
+note()
 return 'OK'
 """
 
@@ -138,10 +148,6 @@ class WorkKeys:
     def idempotency(self, key: str) -> str:
         """Maps a caller's idempotency key to the work that it started (string)."""
         return f"{self.prefix}{self.noun}-key:{digest(key)}"
-
-    def request(self, request_id: str) -> str:
-        """Maps a caller's request id to the work that it moved, and to which state (string with a time to live)."""
-        return f"{self.prefix}{self.noun}-request:{digest(request_id)}"
 
     def part(self, work_id: str, name: str) -> str:
         """A part of one piece of work."""
@@ -206,7 +212,7 @@ class LifeCycles:
             f"{emit}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         )
         self._delete: Any = redis.register_script(_DELETE)
-        self._leases = Leases(redis)
+        self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
 
     async def create(
         self, work_id: str, idempotency_key: str, record: Mapping[str, Any], *, waits: bool, keys: Sequence[str] = ()
@@ -261,9 +267,11 @@ class LifeCycles:
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
 
     async def active(self) -> list[str]:
-        """The ids of the work that waits for a process or has one, sorted."""
+        """The ids of the work that waits for a process or has one, the oldest first."""
         async with unavailable_if_down(f"read the active {self._noun}s"):
-            return sorted(await self._redis.smembers(self._keys.active))
+            active = sorted(await self._redis.smembers(self._keys.active))
+            numbers = await self._redis.zmscore(self._keys.all, active) if active else []
+        return [work_id for _, work_id in sorted(zip((n or 0 for n in numbers), active, strict=True))]
 
     async def transition(
         self,
@@ -273,44 +281,31 @@ class LifeCycles:
         *,
         error: str = "",
         owner: str = "",
-        request: str = "",
+        request: Request | None = None,
+        already: Sequence[State] = (),
         fields: Mapping[str, Any] | None = None,
     ) -> str:
         """Moves work to a state and sets further fields. Returns OK, MISSING, LOST, or the state that forbids the move.
 
-        LOST: `owner` does not hold the lease. A retry of the `request` that made the move gets OK for a day, whatever
-        has happened since. Raises AlreadyExists when the request has made another move.
+        LOST: `owner` does not hold the lease. Work in a state of `already` stays as it is, which is OK. In the same
+        step a `request` with an id is noted, with the event fields: its retry changes nothing and is OK, whatever has
+        happened since. Raises AlreadyExists when it has asked for something else before, NewerFormat for the record of
+        a newer release.
         """
-        keys = self._keys
+        keys, asked = self._keys, request or Request("", "", {})
         further = [part for field in (fields or {}).items() for part in field]
-        own = (keys.record(work_id), keys.lease(work_id))
-        allowed_states = " ".join(allowed)
         end = int(state not in LIVE)
+        moved = [owner, work_id, now(), f" {' '.join(allowed)} ", state, error, end]
+        noted = [asked.id, asked.text, REQUEST_TTL_S, f" {' '.join(already)} "]
+        own = (keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id))
         async with unavailable_if_down(f"move {self._noun} {work_id} to {state}"):
-            answer: str = await self._transition(
-                keys=[*own, keys.active, keys.events(work_id), keys.request(request)],
-                args=[
-                    owner,
-                    work_id,
-                    now(),
-                    f" {allowed_states} ",
-                    state,
-                    error,
-                    end,
-                    request,
-                    REQUEST_TTL_S,
-                    *further,
-                ],
-            )
+            answer: str = await self._transition(keys=[*own, self.requests.key(asked)], args=[*moved, *noted, *further])
         if answer == "NEWER":
             await self.get(work_id)
-        if answer.startswith("USED "):
-            _, other, moved = answer.split(" ")
-            raise errors.AlreadyExists(
-                f"request id {request!r} moved {self._noun} {other} to {moved}, not {work_id} to {state}; "
-                "choose another"
-            )
-        return answer
+        if answer != "USED":
+            return answer
+        await self.requests.answer(asked)  # raises unless a release has only added to what such requests ask for
+        return "OK"
 
     async def events(self, work_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Entry]:
         """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet."""
@@ -335,16 +330,14 @@ class LifeCycles:
                 if record["state"] not in LIVE and int(record.get("event_seq", 0)) <= seq:
                     return
 
-    async def delete(
-        self, work_id: str, key_of: Callable[[dict[str, str]], str], requests: Requests, request: Request
-    ) -> None:
+    async def delete(self, work_id: str, key_of: Callable[[dict[str, str]], str], request: Request) -> None:
         """Takes ended work out of sight in one step, and forgets its idempotency key; `clear` removes the rest.
 
         `key_of` reads the idempotency key from the record. A retry of the `request` does nothing for a day. Raises
         NotFound, FailedPrecondition for live work, Unavailable while a process still holds its lease, and AlreadyExists
         when the request has asked for something else.
         """
-        if await requests.answer(request) is not None:
+        if await self.requests.answer(request) is not None:
             return
         keys = self._keys
         live = " ".join(LIVE)
@@ -352,7 +345,7 @@ class LifeCycles:
         async with unavailable_if_down(f"delete {self._noun} {work_id}"):
             record = await self._redis.hgetall(keys.record(work_id))
             answer: str = await self._delete(
-                keys=[*own, keys.idempotency(key_of(record) if record else ""), requests.key(request)],
+                keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
                 args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
             )
         if answer == "NEWER":
@@ -361,7 +354,7 @@ class LifeCycles:
             raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
         if answer in LIVE:
             raise errors.FailedPrecondition(f"{self._noun} {work_id} is {answer}; cancel it first, then delete it")
-        if answer == "MISSING" and await requests.answer(request) is None:  # else a retry at the same time was faster
+        if answer == "MISSING" and await self.requests.answer(request) is None:  # else a retry was faster
             raise errors.NotFound(f"no {self._noun} {work_id!r}; List{self._noun.title()}s names those there are")
 
     async def deleted(self) -> list[str]:

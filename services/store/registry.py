@@ -33,9 +33,10 @@ ROLLOUT_PAUSE_S = 0.05  # many encoders answer at a time
 EVENTS_KEPT = 10_000
 DELETED_TTL_S = 86_400
 
-# KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record.
+# KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record, deleted versions.
 # ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer
-# Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release.
+# Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
+# for a deleted version.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
 # continues from its last revision: an encoder that missed the deletion sees that it has moved.
 _MOVE = """
@@ -63,6 +64,7 @@ for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
   local found = tonumber(redis.call('HGET', key, 'format_version') or 1)
   if found > 1 then return {-1, found, name} end
 end
+if redis.call('ZSCORE', KEYS[7], ARGV[1]) then return {-2, 0, ''} end
 local current = redis.call('HMGET', KEYS[1], 'revision', 'version', 'share')
 local revision = tonumber(current[1] or 0)
 if tonumber(ARGV[2]) >= 0 and revision ~= tonumber(ARGV[2]) then return {0, revision, current[2] or ''} end
@@ -89,6 +91,51 @@ if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[6], 'content', ARGV[6])
   redis.call('EXPIRE', KEYS[6], ARGV[7])
 end
+return 1
+"""
+
+# KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times.
+# ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
+# Answers '' when done, '?' for an unknown version, otherwise who needs it. A version that the premises of a labelled
+# space are encoded by is needed, too: encoders load it with the label.
+_BURY = """
+local row = redis.call('GET', KEYS[1])
+if not row then return '?' end
+for _, member in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  local space, name = string.match(member, '^(.-) (.*)$')
+  local label = redis.call('HMGET', ARGV[2] .. 'label:' .. space .. ':' .. name, 'version', 'previous')
+  if label[1] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' names it' end
+  if label[2] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' goes back to it' end
+  if redis.call('GET', ARGV[2] .. 'space:' .. space) == ARGV[1] then
+    return 'it encodes the premises of space ' .. space .. ", which label '" .. name .. "' opens"
+  end
+end
+redis.call('SET', KEYS[5], row)
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[7], ARGV[1])
+redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[6], 'content', ARGV[3])
+  redis.call('EXPIRE', KEYS[6], ARGV[4])
+end
+return ''
+"""
+
+# KEYS: deleted versions.  ARGV: grace in seconds.  Answers those whose files go now, and lets nobody have them back.
+_CLAIM = """
+local now = tonumber(redis.call('TIME')[1])
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[1]))
+for _, version in ipairs(due) do redis.call('ZADD', KEYS[1], -1, version) end
+return due
+"""
+
+# KEYS: deleted versions, buried row.  ARGV: version.  Answers 0 while the files are being removed.
+_REVIVE = """
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if score and tonumber(score) < 0 then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
 return 1
 """
 
@@ -135,6 +182,11 @@ class Registry:
         self.requests = Requests(redis, namespace)
         self._move: Any = redis.register_script(_MOVE)
         self._delete: Any = redis.register_script(_DELETE)
+        self._bury: Any = redis.register_script(_BURY)
+        self._claim: Any = redis.register_script(_CLAIM)
+        self._revive: Any = redis.register_script(_REVIVE)
+        self._buried = self._key("deleted-checkpoints")  # sorted set by Redis' time; -1: its files are being removed
+        self._times = self._key("checkpoint-times")  # hash: Redis' time of each registration
         self._beat: Any = redis.register_script(_BEAT)
         self._acknowledge: Any = redis.register_script(_ACKNOWLEDGE)
         self._rollouts: Any = redis.register_script(_ROLLOUTS)
@@ -150,8 +202,10 @@ class Registry:
 
         async def put(pipe: Any) -> None:
             data = await pipe.get(key)
+            seconds, _ = await pipe.time()
             pipe.multi()
             pipe.set(key, row.to_json(data))
+            pipe.hsetnx(self._times, row.version, seconds)
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
 
         async with unavailable_if_down(f"register checkpoint {row.version}"):
@@ -171,6 +225,53 @@ class Registry:
                 return []
             rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
         return [CheckpointRow.of_json(row) for row in rows if row]
+
+    async def checkpoint_ages(self) -> dict[str, float]:
+        """Tells how long each checkpoint has been registered, in seconds, the oldest first.
+
+        By the clock of Redis, except for those that earlier releases have registered.
+        """
+        async with unavailable_if_down("list checkpoints"):
+            seconds, _ = await self._redis.time()
+            times = await self._redis.hgetall(self._times)
+            made = await self._redis.zrange(self._key("checkpoints"), 0, -1, withscores=True)
+        ages = {version: seconds - float(times.get(version, score)) for version, score in made}
+        return dict(sorted(ages.items(), key=lambda item: -item[1]))
+
+    async def bury_checkpoint(self, version: str, request: Request | None = None) -> None:
+        """Deletes a checkpoint's row unless a label needs it, and notes the `request` in the same step.
+
+        From then on no label can be pointed at it. Raises NotFound, and FailedPrecondition naming the label.
+        """
+        keys = [
+            *(self._key("checkpoint", version), self._key("checkpoints"), self._key("labels"), self._buried),
+            *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
+        ]
+        async with unavailable_if_down(f"delete checkpoint {version}"):
+            needed = await self._bury(keys=keys, args=[version, self._prefix, _text_of(request), REQUEST_TTL_S])
+        if needed == "?":
+            raise errors.NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
+        if needed:
+            raise errors.FailedPrecondition(f"checkpoint {version} is in use: {needed}", reason="IN_USE")
+
+    async def claim_buried(self, grace_s: float) -> list[str]:
+        """Lists the deleted checkpoints whose grace period is over; from now on their files may go."""
+        async with unavailable_if_down("look for deleted checkpoints"):
+            return list(await self._claim(keys=[self._buried], args=[grace_s]))
+
+    async def forget_buried(self, version: str) -> None:
+        """Forgets a deleted checkpoint whose files are gone."""
+        async with unavailable_if_down(f"forget checkpoint {version}"):
+            await self._redis.delete(self._key("deleted-checkpoint", version))
+            await self._redis.zrem(self._buried, version)
+
+    async def revive_checkpoint(self, version: str) -> None:
+        """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
+        async with unavailable_if_down(f"register checkpoint {version}"):
+            keys = [self._buried, self._key("deleted-checkpoint", version)]
+            free = await self._revive(keys=keys, args=[version])
+        if not free:
+            raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
         """Sets the checkpoint that encodes a space's premises; `default`: use the space where a call names none."""
@@ -215,6 +316,7 @@ class Registry:
             self._label_key(space_id, "previous"),
             self._deleted_key(space_id, name),
             self._request_key(request),
+            self._buried,
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
@@ -222,6 +324,8 @@ class Registry:
         arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._move(keys=keys, args=arguments)
+        if moved == -2:
+            raise errors.NotFound(f"checkpoint {version} is deleted; ListCheckpoints names all")
         if moved < 0:
             check_format({"format_version": revision}, FORMAT_VERSION, f"label {current!r} of space {space_id}")
         if not moved:

@@ -12,10 +12,12 @@ from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.store.artifacts import ArtifactStore
-from services.store.redis import connect, warn_unless_durable
+from services.store.redis import Leases, connect, key_prefix, warn_unless_durable
 from services.store.registry import Registry
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.evaluator import Evaluator
+from services.trainer.garbage.collection import Collection, Retention
+from services.trainer.garbage.deletion import Deletion
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
@@ -27,7 +29,7 @@ from services.trainer.registry.operator_models import CrossEncoder, ModelExports
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandem_publishing import TandemPublisher
 from services.trainer.registry.tandems import Tandems
-from services.trainer.servicer import RegistryAdminServicer, TrainerServicer
+from services.trainer.servicer import RegistryAdminServicer, TrainerAdminServicer, TrainerServicer
 from services.trainer.settings import TrainerSettings
 
 
@@ -51,6 +53,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     index = IndexClient(Channel(settings.index_target, **settings.peer()), index_admin)
     tandems = Tandems(redis, settings.namespace)
     building = TandemBuilder(registry, index, tandems, store)
+    jobs_dir = settings.state_dir / "jobs"
     runner = JobRunner(
         store,
         checkpoints,
@@ -59,10 +62,21 @@ def build(settings: TrainerSettings) -> GrpcServer:
         server.readiness,
         tandems=building,
         instance=settings.instance,
-        jobs_dir=settings.state_dir / "jobs",
+        jobs_dir=jobs_dir,
         means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
+    )
+    deletion = Deletion(store, checkpoints, registry, tandems, index, jobs_dir=jobs_dir, grace_s=settings.grace_s)
+    collection = Collection(
+        store,
+        checkpoints,
+        registry,
+        deletion,
+        Leases(redis),
+        Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
+        jobs_dir=jobs_dir,
+        lease=f"{key_prefix(settings.namespace)}trainer-garbage",
     )
     device = Device(settings.device)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
@@ -92,8 +106,16 @@ def build(settings: TrainerSettings) -> GrpcServer:
         admin=True,
     )
 
+    server.add(
+        trainer_pb2_grpc.add_TrainerAdminServiceServicer_to_server,
+        TrainerAdminServicer(deletion, collection),
+        "aeenc.v1.TrainerAdminService",
+        admin=True,
+    )
+
     async def start() -> None:
         await warn_unless_durable(redis)
+        collection.start()  # first: what is being removed cannot be registered
         await space.ensure()
         await cross_encoder.ensure()
         await once_redis_answers(building.sweep)
@@ -102,7 +124,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
 
     server.on_start(start)
     # The last one is called first.
-    for close in (redis.aclose, index_admin.close, evaluator.close, pairs.close, device.close, runner.stop):
+    closing = (index_admin.close, evaluator.close, pairs.close, device.close, runner.stop, collection.stop)
+    for close in (redis.aclose, *closing):
         server.on_stop(close)
     return server
 

@@ -20,6 +20,7 @@ from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
+from services.trainer.garbage.collection import Garbage
 from services.trainer.jobs.job import Batching, Job, JobConfig, JobProgress, Loss, Mode, defaults_of
 from services.trainer.registry.publishing import Publication
 from services.trainer.registry.quality_gate import Verdict
@@ -230,6 +231,11 @@ async def from_evaluate_requests(
         ranks=config.ranks,
         strict_only=config.strict_only,
     )
+
+
+def to_garbage(garbage: Iterable[Garbage]) -> list[types_pb2.Garbage]:
+    """Writes what a collection has removed, or would remove."""
+    return [types_pb2.Garbage(**asdict(one)) for one in garbage]
 
 
 def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:

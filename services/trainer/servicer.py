@@ -1,4 +1,4 @@
-"""TrainerService and RegistryAdminService: each RPC converts, calls one domain method, and converts back."""
+"""The trainer's services and the registry: each RPC converts, calls one domain method, and converts back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_QUERIES, Evaluator
+from services.trainer.garbage.collection import Collection
+from services.trainer.garbage.deletion import Deletion
 from services.trainer.jobs.training_jobs import PAGE, TrainingJobs
 from services.trainer.processes.child import Device
 from services.trainer.registry.checkpoints import Checkpoints
@@ -20,7 +22,7 @@ from services.trainer.registry.tandems import Tandems
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
-    """RPCs of jobs, evaluations and checkpoints."""
+    """RPCs of jobs, evaluations and checkpoints, without their removal."""
 
     def __init__(
         self,
@@ -95,6 +97,29 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             device=self._device.name,
             active_job=self._jobs.active_job,
         )
+
+
+class TrainerAdminServicer(trainer_pb2_grpc.TrainerAdminServiceServicer):
+    """RPCs that remove jobs and checkpoints."""
+
+    def __init__(self, deletion: Deletion, collection: Collection) -> None:
+        self._deletion, self._collection = deletion, collection
+
+    async def DeleteJob(self, request: trainer_pb2.DeleteJobRequest, context: Any) -> trainer_pb2.DeleteJobResponse:
+        await self._deletion.delete_job(request.job_id, request.request_id)
+        return trainer_pb2.DeleteJobResponse(job_id=request.job_id)
+
+    async def DeleteCheckpoint(
+        self, request: trainer_pb2.DeleteCheckpointRequest, context: Any
+    ) -> trainer_pb2.DeleteCheckpointResponse:
+        await self._deletion.delete_checkpoint(request.version, request.request_id)
+        return trainer_pb2.DeleteCheckpointResponse(version=request.version)
+
+    async def CollectGarbage(
+        self, request: trainer_pb2.TrainerAdminServiceCollectGarbageRequest, context: Any
+    ) -> trainer_pb2.TrainerAdminServiceCollectGarbageResponse:
+        garbage = await self._collection.collect(dry_run=request.dry_run, request_id=request.request_id)
+        return trainer_pb2.TrainerAdminServiceCollectGarbageResponse(garbage=convert.to_garbage(garbage))
 
 
 class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):

@@ -56,4 +56,15 @@ class TrainerSettings(ServiceSettings):
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
     fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")
     lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")
+    job_keep_s: float = Field(0.0, ge=0, description="seconds that ended jobs are kept; 0: for ever")
+    jobs_kept: int = Field(0, ge=0, description="ended jobs that are kept, those that ended last; 0: all")
+    checkpoint_keep_s: float = Field(
+        0.0, ge=0, description="seconds that checkpoints are kept which nothing names; 0: for ever"
+    )
+    checkpoints_kept: int = Field(
+        0, ge=0, description="checkpoints that are kept, the newest; older ones that something names stay, too; 0: all"
+    )
+    grace_s: float = Field(
+        600.0, ge=0, description="seconds from the deletion of a checkpoint to the removal of its files"
+    )
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for waiting jobs and at a job's progress")

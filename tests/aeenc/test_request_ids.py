@@ -38,6 +38,8 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     "CloseTask": lambda channel: PeopleClient(channel).close("r", "t", "ann"),
     "StartJob": lambda channel: TrainerClient(channel).start_job(corpus="science", run_ids=["r"]),
     "CancelJob": lambda channel: TrainerClient(channel).cancel("j"),
+    "DeleteJob": lambda channel: TrainerClient(channel).delete("j"),
+    "DeleteCheckpoint": lambda channel: TrainerClient(channel).delete_checkpoint("q1"),
     "ResumeJob": lambda channel: TrainerClient(channel).resume("j"),
     "Publish": lambda channel: RegistryClient(channel).publish("q1"),
     "SetLabel": lambda channel: RegistryClient(channel).set_label("canary", "q1"),

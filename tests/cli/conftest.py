@@ -90,7 +90,11 @@ class Encoder(HashedEncoder):
 
 
 @dataclass
-class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.RegistryAdminServiceServicer):
+class Trainer(
+    trainer_pb2_grpc.TrainerServiceServicer,
+    trainer_pb2_grpc.TrainerAdminServiceServicer,
+    registry_pb2_grpc.RegistryAdminServiceServicer,
+):
     """Answers with `jobs` one after another, `report` and `complete`, or `failure`; notes what it was asked."""
 
     jobs: list[trainer_pb2.Job] = field(default_factory=list)
@@ -127,6 +131,22 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer, registry_pb2_grpc.Registr
 
     async def GetCheckpoint(self, request: Any, context: Any) -> Any:
         return trainer_pb2.GetCheckpointResponse(checkpoint=self.checkpoint)
+
+    async def ListCheckpoints(self, request: Any, context: Any) -> Any:
+        return trainer_pb2.ListCheckpointsResponse(checkpoints=[self.checkpoint])
+
+    async def DeleteCheckpoint(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        return trainer_pb2.DeleteCheckpointResponse(version=request.version)
+
+    async def DeleteJob(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        return trainer_pb2.DeleteJobResponse(job_id=request.job_id)
+
+    async def CollectGarbage(self, request: Any, context: Any) -> Any:
+        await self._hear(request, context)
+        garbage = [types_pb2.Garbage(kind="job", id="j1", reason="not among the 3 that ended last", bytes=2048)]
+        return trainer_pb2.TrainerAdminServiceCollectGarbageResponse(garbage=garbage)
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         info = types_pb2.ServiceInfo(state=types_pb2.SERVICE_STATE_SERVING)
@@ -169,6 +189,7 @@ async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
 
     def both(servicer: Any, server: Any) -> None:
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
+        trainer_pb2_grpc.add_TrainerAdminServiceServicer_to_server(servicer, server)
         registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server(servicer, server)
 
     encoder, trainer = Encoder(), Trainer()

@@ -44,6 +44,7 @@ NEEDS_ADMIN_TOKEN = {
     "VerifyGeneration",
     "aeenc.v1.SamplerAdminService": "CollectGarbage DeleteRun",
     "aeenc.v1.RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
+    "aeenc.v1.TrainerAdminService": "CollectGarbage DeleteCheckpoint DeleteJob",
 }
 NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 

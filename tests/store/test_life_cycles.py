@@ -10,7 +10,7 @@ import pytest
 from aeenc import errors
 from services.store.life_cycles import LIVE, LifeCycles, WorkKeys, now
 from services.store.redis import connect
-from services.store.requests import Request, Requests
+from services.store.requests import Request
 
 
 class Works:
@@ -20,7 +20,6 @@ class Works:
         self.redis, self.namespace = redis, namespace
         self.keys = WorkKeys(namespace, "work")
         self.cycles = LifeCycles(redis, self.keys, ("state",), events_kept=100, needs_lease=False)
-        self.requests = Requests(redis, namespace)
 
     async def create(self, work_id: str, key: str = "", state: str = "PENDING") -> str:
         record = {"format_version": 1, "state": state, "ended_at": "" if state in LIVE else now()}
@@ -28,7 +27,7 @@ class Works:
 
     async def delete(self, work_id: str, request_id: str = "", key: str = "") -> None:
         request = Request(request_id, "DeleteWork", {"work_id": work_id})
-        await self.cycles.delete(work_id, lambda _record: key, self.requests, request)
+        await self.cycles.delete(work_id, lambda _record: key, request)
 
     async def left(self) -> set[str]:
         """The keys of the namespace, without its prefix."""

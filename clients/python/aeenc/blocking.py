@@ -573,7 +573,10 @@ class BlockingPeopleClient:
 
 
 class BlockingTrainerClient:
-    """Calls TrainerService. Raises the classes of `aeenc.errors`."""
+    """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
+
+    Raises the classes of `aeenc.errors`.
+    """
 
     def __init__(self, awaiting: TrainerClient) -> None:
         self._awaiting = awaiting
@@ -614,6 +617,18 @@ class BlockingTrainerClient:
     def resume(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
         """Continues a job from its last finished epoch."""
         return run(self._awaiting.resume(job_id, request_id=request_id))
+
+    def delete(self, job_id: str, *, request_id: str = "") -> None:
+        """Deletes a job that has ended, with its files. Raises FailedPrecondition for a live one."""
+        return run(self._awaiting.delete(job_id, request_id=request_id))
+
+    def delete_checkpoint(self, version: str, *, request_id: str = "") -> None:
+        """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
+        return run(self._awaiting.delete_checkpoint(version, request_id=request_id))
+
+    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+        """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
+        return run(self._awaiting.collect_garbage(dry_run=dry_run, request_id=request_id))
 
     def evaluate(
         self,

@@ -53,7 +53,7 @@ class AsyncClient:
         self.index = IndexClient(channel(index, token), channel(index, admin))
         self.sampler = SamplerClient(channel(sampler, token), channel(sampler, admin))
         self.people = PeopleClient(self.sampler.channel)
-        self.trainer = TrainerClient(channel(trainer, token))
+        self.trainer = TrainerClient(channel(trainer, token), channel(trainer, admin))
         self.registry = RegistryClient(channel(trainer, admin))
 
     async def close(self) -> None:

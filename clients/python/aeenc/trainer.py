@@ -35,11 +35,16 @@ def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
 
 
 class TrainerClient:
-    """Calls TrainerService. Raises the classes of `aeenc.errors`."""
+    """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
-    def __init__(self, channel: Channel) -> None:
+    Raises the classes of `aeenc.errors`.
+    """
+
+    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
         self.channel = channel
+        self._admin_channel = admin or channel
         self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
+        self._admin = trainer_pb2_grpc.TrainerAdminServiceStub(self._admin_channel.grpc)
 
     async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
         """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …).
@@ -82,6 +87,23 @@ class TrainerClient:
         """Continues a job from its last finished epoch."""
         request = trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.ResumeJob, request)
+
+    async def delete(self, job_id: str, *, request_id: str = "") -> None:
+        """Deletes a job that has ended, with its files. Raises FailedPrecondition for a live one."""
+        request = trainer_pb2.DeleteJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        await self._admin_channel.unary(self._admin.DeleteJob, request)
+
+    async def delete_checkpoint(self, version: str, *, request_id: str = "") -> None:
+        """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
+        request = trainer_pb2.DeleteCheckpointRequest(version=version, request_id=request_id or uuid.uuid4().hex)
+        await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
+
+    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+        """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
+        request = trainer_pb2.TrainerAdminServiceCollectGarbageRequest(
+            dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
+        )
+        return list((await self._admin_channel.unary(self._admin.CollectGarbage, request)).garbage)
 
     async def _job(self, method: Callable[..., Any], request: Any) -> trainer_pb2.Job:
         job: trainer_pb2.Job = (await self.channel.unary(method, request)).job

@@ -19,6 +19,7 @@ from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, PairSign, Run, RunConfig, RunEvent, RunProgress
 from services.store.life_cycles import LIVE
+from services.store.requests import Request
 
 PAGE = 100
 EXPORT_TREES = 100
@@ -105,7 +106,8 @@ class Sampling:
 
     async def cancel(self, run_id: str, request_id: str) -> Run:
         """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""
-        answer = await self._store.transition(run_id, LIVE, "CANCELLED", request=request_id)
+        request = Request(request_id, "CancelRun", {"run_id": run_id})
+        answer = await self._store.transition(run_id, LIVE, "CANCELLED", request=request)
         run = await self._store.get(run_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"run {run_id} has ended ({answer}); there is nothing to cancel")
@@ -119,7 +121,8 @@ class Sampling:
 
         A retry of a request that has resumed the run before finds it as it is now, even if it has ended again.
         """
-        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING", request=request_id)
+        request = Request(request_id, "ResumeRun", {"run_id": run_id})
+        answer = await self._store.transition(run_id, ("FAILED", "CANCELLED"), "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
         self._runner.wake()

@@ -28,7 +28,7 @@ from services.sampler.records.runs import (
 )
 from services.store.life_cycles import Expired, LifeCycles, WorkLease, emit_script
 from services.store.redis import Leases, unavailable_if_down
-from services.store.requests import Request, Requests
+from services.store.requests import Request
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
@@ -50,7 +50,7 @@ class RunStore:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
-        self.requests = Requests(redis, keys.namespace)
+        self.requests = self._cycles.requests
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis]) -> str:
         """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored."""
@@ -113,11 +113,11 @@ class RunStore:
         *,
         error: str = "",
         owner: str = "",
-        request: str = "",
+        request: Request | None = None,
     ) -> str:
         """Moves a run to a state. Returns OK, MISSING, LOST (`owner` has no lease), or the state that forbids it.
 
-        A retry of the `request` that made the move gets OK, too.
+        A retry of the `request` that made the move gets OK, too. Raises AlreadyExists for one that asked otherwise.
         """
         fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
         return await self._cycles.transition(
@@ -130,7 +130,7 @@ class RunStore:
 
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
-        await self._cycles.delete(run_id, _idempotency_key, self.requests, request)
+        await self._cycles.delete(run_id, _idempotency_key, request)
 
     async def deleted(self) -> list[str]:
         """The ids of deleted runs of which something may be left."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from services.kit.logs import get
 from services.store.artifacts import atomic_write
+from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
@@ -51,10 +52,10 @@ class TrainingPlan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Reads a plan from JSON."""
-        record.pop("format_version")
-        config = JobConfig.from_record(record["config"])
-        return cls(**{**record, "config": config, "means": ComputeOptions(**record["means"])})
+        """Reads a plan from JSON. Raises NewerFormat."""
+        check_format(record, FORMAT_VERSION, f"the plan of job {record.get('job_id')}")
+        means = ComputeOptions(**known_fields(ComputeOptions, record["means"]))
+        return cls(**{**known_fields(cls, record), "config": JobConfig.from_record(record["config"]), "means": means})
 
 
 class JobFiles:

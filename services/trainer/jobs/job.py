@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, Self
+
+from services.store.formats import check_format, known_fields
 
 FORMAT_VERSION = 1
 
@@ -92,7 +94,7 @@ class JobConfig:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Reads a configuration from JSON."""
         names = {name: tuple(record.get(name, ())) for name in ("run_ids", "data_sets")}
-        return cls(**{**record, **names})
+        return cls(**{**known_fields(cls, record), **names})
 
     def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
@@ -118,6 +120,11 @@ class JobProgress:
     dropped: int = 0
     skipped: int = 0
     outside: int = 0
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Reads a progress from JSON."""
+        return cls(**known_fields(cls, record))
 
 
 @dataclass(frozen=True)
@@ -156,23 +163,24 @@ def config_json(config: JobConfig) -> str:
     return json.dumps({"format_version": FORMAT_VERSION, **asdict(config)})
 
 
-def config_of(text: str) -> JobConfig:
-    """Reads what `config_json` wrote."""
+def config_of(text: str, what: str) -> JobConfig:
+    """Reads what `config_json` wrote. Raises NewerFormat, naming `what`."""
     record = json.loads(text)
-    record.pop("format_version")
+    check_format(record, FORMAT_VERSION, what)
     return JobConfig.from_record(record)
 
 
-def job_of(job_id: str, record: dict[str, str]) -> Job:
-    """Reads a job from its stored fields."""
+def job_of(job_id: str, record: Mapping[str, str]) -> Job:
+    """Reads a job from its stored fields. Raises NewerFormat, naming the job."""
+    check_format(record, FORMAT_VERSION, f"job {job_id}")
     ended_at = record.get("ended_at")
     return Job(
         id=job_id,
-        config=config_of(record["config"]),
+        config=config_of(record["config"], f"the configuration of job {job_id}"),
         generation=record["generation"],
         state=record["state"],  # type: ignore[arg-type]
         error=record.get("error", ""),
-        progress=JobProgress(**json.loads(record.get("progress") or "{}")),
+        progress=JobProgress.from_record(json.loads(record.get("progress") or "{}")),
         version=record.get("version", ""),
         created_at=datetime.fromisoformat(record["created_at"]),
         ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
@@ -181,20 +189,14 @@ def job_of(job_id: str, record: dict[str, str]) -> Job:
     )
 
 
-def event_of(job: Job, entry_id: str, values: dict[str, str]) -> JobEvent:
-    """Reads an event from a stream's entry."""
-    then = job_then(job, values)
-    return JobEvent(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), then)
-
-
-def job_then(job: Job, values: dict[str, str]) -> Job:
+def job_then(job: Job, values: Mapping[str, str]) -> Job:
     """Returns a job as it was when its changing fields had these values."""
     return replace(
         job,
         state=values["state"],  # type: ignore[arg-type]
         error=values["error"],
         version=values["version"],
-        progress=JobProgress(**json.loads(values["progress"] or "{}")),
+        progress=JobProgress.from_record(json.loads(values["progress"] or "{}")),
         ended_at=datetime.fromisoformat(values["ended_at"]) if values["ended_at"] else None,
     )
 

@@ -25,6 +25,8 @@ from aeenc import errors
 from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.store.formats import NewerFormat
+from services.store.life_cycles import WorkLease
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -125,11 +127,10 @@ class JobRunner:
                 for job_id in waiting:
                     if self._draining:
                         return
-                    if self._backoff.is_due(job_id) and await self._store.take_lease(
-                        job_id, self._owner, self._lease_s
-                    ):
+                    lease = self._store.lease(job_id, self._owner, self._lease_s)
+                    if self._backoff.is_due(job_id) and await lease.renew():
                         self.active_job = job_id
-                        self._work = asyncio.create_task(self._hold(job_id))
+                        self._work = asyncio.create_task(self._hold(job_id, lease))
                         await asyncio.wait([self._work])
                         self.active_job, worked = "", True
                     elif self._backoff.is_due(job_id):
@@ -144,7 +145,7 @@ class JobRunner:
                     await self._wake.wait()
             self._wake.clear()
 
-    async def _hold(self, job_id: str) -> None:
+    async def _hold(self, job_id: str, lease: WorkLease) -> None:
         """Works on a job while the lease holds and the job is live, then releases the lease."""
         work = asyncio.create_task(self._do(job_id))
         try:
@@ -152,14 +153,14 @@ class JobRunner:
                 await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
                 # Without Redis nobody else can take the job over either: keep working.
                 with contextlib.suppress(errors.Unavailable):
-                    if not work.done() and not await self._store.take_lease(job_id, self._owner, self._lease_s):
+                    if not work.done() and not await lease.renew():
                         log.warning("job was taken over by another trainer", job=job_id)
                         return
                     if not work.done() and (state := await self._store.state(job_id)) not in LIVE:
                         log.info("job was ended elsewhere", job=job_id, state=state)
                         return
             error = work.exception()
-            if isinstance(error, TRANSIENT):
+            if isinstance(error, (*TRANSIENT, NewerFormat)):
                 pause_s = self._backoff.postpone(job_id, error.message)
                 log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
                 return
@@ -167,12 +168,12 @@ class JobRunner:
             if error is not None:
                 log.error("job runner failed", job=job_id, exc_info=error)
         finally:
-            await finish(asyncio.create_task(self._release(job_id, work)))
+            await finish(asyncio.create_task(self._release(lease, work)))
 
-    async def _release(self, job_id: str, work: asyncio.Task[None]) -> None:
+    async def _release(self, lease: WorkLease, work: asyncio.Task[None]) -> None:
         await cancel_all([work])
         with contextlib.suppress(errors.Unavailable):
-            await self._store.release_lease(job_id, self._owner)
+            await lease.release()
 
     async def _do(self, job_id: str) -> None:
         job = await self._store.get(job_id)
@@ -279,7 +280,7 @@ class JobRunner:
 
     async def _report(self, job_id: str, progress: dict[str, object]) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next report replaces this one
-            answer = await self._store.progress(job_id, self._owner, JobProgress(**progress))  # type: ignore[arg-type]
+            answer = await self._store.progress(job_id, self._owner, JobProgress.from_record(progress))
             if answer != "OK":
                 raise JobStopped
 
@@ -354,15 +355,25 @@ class Backoff:
 
 
 async def remove_finished(jobs_dir: Path, store: JobStore) -> None:
-    """Removes directories of jobs that succeeded, and of unknown jobs unchanged for a day.
+    """Removes directories that no job needs. Raises Unavailable if Redis is away."""
+    for directory, reason in await finished_directories(jobs_dir, store):
+        log.info("job directory removed", job=directory.name, reason=reason)
+        await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+async def finished_directories(jobs_dir: Path, store: JobStore) -> list[tuple[Path, str]]:
+    """Lists directories of jobs that succeeded, and of unknown jobs unchanged for a day, each with the reason.
 
     A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
     """
+    finished = []
     for directory in await run_in_thread(_directories, jobs_dir):
         state = await store.state(directory.name)
-        if state == "SUCCEEDED" or (state is None and await run_in_thread(_is_old, directory)):
-            log.info("job directory removed", job=directory.name, state=state)
-            await run_in_thread(shutil.rmtree, directory, ignore_errors=True)
+        if state == "SUCCEEDED":
+            finished.append((directory, "its job has succeeded"))
+        elif state is None and await run_in_thread(_is_old, directory):
+            finished.append((directory, "no record names its job"))
+    return finished
 
 
 def _directories(jobs_dir: Path) -> list[Path]:

@@ -22,7 +22,6 @@ from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 
 PAGE = 100
-WATCH_WAIT_MS = 1000
 
 Gold = tuple[str, Sequence[str]]
 
@@ -145,19 +144,9 @@ class TrainingJobs:
         jobs, after = await self._store.page(min(page_size or PAGE, self.limits.items), position_of(page_token))
         return jobs, str(after or "")
 
-    async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
-        """Yields the events of a job from a sequence number on, until the job has ended."""
-        job = await self._store.get(job_id)
-        seq = max(from_seq, 1) - 1
-        while True:
-            events = await self._store.events(job, seq, wait_ms=WATCH_WAIT_MS)
-            for event in events:
-                yield event
-                seq = event.seq
-            if not events or events[-1].job.ended:
-                job = await self._store.get(job_id)
-                if job.ended and job.event_seq <= seq:
-                    return
+    def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
+        """Yields the events of a job from a sequence number on, until the job has ended. Raises NotFound."""
+        return self._store.watch(job_id, from_seq)
 
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
+from services.store.formats import NewerFormat
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -24,7 +25,11 @@ class Checkpoints:
         self.store, self._registry = store, registry
 
     async def register(self, version: str, *, verify: Literal["full", "size"] = "full") -> CheckpointRow:
-        """Registers a committed artifact, by default after checking every hash. Repeating it changes nothing."""
+        """Registers a committed artifact, by default after checking every hash. Repeating it changes nothing.
+
+        A deleted version comes back, unless its files are just being removed: Unavailable.
+        """
+        await self._registry.revive_checkpoint(version)  # first: what is opened next stays
         artifact = await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
         meta = artifact.meta
         row = CheckpointRow(
@@ -81,11 +86,17 @@ class Checkpoints:
 
 
 async def is_intact(store: ArtifactStore, version: str) -> bool:
-    """Tells whether a version's files are there, each with its hash. Removes damaged ones: they can be made again."""
+    """Tells whether a version's files are there, each with its hash, and of a format that this release reads.
+
+    Removes damaged ones: they can be made again. Those of a newer release stay.
+    """
     try:
         await asyncio.to_thread(store.open, FOLDER, version)
     except NotFound:
         log.warning("a checkpoint is gone", version=version)
+        return False
+    except NewerFormat as error:
+        log.warning("a checkpoint is of a newer release", version=version, reason=error.message)
         return False
     except DataLoss as error:
         log.warning("a checkpoint is damaged", version=version, reason=error.message)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from aeenc import errors
 from services.kit.logs import get
+from services.store.formats import known_fields
 from services.store.registry import LabelRow, Registry, RolloutRow
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import Checkpoints
@@ -75,8 +76,11 @@ class Publisher:
         _check_share(name, share)
         asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
         request = Request(request_id, "Publish", {**asked, "share": share})
-        if record := await self._registry.requests.answer(request):
+        record = await self._registry.requests.answer(request) or {}
+        if "version" in record:
             return await self._again(record, wait_s)
+        if done := await self._tandems.begun(version, record.get("to", "")):
+            return await self._activated(request, done, record["answer"])
         row = await self._checkpoints.get(version)
         gate = Verdict(not_compared="it was forced")
         if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
@@ -91,9 +95,11 @@ class Publisher:
                 expected_revision=expected_revision,
                 force=force,
                 wait_s=min(wait_s, MAX_WAIT_S),
+                request=request,
+                answer=_answer(gate, tandem.generation),
             )
             await self._gate.note(version, row.space_id, name, gate, force=force)
-            return await self._activated(request, done, gate)
+            return await self._activated(request, done, _answer(gate, done.generation))
         compared = None
         if not force:
             compared, gate = await self._gate.compare(version, row.space_id, name)
@@ -105,7 +111,7 @@ class Publisher:
             expected_revision=expected_revision,
             share=share,
             request=request,
-            answer=json.dumps({"gate": asdict(gate)}),
+            answer=_answer(gate),
         )
         if moved.revision != compared:
             await self._gate.note(version, row.space_id, name, gate, force=force)
@@ -173,7 +179,7 @@ class Publisher:
         if record and "version" in record:
             return await self._again(record, wait_s)
         done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request=request)
-        return await self._activated(request, done, Verdict())
+        return await self._activated(request, done, _answer(Verdict(), done.generation))
 
     async def labels(self, space_id: str) -> list[LabelRow]:
         """Lists all labels, or those of one space."""
@@ -198,25 +204,18 @@ class Publisher:
     def _of(self, space_id: str) -> str:
         return space_id or self._space.space_id
 
-    async def _activated(self, request: Request, done: TandemActivation, gate: Verdict) -> Publication:
+    async def _activated(self, request: Request, done: TandemActivation, answer: str) -> Publication:
         """Notes the request of a generation's activation with its answer."""
-        answer = json.dumps({"gate": asdict(gate), "generation": done.generation})
         await self._registry.requests.record(request, {**done.label.to_hash(), "answer": answer})
-        return Publication(done.label, done.rollouts, complete=True, generation=done.generation, gate=gate)
+        generation, gate = _read_answer(answer)
+        return Publication(done.label, done.rollouts, complete=True, generation=generation, gate=gate)
 
     async def _again(self, record: dict[str, str], wait_s: float) -> Publication:
         """The answer that a request got before, with how far the encoders are by now."""
-        row, further = LabelRow.of_hash(record), json.loads(record["answer"] or "{}")
+        row, (generation, gate) = LabelRow.of_hash(record), _read_answer(record["answer"])
         followed = await self._followed(row, wait_s)
-        gate = further.get("gate", {})
-        made = tuple(Comparison(**one) for one in gate.get("comparisons", ()))
-        return replace(
-            followed,
-            label=row,
-            complete=followed.complete or "generation" in further,
-            generation=further.get("generation", ""),
-            gate=Verdict(made, gate.get("not_compared", "")),
-        )
+        complete = followed.complete or bool(generation)
+        return replace(followed, label=row, complete=complete, generation=generation, gate=gate)
 
     async def _followed(self, row: LabelRow, wait_s: float) -> Publication:
         if not wait_s:
@@ -226,6 +225,19 @@ class Publisher:
         overtaken = now is None or now.revision != row.revision
         followed = bool(rollouts) and all(rollout.ok and rollout.revision >= row.revision for rollout in rollouts)
         return Publication(now or row, rollouts, complete=followed and not overtaken)
+
+
+def _answer(gate: Verdict, generation: str = "") -> str:
+    """Writes what the record of a request has beside the label's row."""
+    return json.dumps({"gate": asdict(gate), **({"generation": generation} if generation else {})})
+
+
+def _read_answer(answer: str) -> tuple[str, Verdict]:
+    """Reads what `_answer` wrote; nothing from an empty one."""
+    record = json.loads(answer or "{}")
+    gate = record.get("gate", {})
+    made = tuple(Comparison(**known_fields(Comparison, one)) for one in gate.get("comparisons", ()))
+    return record.get("generation", ""), Verdict(made, gate.get("not_compared", ""))
 
 
 def _movable(label: str) -> str:

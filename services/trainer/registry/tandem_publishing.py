@@ -79,10 +79,13 @@ class TandemPublisher:
         expected_revision: int | None,
         force: bool,
         wait_s: float,
+        request: Request,
+        answer: str,
     ) -> TandemActivation:
         """Has the encoders load the tandem, then activates its generation if `before` is still active.
 
-        `compared` is the revision of `stable` in `before`'s space that the tandem was compared with; None for none. On
+        `compared` is the revision of `stable` in `before`'s space that the tandem was compared with; None for none.
+        Before the activation it notes the `request` with its `answer`, so that a retry finds what was begun. On
         a failure the label is put back, and the active generation stays. Raises FailedPrecondition naming encoders that
         do not serve it, or if the corpus has other premises by now, Aborted if another revision serves by now, and what
         the index raises.
@@ -103,6 +106,7 @@ class TandemPublisher:
                 await self._tandems.put(replace(tandem, replaces=before.generation, replaces_space=before.space_id))
                 if compared is not None:
                     await self._check_unmoved(before.space_id, compared)
+                await self._registry.requests.record(request, {"to": tandem.generation, "answer": answer})
                 await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.generation)))
             except BaseException:
                 if moving.exception() is None:
@@ -122,8 +126,7 @@ class TandemPublisher:
             tandem = of_generation(await self._tandems.all(), corpus, active.generation)
             begun = await self._registry.requests.answer(request) or {}
             if begun.get("to") == active.generation:
-                row = await self._stable_of(active.space_id)
-                return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
+                return await self._as_it_is(active)
             if begun and begun["from"] != active.generation:
                 raise errors.Aborted(
                     f"corpus {corpus!r} serves generation {active.generation} by now, no longer {begun['from']}, from "
@@ -140,6 +143,16 @@ class TandemPublisher:
             await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.generation)))
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return TandemActivation(row, rollouts, tandem.replaces)
+
+    async def begun(self, version: str, generation: str) -> TandemActivation | None:
+        """Finds what a publication has activated whose trainer died before it could say so; None for nothing."""
+        tandem = await self._tandems.get(version)
+        active = await self.active(tandem.corpus) if tandem else ActiveGeneration()
+        return await self._as_it_is(active) if generation and active.generation == generation else None
+
+    async def _as_it_is(self, active: ActiveGeneration) -> TandemActivation:
+        row = await self._stable_of(active.space_id)
+        return TandemActivation(row, await self._registry.rollouts(row.space_id, STABLE), active.generation)
 
     async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
+from services.store.formats import check_format, known_fields, unknown_fields
 from services.store.redis import Leases, key_prefix, unavailable_if_down
 
 log = get(__name__)
@@ -46,7 +47,7 @@ class Tandem:
 
 
 class Tandems:
-    """The tandems of one namespace, in Redis. Raises Unavailable if it is away."""
+    """The tandems of one namespace, in Redis. Raises Unavailable if it is away, NewerFormat for a newer record."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
@@ -84,10 +85,12 @@ class Tandems:
             await self._leases.release(key, owner)
 
     async def put(self, tandem: Tandem) -> None:
-        """Stores a tandem under its version."""
-        record = json.dumps({"format_version": FORMAT_VERSION, **asdict(tandem)})
+        """Stores a tandem under its version. What a later minor release has added to its record stays."""
         async with unavailable_if_down(f"store the tandem of {tandem.version}"):
-            await self._redis.hset(self._key, tandem.version, record)
+            last = await self._redis.hget(self._key, tandem.version)
+            further = unknown_fields(Tandem, _record(last)) if last else {}
+            record = {**further, **asdict(tandem), "format_version": FORMAT_VERSION}
+            await self._redis.hset(self._key, tandem.version, json.dumps(record))
 
     async def get(self, version: str) -> Tandem | None:
         """Reads the tandem of a query encoder; None for one that was trained alone."""
@@ -101,6 +104,11 @@ class Tandems:
             records = await self._redis.hvals(self._key)
         return [_tandem(record) for record in records]
 
+    async def remove(self, version: str) -> None:
+        """Forgets the tandem of a query encoder, if it has one."""
+        async with unavailable_if_down(f"remove the tandem of {version}"):
+            await self._redis.hdel(self._key, version)
+
     @property
     def _key(self) -> str:
         return f"{self._prefix}tandems"
@@ -112,6 +120,10 @@ def of_generation(tandems: Iterable[Tandem], corpus: str, generation: str) -> Ta
 
 
 def _tandem(text: str) -> Tandem:
-    record = json.loads(text)
-    record.pop("format_version")
-    return Tandem(**record)
+    return Tandem(**known_fields(Tandem, _record(text)))
+
+
+def _record(text: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(text)
+    check_format(record, FORMAT_VERSION, f"the tandem of {record.get('version')}")
+    return record

@@ -5,6 +5,7 @@ import json
 import pytest
 from google.protobuf import timestamp_pb2
 
+from aeenc import errors
 from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
@@ -128,6 +129,34 @@ async def test_a_job_that_ends_badly_is_exit_code_5_with_its_reason(aeenc, fleet
     ended = await aeenc(*fleet.options, "--json", "train", "science", "--run", "r1")
     assert (ended.code, ended.json["error"]) == (5, "out of memory")
     assert "out of memory" in ended.error["message"]
+
+
+async def test_jobs_and_checkpoints_are_deleted_by_name(aeenc, fleet):
+    fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q7", labels=["trial"], size_bytes=5_000)
+    listed = await aeenc(*fleet.options, "checkpoints")
+    assert all(told in listed.stdout for told in ("q7", "trial", "5,000"))
+    deleted = await aeenc(*fleet.options, "--json", "checkpoints", "delete", "q7")
+    assert deleted.json == {"version": "q7", "deleted": True}
+    assert (await aeenc(*fleet.options, "--json", "jobs", "delete", "j1")).json == {"job": "j1", "deleted": True}
+    assert [fleet.trainer.asked[0].version, fleet.trainer.asked[1].job_id] == ["q7", "j1"]
+    assert all(request.request_id for request in fleet.trainer.asked)
+    fleet.trainer.failure = errors.FailedPrecondition("checkpoint q7 is in use: label 'trial' names it")
+    refused = await aeenc(*fleet.options, "--json", "checkpoints", "delete", "q7")
+    assert (refused.code, "label 'trial'" in refused.error["message"]) == (4, True)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_garbage_of_both_services_is_collected_and_summed_up(aeenc, fleet, world, dry_run):
+    words = ("gc", *(["--dry-run"] if dry_run else []))
+    async with world.sampler() as sampler:
+        options = (*fleet.options, "--sampler", sampler.channel.target)
+        ended = await aeenc(*options, "--json", *words)
+        shown = (await aeenc(*options, *words)).stdout
+    (one,) = ended.json["garbage"]
+    assert (one["kind"], one["id"], one["bytes"]) == ("job", "j1", 2048)
+    assert (ended.json["bytes"], ended.json["dry_run"]) == (2048, dry_run)
+    assert fleet.trainer.asked[0].dry_run == dry_run
+    assert ("1 would be removed, 2,048 bytes" if dry_run else "1 removed, 2,048 bytes") in shown
 
 
 async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):

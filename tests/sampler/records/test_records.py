@@ -166,7 +166,7 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
         await client.cancel(run.id, request_id="c2")
         again = (await client.channel.unary(stub.ResumeRun, resume)).run
         assert again.state == sampler_pb2.RUN_STATE_CANCELLED
-        with pytest.raises(errors.AlreadyExists, match="to CANCELLED, not"):
+        with pytest.raises(errors.AlreadyExists, match="with rpc 'CancelRun', now with 'ResumeRun'"):
             await client.channel.unary(stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="c1"))
         with pytest.raises(errors.AlreadyExists, match="with other k, max_depth;"):
             await client.start_run(

@@ -43,7 +43,7 @@ async def test_a_job_whose_process_was_asked_to_end_goes_on_instead_of_failing(b
     children = starting(monkeypatch, ENDS_WHEN_ASKED_ONCE, str(int(number)))
     bench.runner.start()
     assert (await bench.until("SUCCEEDED")).version == "v1"
-    states = [event.job.state for event in await bench.store.events(bench.job, 0)]
+    states = [event.job.state async for event in bench.store.watch(bench.job.id, 0)]
     assert "FAILED" not in states
     assert len(children) == 2
 
@@ -54,8 +54,8 @@ async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: B
     await until(lambda: len(children) == 1)
     bench.readiness.draining()
     children[0]._process.kill()
-    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
-    await bench.store.release_lease(bench.job.id, "another")
+    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
+    await bench.store.lease(bench.job.id, "another", 60.0).release()
     await asyncio.sleep(0.3)
     assert (await bench.store.get(bench.job.id)).state == "RUNNING"
     assert await bench.store.active() == [bench.job.id]
@@ -87,7 +87,7 @@ async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench
     bench.runner._compute = compute  # type: ignore[method-assign]
     bench.runner.start()
     await until(lambda: bench.readiness.state == "DEGRADED")
-    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
     other = replace(bench.job, id="other")
     await bench.store.create(other, [])
     await eventually(lambda: has_succeeded(bench, other.id))
@@ -102,7 +102,7 @@ async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench:
 
 async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(bench: Bench, monkeypatch):
     monkeypatch.setattr(runner, "FIRST_S", 0.1)
-    assert await bench.store.take_lease(bench.job.id, "another", 60.0)
+    assert await bench.store.lease(bench.job.id, "another", 60.0).renew()
     bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
     bench.runner.start()
     await until(lambda: bench.readiness.state == "SERVING")

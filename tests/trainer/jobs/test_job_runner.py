@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ while True:
 
 
 async def test_a_lease_that_lapsed_without_a_successor_costs_nothing(bench: Bench):
-    times = computing(bench, lambda: bench.store._redis.delete(bench.store._lease(bench.job.id)))
+    times = computing(bench, lambda: bench.store._redis.delete(bench.store._keys.lease(bench.job.id)))
     bench.runner.start()
     assert (await bench.until("SUCCEEDED")).version == "v1"
     await asyncio.sleep(0.3)
@@ -62,7 +63,7 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
         if end == "cancel":
             await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
         else:
-            await bench.store._redis.delete(bench.store._key(bench.job.id, "record"))
+            await bench.store._redis.delete(bench.store._keys.record(bench.job.id))
         try:
             await asyncio.Event().wait()  # loading, evaluating, exporting: nothing is reported
         finally:
@@ -71,7 +72,7 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
     computing(bench, long_phase)
     bench.runner.start()
     await asyncio.wait_for(stopped.wait(), 30)
-    await eventually(lambda: bench.store.take_lease(bench.job.id, "another", 60.0))
+    await eventually(lambda: bench.store.lease(bench.job.id, "another", 60.0).renew())
 
 
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):
@@ -81,7 +82,7 @@ async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench:
     await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
     await bench.runner.drop(bench.job.id)
     assert children[0]._process.poll() is not None, "nobody may start another one in its directory before"
-    assert await bench.store.take_lease(bench.job.id, "another", 1.0), "the lease is given back"
+    assert await bench.store.lease(bench.job.id, "another", 1.0).renew(), "the lease is given back"
 
 
 async def test_a_look_that_fails_is_not_the_last_one(bench: Bench, monkeypatch):
@@ -148,3 +149,51 @@ async def test_an_idempotency_key_with_another_configuration_is_refused_and_what
         await jobs.start(replace(config, epochs=4), [])
     with pytest.raises(errors.AlreadyExists, match="other `validation`; choose another key"):
         await jobs.start(config, [("a query", ["a fact"])])
+
+
+async def test_what_the_next_minor_release_adds_to_a_job_is_read_over(bench: Bench):
+    redis, key = bench.store._redis, bench.store._keys.record(bench.job.id)
+    config = json.loads(await redis.hget(key, "config"))
+    await redis.hset(key, "config", json.dumps({**config, "priority": 3}))
+    await redis.hset(key, mapping={"progress": '{"phase": "loading", "watts": 300}', "owner_team": "science"})
+    assert (await bench.store.get(bench.job.id)).config == bench.job.config
+    computing(bench, lambda: asyncio.sleep(0))
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).progress.phase == "loading"
+    assert [event.job.progress.phase async for event in bench.store.watch(bench.job.id, 2)] == ["loading"] * 2
+    assert await redis.hget(key, "owner_team") == "science"
+
+
+async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(bench: Bench):
+    await bench.store._redis.hset(bench.store._keys.record(bench.job.id), "format_version", 2)
+    other = replace(bench.job, id="other")
+    await bench.store.create(other, [])
+    computing(bench, lambda: asyncio.sleep(0))
+    bench.runner.start()
+    await eventually(lambda: has_state(bench, other.id, "SUCCEEDED"))
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
+    for call in (jobs.get(bench.job.id), jobs.cancel(bench.job.id, "c"), jobs.resume(bench.job.id)):
+        with pytest.raises(errors.FailedPrecondition, match=f"job {bench.job.id} has format_version 2"):
+            await call
+    assert await has_state(bench, bench.job.id, "PENDING"), "nobody has touched it"
+    assert f"job {bench.job.id} has format_version 2" in bench.readiness.reason
+
+
+async def test_a_job_that_release_0_1_has_cancelled_knows_the_retry_and_goes_on(bench: Bench):
+    """Its record names the request in a field of its own, and its events are numbered as ours."""
+    redis, keys = bench.store._redis, bench.store._keys
+    await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
+    await redis.hset(keys.record(bench.job.id), "request", "c")
+    jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, None)  # type: ignore[arg-type]
+    assert (await jobs.cancel(bench.job.id, "c")).state == "CANCELLED"
+    with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
+        await jobs.cancel(bench.job.id, "another")
+    computing(bench, lambda: asyncio.sleep(0))
+    bench.runner.start()
+    await jobs.resume(bench.job.id)
+    await bench.until("SUCCEEDED")
+    assert [event.seq async for event in bench.store.watch(bench.job.id, 0)] == [1, 2, 3, 4, 5]
+
+
+async def has_state(bench: Bench, job_id: str, state: str) -> bool:
+    return await bench.store.state(job_id) == state

@@ -6,7 +6,7 @@ import json
 import resource
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import onnxruntime
@@ -18,14 +18,15 @@ from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
+from services.store.formats import NewerFormat
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.learning.devices import free_bytes, prepare_torch
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.job import run_job, train
-from services.trainer.learning.loop import training
-from services.trainer.learning.loop.epoch_state import BEST
+from services.trainer.learning.loop import epoch_state, training
+from services.trainer.learning.loop.epoch_state import BEST, FILE, NEXT
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Diverged
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
@@ -305,6 +306,41 @@ def test_a_job_killed_after_writing_the_weights_of_an_epoch_that_is_not_the_best
     kept = trained(files)
     assert all(np.array_equal(kept[name], weights) for name, weights in first.items())
     assert sorted(path.name for path in files.directory.glob("*best*")) == [BEST]
+
+
+@pytest.mark.parametrize("name", [FILE, BEST])
+def test_a_job_whose_kept_state_is_damaged_begins_again_and_says_so(
+    make_job: MakeJob, capfd: pytest.CaptureFixture[str], name: str
+):
+    plain = trained(make_job(epochs=2))
+    files = make_job(epochs=2)
+    with killed_after(1):
+        trained(files)
+    if name == BEST:
+        (files.directory / f"{NEXT}{BEST}").replace(files.directory / BEST)
+    damaged = bytearray((files.directory / name).read_bytes())
+    damaged[-5] ^= 1
+    (files.directory / name).write_bytes(damaged)
+    kept = trained(files)
+    assert all(np.array_equal(kept[key], weights) for key, weights in plain.items())
+    said = "".join(capfd.readouterr())
+    assert "a job's state is damaged; it begins again from its first epoch" in said
+    assert str(files.directory / name) in said
+
+
+def test_a_state_of_the_next_minor_release_is_gone_on_from_and_one_of_the_next_major_refused_by_name(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    files = make_job(epochs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(epoch_state, "asdict", lambda state: {**asdict(state), "watts": 300})
+        with killed_after(1):
+            trained(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(epoch_state, "FORMAT_VERSION", 1)
+        with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 2, this release reads up to 1"):
+            trained(files)
+    trained(files)
 
 
 def test_a_step_over_more_premises_than_memory_holds_is_refused_by_name(

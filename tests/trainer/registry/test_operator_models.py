@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.processes.child import Child
 from services.trainer.registry.checkpoints import Checkpoints
-from services.trainer.registry.operator_models import EXPORTER, once_redis_answers
+from services.trainer.registry.operator_models import EXPORTER, ModelExports, once_redis_answers
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
 from support.worlds.trainer_world import Space, trainer_settings
@@ -182,3 +183,28 @@ async def test_rows_of_a_newer_release_are_waited_for_and_do_not_end_the_start(m
         return answer
 
     assert await once_redis_answers(call) == "done"
+
+
+async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_path: Path, monkeypatch):
+    store = ArtifactStore(tmp_path)
+    with store.writer("checkpoint", "checkpoints") as writer:
+        (writer.path / "model.onnx").write_text("weights")
+        version = writer.commit({"a": 1}, id_prefix="q").id
+    manifest = store.path("checkpoints", version) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
+    (tmp_path / "pretrained.json").write_text("{}")
+    (tmp_path / "pretrained.result").write_text(json.dumps({"version": version}))
+    started: list[str] = []
+
+    async def start(command: str, path: str) -> SimpleNamespace:
+        started.append(command)
+        Path(path).with_suffix(".result").write_text('{"version": "q1"}')
+        return SimpleNamespace(wait=done, end=done)
+
+    async def done() -> int:
+        return 0
+
+    monkeypatch.setattr(Child, "start", start)
+    assert await ModelExports(store, tmp_path).version("pretrained", "base model", {}) == "q1"
+    assert started == ["pretrained"], "it is exported again"
+    assert manifest.is_file(), "a newer release may want it"

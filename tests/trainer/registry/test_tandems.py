@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from aeenc import IndexClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.corpus.generation import VECTORS, folder_of
 from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.requests import Request, Requests
 from services.trainer.registry import tandem_publishing
 from services.trainer.registry.tandem_publishing import TandemPublisher
 from support.models.tiny_checkpoints import write_tiny_checkpoint
@@ -254,7 +256,7 @@ async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_lea
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
     publishing = another_trainer(world)
     active = await publishing.active(world.corpus)
-    call = publishing.publish(tandem, active, compared=None, expected_revision=None, force=False, wait_s=60)
+    call = publishing.publish(tandem, active, wait_s=60, **UNASKED)
     task = asyncio.create_task(call)
 
     async def loaded() -> bool:
@@ -299,7 +301,7 @@ async def test_a_space_that_another_trainer_is_about_to_activate_is_not_closed(
     monkeypatch.setattr(IndexClient, "activate", hesitating)
     publishing = another_trainer(world)
     active = await publishing.active(other.corpus)
-    call = publishing.publish(theirs, active, compared=None, expected_revision=None, force=False, wait_s=20)
+    call = publishing.publish(theirs, active, wait_s=20, **UNASKED)
     slower = asyncio.create_task(call)
     await asyncio.wait_for(about.wait(), 30)
     faster = asyncio.create_task(world.registry.publish(ours.version, wait_s=20))
@@ -326,6 +328,51 @@ async def test_a_label_that_somebody_moves_during_a_publication_that_fails_stays
     row = await world.rows.label(tandem.space_id, "stable")
     assert row is not None
     assert row.version == pairs[0].premise_version
+
+
+async def test_a_publication_whose_trainer_dies_after_the_switch_answers_its_retry_with_the_generation(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem = await world.tandem(pairs[0])
+    record = Requests.record
+
+    async def dies(self: Requests, request: Any, fields: Any) -> None:
+        if "version" in fields:
+            raise RuntimeError("the trainer died")
+        await record(self, request, fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "record", dies)
+        with pytest.raises(errors.AeencError, match="internal error"):
+            await world.registry.publish(tandem.version, wait_s=20, request_id="once")
+    assert await world.served() == (tandem.version, tandem.generation)
+    for _ in range(2):
+        again = await world.registry.publish(tandem.version, wait_s=20, request_id="once")
+        assert (again.generation, again.complete) == (tandem.generation, True)
+        assert "without validation queries" in again.gate.not_compared, "the first answer"
+
+
+async def test_a_record_of_a_tandem_is_read_as_neighbouring_releases_write_it(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
+    tandem, redis = await world.tandem(pairs[0]), world.tandems._redis
+    stored = json.loads(await redis.hget(world.tandems._key, tandem.version))
+    await redis.hset(world.tandems._key, tandem.version, json.dumps({**stored, "cost": 3}))
+    assert (await world.registry.publish(tandem.version, wait_s=20)).generation == tandem.generation
+    assert json.loads(await redis.hget(world.tandems._key, tandem.version))["cost"] == 3, "who rewrites it keeps it"
+    await redis.hset(world.tandems._key, tandem.version, json.dumps({**stored, "format_version": 2}))
+    with pytest.raises(errors.FailedPrecondition, match=f"the tandem of {tandem.version} has format_version 2"):
+        await world.trainer.checkpoint(tandem.version)
+    assert await world.served() == (tandem.version, tandem.generation)
+
+
+UNASKED: Any = {
+    "compared": None,
+    "expected_revision": None,
+    "force": False,
+    "request": Request("", "", {}),
+    "answer": "",
+}
 
 
 def another_trainer(world: TandemWorld) -> TandemPublisher:

@@ -1,4 +1,7 @@
-"""`aeenc status`, `publish` and `rollback`: the state of the four services, and which checkpoint each label names."""
+"""The state of the four services, their checkpoints, which one each label names, and what is no longer kept.
+
+`aeenc status`, `publish`, `rollback`, `checkpoints` and `gc`.
+"""
 
 from __future__ import annotations
 
@@ -230,6 +233,58 @@ def rollback(
         connected.registry.labels()  # as in publish
         moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
     _show(output_of(context), moved, wait_s)
+
+
+def checkpoints(context: typer.Context) -> None:
+    """Lists checkpoints, newest first; `delete` removes one that nothing needs."""
+    with client(context) as connected:
+        found = [checkpoint_dict(one) for one in connected.trainer.checkpoints()]
+    columns = ("version", "space_id", "labels", "validation_map", "bytes")
+    rows = [[one["version"], one["space_id"], ", ".join(one["labels"]), *_figures(one)] for one in found]
+    shown = table([column.replace("_", " ") for column in columns], rows, right=2)
+    output_of(context).result({"checkpoints": found}, shown)
+
+
+def checkpoint_dict(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
+    """Reads a checkpoint: its version, space, labels, quality and size."""
+    return {
+        "version": checkpoint.version,
+        "space_id": checkpoint.space_id,
+        "labels": list(checkpoint.labels),
+        "job": checkpoint.job_id,
+        "validation_map": checkpoint.validation_map,
+        "bytes": checkpoint.size_bytes,
+    }
+
+
+def _figures(checkpoint: dict[str, Any]) -> tuple[str, str]:
+    return f"{checkpoint['validation_map']:.4f}", f"{checkpoint['bytes']:,}"
+
+
+def delete_checkpoint(context: typer.Context, version: Annotated[str, typer.Argument(help="The checkpoint.")]) -> None:
+    """Deletes a checkpoint that no label, tandem, live job or serving corpus needs."""
+    with client(context) as connected:
+        connected.trainer.delete_checkpoint(version)
+    output_of(context).result({"version": version, "deleted": True})
+
+
+def gc(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Removes what the sampler's and the trainer's settings no longer keep, and what killed processes have left."""
+    with client(context) as connected:
+        services = (connected.sampler, connected.trainer)
+        found = [one for service in services for one in service.collect_garbage(dry_run=dry_run)]
+    garbage = [{"kind": one.kind, "id": one.id, "reason": one.reason, "bytes": one.bytes} for one in found]
+    total = sum(one.bytes for one in found)
+    rows = [(one.kind, one.id, one.reason, f"{one.bytes:,}") for one in found]
+    done = "would be removed" if dry_run else "removed"
+    output_of(context).result(
+        {"garbage": garbage, "bytes": total, "dry_run": dry_run},
+        *([table(["kind", "id", "reason", "bytes"], rows, right=1)] if rows else []),
+        f"{len(found):,} {done}, {total:,} bytes",
+    )
 
 
 def _show(out: Output, moved: LabelMove, wait_s: float, version: str = "") -> None:

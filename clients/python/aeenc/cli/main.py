@@ -38,8 +38,8 @@ EXIT_CODES = """Exit codes:
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(fleet.status, corpus.retrieve, runs.sample),
     *(people.tasks, people.agreement, people.adjudicate, people.close),
-    *(jobs.train, jobs.jobs, jobs.follow, jobs.resume, jobs.cancel),
-    *(fleet.publish, fleet.rollback),
+    *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
+    *(fleet.publish, fleet.rollback, fleet.gc),
     *(loop.loop, evaluation.evaluate, evaluation.compare),
 )
 # name -> help, and its commands by name
@@ -76,6 +76,8 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 # name -> what it does by itself, and its commands by name
 _LISTS: dict[str, tuple[Callable[[typer.Context], None], dict[str, Callable[..., None]]]] = {
     "runs": (jobs.runs, {"delete": jobs.delete_run}),
+    "jobs": (jobs.jobs, {"delete": jobs.delete_job}),
+    "checkpoints": (fleet.checkpoints, {"delete": fleet.delete_checkpoint}),
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {

@@ -263,6 +263,48 @@ class ResumeJobResponse(_message.Message):
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
+class DeleteJobRequest(_message.Message):
+    __slots__ = ("job_id", "request_id")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    request_id: str
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteJobResponse(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class DeleteCheckpointRequest(_message.Message):
+    __slots__ = ("version", "request_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    request_id: str
+    def __init__(self, version: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteCheckpointResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    def __init__(self, version: _Optional[str] = ...) -> None: ...
+
+class TrainerAdminServiceCollectGarbageRequest(_message.Message):
+    __slots__ = ("dry_run", "request_id")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    request_id: str
+    def __init__(self, dry_run: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class TrainerAdminServiceCollectGarbageResponse(_message.Message):
+    __slots__ = ("garbage",)
+    GARBAGE_FIELD_NUMBER: _ClassVar[int]
+    garbage: _containers.RepeatedCompositeFieldContainer[_types_pb2.Garbage]
+    def __init__(self, garbage: _Optional[_Iterable[_Union[_types_pb2.Garbage, _Mapping]]] = ...) -> None: ...
+
 class EvaluateRequest(_message.Message):
     __slots__ = ("config", "queries", "training", "trees")
     CONFIG_FIELD_NUMBER: _ClassVar[int]

@@ -127,7 +127,7 @@ class TrainerServiceServicer(object):
         """Replays the events of a job from a sequence number, then follows them until the job ends. About the last 10,000
         events are kept: the replay of a longer job begins at the first of these, and `seq` gives its number.
 
-        Fails with NOT_FOUND for an unknown job.
+        Fails with NOT_FOUND for an unknown job, also for one that is deleted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -523,6 +523,188 @@ class TrainerService(object):
             '/aeenc.v1.TrainerService/GetInfo',
             aeenc_dot_v1_dot_trainer__pb2.TrainerServiceGetInfoRequest.SerializeToString,
             aeenc_dot_v1_dot_trainer__pb2.TrainerServiceGetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class TrainerAdminServiceStub(object):
+    """Removes jobs and checkpoints. Needs the admin credential.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.DeleteJob = channel.unary_unary(
+                '/aeenc.v1.TrainerAdminService/DeleteJob',
+                request_serializer=aeenc_dot_v1_dot_trainer__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_trainer__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
+        self.DeleteCheckpoint = channel.unary_unary(
+                '/aeenc.v1.TrainerAdminService/DeleteCheckpoint',
+                request_serializer=aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_unary(
+                '/aeenc.v1.TrainerAdminService/CollectGarbage',
+                request_serializer=aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageResponse.FromString,
+                _registered_method=True)
+
+
+class TrainerAdminServiceServicer(object):
+    """Removes jobs and checkpoints. Needs the admin credential.
+    """
+
+    def DeleteJob(self, request, context):
+        """Deletes a job that has ended: its record, events and files, and its idempotency key, so that a StartJob with that
+        starts anew. Its checkpoint stays. Nobody sees the job once the call returns.
+
+        Fails with:
+        - NOT_FOUND: unknown job.
+        - FAILED_PRECONDITION: the job is live. Cancel it first.
+        - ALREADY_EXISTS: the request id was used with other content.
+        - UNAVAILABLE: the trainer that worked on the job has not let go of it yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteCheckpoint(self, request, context):
+        """Deletes a checkpoint that nothing names. No label can name it once the call returns. Its files are removed when the
+        grace period of the trainer's settings is over, after a restart too.
+
+        Fails with:
+        - NOT_FOUND: unknown version.
+        - FAILED_PRECONDITION (IN_USE): a label, a label's way back, a space that a corpus serves, a tandem or a live job
+        needs it. The message names which.
+        - ALREADY_EXISTS: the request id was used with other content.
+        - UNAVAILABLE: the index, which knows what corpora serve, does not respond.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """Removes what the trainer's settings no longer keep, by age and by number, and what killed processes have left, now
+        instead of within the next minute. Checkpoints that are in use stay.
+
+        Fails with UNAVAILABLE: the index does not respond, or another trainer is collecting.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TrainerAdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=aeenc_dot_v1_dot_trainer__pb2.DeleteJobRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_trainer__pb2.DeleteJobResponse.SerializeToString,
+            ),
+            'DeleteCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCheckpoint,
+                    request_deserializer=aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'aeenc.v1.TrainerAdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('aeenc.v1.TrainerAdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TrainerAdminService(object):
+    """Removes jobs and checkpoints. Needs the admin credential.
+    """
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.TrainerAdminService/DeleteJob',
+            aeenc_dot_v1_dot_trainer__pb2.DeleteJobRequest.SerializeToString,
+            aeenc_dot_v1_dot_trainer__pb2.DeleteJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.TrainerAdminService/DeleteCheckpoint',
+            aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.SerializeToString,
+            aeenc_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.TrainerAdminService/CollectGarbage',
+            aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageRequest.SerializeToString,
+            aeenc_dot_v1_dot_trainer__pb2.TrainerAdminServiceCollectGarbageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,24 +1,33 @@
 """The state from which a killed job resumes: weights, optimiser moments and the best epoch, in one file.
 
-It is safetensors and JSON, never pickle. Randomness is seeded by epoch, so no generator state is kept.
+It is safetensors and JSON, never pickle. Randomness is seeded by epoch, so no generator state is kept. Every file has
+the hash of its content, so that a damaged one is told from a sound one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
 
 from aeenc.errors import FailedPrecondition
+from services.kit.logs import get
 from services.store.artifacts import atomic_write, sync_directory
+from services.store.formats import check_format, known_fields
+
+log = get(__name__)
 
 FORMAT_VERSION = 2  # version 1 had neither a head nor a version number
 FILE = "epoch.safetensors"
 BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
+HASH = "sha256"  # of the tensors and of the other metadata, beside them
 NEXT = "next-"  # before the name of weights that replace these once the state names their epoch
 
 
@@ -46,16 +55,18 @@ def save_state(directory: Path, state: TrainingState, learner: nn.Module, optimi
 def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) -> TrainingState:
     """Restores weights and moments and returns the state; a fresh one if none is stored.
 
-    Raises FailedPrecondition for a state of another format version.
+    Raises FailedPrecondition for a state of another format version, NewerFormat for one of a newer release.
     """
     path = directory / FILE
     if not path.is_file():
         return TrainingState()
     parameters = dict(learner.named_parameters())
     with safe_open(path, framework="pt") as file:
-        if file.metadata().get("format_version") != str(FORMAT_VERSION):
+        metadata = {"format_version": "1", **(file.metadata() or {})}
+        check_format(metadata, FORMAT_VERSION, str(path))
+        if metadata["format_version"] != str(FORMAT_VERSION):
             raise FailedPrecondition(f"{path} was written by another version of the trainer; start a new job")
-        state = TrainingState(**json.loads(file.metadata()["standing"]))
+        state = TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"])))
         weights = {}
         for key in file.keys():  # noqa: SIM118 - not a mapping
             kind, name = key.split("/", 1)
@@ -66,6 +77,38 @@ def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) 
                 optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(device)
     learner.load_state_dict(weights)
     return state
+
+
+def discard_if_damaged(directory: Path) -> None:
+    """Removes everything that is kept of training if a part of it is damaged: without it the job begins again."""
+    kept = [directory / f"{prefix}{name}" for name in (BEST, BEST_PREMISES) for prefix in ("", NEXT)]
+    kept = [path for path in (directory / FILE, *kept) if path.is_file()]
+    damaged = [path for path in kept if not _is_sound(path)]
+    if not damaged:
+        return
+    log.warning("a job's state is damaged; it begins again from its first epoch", path=str(damaged[0]))
+    for path in kept:
+        path.unlink()
+    sync_directory(directory)
+
+
+def _is_sound(path: Path) -> bool:
+    """Tells whether a file's content has the hash that was written with it. Earlier releases wrote none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError:
+        return False
+    return metadata.get(HASH) in {None, _hash(tensors, metadata)}
+
+
+def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps({**metadata, HASH: ""}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
@@ -88,6 +131,7 @@ def settle_weights(directory: Path, state: TrainingState) -> None:
         sync_directory(directory)
 
 
-def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Through bytes: the library's writer hides a full disk behind its own error class.
-    atomic_write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata))
+    atomic_write(path, save(plain, {**metadata, HASH: _hash(plain, metadata)}))

@@ -1,5 +1,7 @@
 """The training loop: epochs in random order, the best one kept by strict MAP, resumable after each.
 
+    discard_if_damaged
+        ▼
     load_state ──► epoch: batches ──► each rank's share: loss, backward ──► clip ──► AdamW step
         ▲                                                                              │ next batch
         │                                                                              ▼
@@ -28,6 +30,7 @@ from services.trainer.learning.loop.epoch_state import (
     BEST,
     BEST_PREMISES,
     TrainingState,
+    discard_if_damaged,
     load_state,
     save_state,
     save_weights,
@@ -102,6 +105,9 @@ class Training:
 
     def run(self) -> TrainingState:
         """Trains the epochs that are left; the best weights then lie in the files of `BEST`. Raises Diverged."""
+        if self._rank.leads:
+            discard_if_damaged(self._directory)
+        self._rank.meet()
         state = load_state(self._directory, self._learner, self._optimizer)
         if self._rank.leads:
             settle_weights(self._directory, state)

@@ -248,8 +248,15 @@ def runs(context: typer.Context) -> None:
     _list(context, "runs", found, "run", "trees_done", "positives")
 
 
+def delete_job(context: typer.Context, job: Annotated[str, typer.Argument(help="The job.")]) -> None:
+    """Deletes a job that has ended, with its files. Its checkpoint stays."""
+    with client(context) as connected:
+        connected.trainer.delete(job)
+    output_of(context).result({"job": job, "deleted": True})
+
+
 def jobs(context: typer.Context) -> None:
-    """Lists training jobs, newest first."""
+    """Lists training jobs, newest first; `delete` removes one."""
     with client(context) as connected:
         found = [job_dict(job) for job in connected.trainer.jobs()]
     _list(context, "jobs", found, "job", "epochs", "version")

@@ -1,0 +1,187 @@
+"""The collection of garbage: what the settings no longer keep, and what killed processes have left.
+
+One trainer of a namespace collects at a time. Checkpoints that anybody needs stay, whatever their age. Ages are by the
+clock of Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aeenc import errors
+from services.kit.concurrency import cancel_all
+from services.kit.logs import get
+from services.store.formats import known_fields
+from services.store.redis import Leases
+from services.store.registry import Registry
+from services.store.requests import Request
+from services.trainer.garbage.deletion import Deletion
+from services.trainer.jobs.runner import finished_directories
+from services.trainer.jobs.store import JobStore
+from services.trainer.registry.checkpoints import FOLDER, Checkpoints
+
+log = get(__name__)
+
+ROUND_S = 60.0
+LEASE_S = 60.0
+KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is kept: seconds since a job's end or a checkpoint's registration, and numbers. 0: without limit."""
+
+    job_s: float = 0.0
+    jobs: int = 0
+    checkpoint_s: float = 0.0
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that is removed, or would be."""
+
+    kind: str
+    id: str
+    reason: str
+    bytes: int
+
+
+class Collection:
+    """Collects garbage every minute, between `start` and `stop`, and when asked."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        registry: Registry,
+        deletion: Deletion,
+        leases: Leases,
+        retention: Retention,
+        *,
+        jobs_dir: Path,
+        lease: str,
+    ) -> None:
+        self._store, self._checkpoints, self._registry = store, checkpoints, registry
+        self._deletion, self._retention, self._jobs_dir = deletion, retention, jobs_dir
+        self._leases, self._lease, self._owner = leases, lease, uuid.uuid4().hex
+        self._rounds: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
+
+    def start(self) -> None:
+        """Begins with the rounds."""
+        self._rounds = asyncio.create_task(self._go_round())
+
+    async def stop(self) -> None:
+        """Ends the rounds."""
+        await cancel_all([self._rounds] if self._rounds else [])
+
+    async def collect(self, *, dry_run: bool, request_id: str = "") -> list[Garbage]:
+        """Removes garbage now and lists it; with `dry_run` it is only listed. A retry of a request gets its answer.
+
+        Raises Unavailable while another trainer collects, or without the index, which knows what corpora serve.
+        """
+        request = Request(request_id, "TrainerAdminService/CollectGarbage", {"dry_run": dry_run})
+        if record := await self._registry.requests.answer(request):
+            return [Garbage(**known_fields(Garbage, one)) for one in json.loads(record["answer"])]
+        if dry_run:
+            garbage = [one async for one in self._garbage()]
+        else:
+            async with self._turn():
+                garbage = [one async for one in self._garbage() if await self._remove(one)]
+                await self._deletion.finish()
+        answer = json.dumps([asdict(one) for one in garbage])
+        await self._registry.requests.record(request, {"answer": answer})
+        return garbage
+
+    async def _go_round(self) -> None:
+        while True:
+            try:
+                if self._retention == Retention():
+                    async with self._turn():
+                        await self._deletion.finish()
+                else:
+                    await self.collect(dry_run=False)
+            except errors.AeencError as error:
+                log.warning("garbage stays for now", reason=error.message)
+            except Exception:  # the next round may go well
+                log.exception("collecting garbage failed")
+            await asyncio.sleep(ROUND_S)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Keeps other trainers from collecting during the block. Raises Unavailable while one does."""
+        async with self._one:
+            if not await self._may_go_on():
+                raise errors.Unavailable("another trainer is collecting garbage; try again in a moment")
+            try:
+                yield
+            finally:
+                await self._leases.release(self._lease, self._owner)
+
+    async def _may_go_on(self) -> bool:
+        return await self._leases.take(self._lease, self._owner, LEASE_S)
+
+    async def _garbage(self) -> AsyncIterator[Garbage]:
+        keep = self._retention
+        for job in await self._store.expired(keep.job_s, keep.jobs):
+            size = await self._store.size_bytes(job.id) + await asyncio.to_thread(_bytes, self._jobs_dir / job.id)
+            yield Garbage("job", job.id, job.reason, size)
+        if keep.checkpoint_s or keep.checkpoints:
+            async for one in self._old_checkpoints(keep):
+                yield one
+        for directory, reason in await finished_directories(self._jobs_dir, self._store):
+            yield Garbage("job directory", directory.name, reason, await asyncio.to_thread(_bytes, directory))
+        for directory in await asyncio.to_thread(self._checkpoints.store.left, FOLDER):
+            size = await asyncio.to_thread(_bytes, directory)
+            yield Garbage("unfinished checkpoint", directory.name, "its writer has died", size)
+
+    async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
+        ages = await self._registry.checkpoint_ages()
+        surplus = len(ages) - keep.checkpoints if keep.checkpoints else 0
+        needed = await self._deletion.needed()
+        for place, (version, age_s) in enumerate(ages.items()):
+            if version in needed:
+                continue
+            if keep.checkpoint_s and age_s > keep.checkpoint_s:
+                reason = f"made {age_s:,.0f} s ago, kept for {keep.checkpoint_s:,.0f} s"
+            elif place < surplus:
+                reason = f"not among the newest {keep.checkpoints:,}"
+            else:
+                continue
+            with contextlib.suppress(errors.NotFound):  # somebody has deleted it meanwhile
+                yield Garbage("checkpoint", version, reason, (await self._checkpoints.get(version)).size_bytes)
+
+    async def _remove(self, one: Garbage) -> bool:
+        if not await self._may_go_on():  # it took so long that another trainer has begun
+            return False
+        try:
+            if one.kind == "job":
+                await self._deletion.delete_job(one.id)
+            elif one.kind == "checkpoint":
+                await self._deletion.delete_checkpoint(one.id)
+            elif one.kind == "job directory":
+                await asyncio.to_thread(shutil.rmtree, self._jobs_dir / one.id, ignore_errors=True)
+            elif not await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER):
+                return False
+        except KEPT_BACK as error:
+            log.info("garbage stays for now", kind=one.kind, id=one.id, reason=error.message)
+            return False
+        log.info("garbage removed", kind=one.kind, id=one.id, reason=one.reason)
+        return True
+
+
+def _bytes(directory: Path) -> int:
+    """The size of the files of a directory; 0 for one that is gone."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # it is being removed
+            total += path.stat().st_size if path.is_file() else 0
+    return total
