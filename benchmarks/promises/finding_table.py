@@ -120,7 +120,18 @@ FINDINGS = {
     ),
     7: Finding(
         "a flat generation beyond about 5.6 M x 384 could not open: its codes were one ONNX constant",
-        "codes lie in a memory-mapped file of the generation",
+        "codes are cut into blocks that are packed once, kept beside the generation and mapped",
+        _of(
+            "index/dense/test_int8.py",
+            "test_no_constant_holds_more_codes_than_one_model_can",
+            "test_codes_that_are_kept_are_mapped_and_not_copied",
+            "test_codes_that_are_damaged_or_of_other_vectors_are_made_again",
+            "test_codes_go_when_their_generation_has_gone",
+        )
+        + _of(
+            "index/building/test_engines.py",
+            "test_the_codes_of_an_exact_engine_stay_on_disk_until_their_generation_is_deleted",
+        ),
     ),
     8: Finding(
         "a rollback to a loaded version waited behind a candidate that hung",
@@ -285,25 +296,59 @@ FINDINGS = {
     22: Finding(
         "no run, job or checkpoint could be deleted; nothing was ever collected",
         "they are deleted by call, by age and by count, sparing what labels and generations name",
+        _of(
+            "store/test_life_cycles.py",
+            "test_deleted_work_is_seen_by_nobody_and_its_idempotency_key_starts_another",
+            "test_what_has_ended_is_old_by_age_or_by_number_and_live_work_never",
+            "test_of_a_long_life_the_last_events_are_kept_and_a_late_watcher_begins_at_the_first_of_them",
+        )
+        + _of(
+            "sampler/records/test_deletion.py",
+            "test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a_new_one",
+            "test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did",
+            "test_an_import_that_was_deleted_can_be_made_again_under_its_request_id",
+            "test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at_the_next_start",
+            "test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_run_says_it_before",
+        )
+        + _of(
+            "trainer/garbage/test_deletion.py",
+            "test_a_deleted_job_is_gone_with_its_files_and_its_idempotency_key",
+            "test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_names_who",
+            "test_of_a_label_and_a_deletion_at_the_same_time_one_is_refused",
+            "test_files_of_a_deleted_checkpoint_go_after_the_grace_period_also_after_a_restart",
+            "test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_run_only_lists_it",
+        ),
     ),
     23: Finding(
         "the terminal lost its ticks when the sampler restarted; tasks waited for judges who had left",
-        "the terminal waits and keeps them; a lowered overlap decides",
+        "the terminal waits and keeps them; a lowered overlap decides, and a task can be closed",
         _of("cli/test_terminal.py", "test_a_session_waits_for_a_sampler_that_is_away_and_keeps_its_ticks")
         + _of(
             "sampler/people/test_queue.py",
             "test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered",
             "test_control_items_measure_annotators_and_become_no_pairs",
+        )
+        + _of(
+            "sampler/people/test_closing.py",
+            "test_the_answers_that_there_are_decide_and_what_they_have_not_seen_is_no_negative",
         ),
     ),
     24: Finding(
         "positives only after the restart could not be had from `aeenc loop`; texts could be nodes twice",
-        "later rounds may sample otherwise; a text is a node once",
+        "later rounds may sample otherwise; a text is a node once; a node sees K candidates whatever is dropped",
         _of("aeenc/test_loop.py", "test_later_rounds_may_sample_otherwise_than_the_first")
         + _of("cli/learning/test_loop.py", "test_positives_alone_may_be_collected_after_the_first_round")
         + _of(
             "sampler/acs/test_tree.py",
             "test_a_text_is_a_node_once_below_the_first_parent_that_accepts_it",
+        )
+        + _of(
+            "sampler/acs/test_algorithm.py",
+            "test_a_node_sees_k_candidates_however_many_ancestors_are_among_the_nearest",
+        )
+        + _of(
+            "sampler/acs/test_negatives.py",
+            "test_a_querys_negatives_do_not_depend_on_the_order_of_the_trees_in_which_it_occurs",
         ),
     ),
     25: Finding(
