@@ -435,6 +435,32 @@ class Adjudicate(PeopleMutation):
         ]
 
 
+class CloseTask(PeopleMutation):
+    """CloseTask, of tasks that somebody holds."""
+
+    rpc = "SamplerService.CloseTask"
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(adjudicator: str) -> sampler_pb2.CloseTaskRequest:
+            return sampler_pb2.CloseTaskRequest(
+                task_id=task, run_id=self.run_ids[task], adjudicator=adjudicator, request_id=request_id
+            )
+
+        return lambda: (request("lead"), request("another"), "closed")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "CLOSE")
+        return [
+            agreed("closed" if record.decided_at else "open", "closed" if logged[subject.name] else "open")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
 MUTATIONS = (
     StartRun,
     CancelRun,
@@ -447,4 +473,5 @@ MUTATIONS = (
     UndoVerdicts,
     AmendVerdicts,
     Adjudicate,
+    CloseTask,
 )
