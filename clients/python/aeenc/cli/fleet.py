@@ -10,8 +10,9 @@ import typer
 
 import aeenc
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
-from aeenc.cli.targets import Targets, client, targets_of
+from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
+from aeenc.transport.targets import Targets
 from aeenc.v1 import encoder_pb2, index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 
 PATIENCE_S = 3.0
