@@ -34,6 +34,7 @@ CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {
     "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
+    "mcp": {"aeenc_mcp", "mcp", "pydantic"},
 }
 
 MAX_LINES = 500

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from aeenc import AsyncClient
 from services.encoder.__main__ import build as build_encoder
@@ -32,7 +35,14 @@ async def fleet(
     await register(registry, tiny_checkpoint, label="stable")
     place = {"port": 0, "artifacts_dir": artifact_store.root}
     shared = {"redis_url": redis_url, "namespace": namespace, "poll_s": 0.2, "state_dir": tmp_path / "state"}
-    async with build_encoder(EncoderSettings(**place, **shared, workers=1)) as encoder:
+    with capture_logs():  # a failure shows the output of the distribution's own tests
+        async with serving(EncoderSettings(**place, **shared, workers=1), place) as variables:
+            yield variables
+
+
+@asynccontextmanager
+async def serving(settings: EncoderSettings, place: dict[str, Any]) -> AsyncIterator[dict[str, str]]:
+    async with build_encoder(settings) as encoder:
         await until(lambda: encoder.readiness.healthy)
         encoder_target = f"127.0.0.1:{encoder.port}"
         async with build_index(IndexSettings(**place, encoder_target=encoder_target)) as index:
