@@ -33,7 +33,9 @@ CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {
+    "haystack": {"haystack", "haystack_integrations"},
     "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
+    "llama-index": {"llama_index"},
     "mcp": {"aeenc_mcp", "mcp", "pydantic"},
 }
 
@@ -96,7 +98,7 @@ def test_an_integration_is_complete():
         assert project["license"] == "Apache-2.0"
         assert all(">=" in dependency for dependency in project["dependencies"]), "give every dependency a lower bound"
         assert (files / "README.md").is_file()
-        assert list(files.glob("*/py.typed"))
+        assert list(files.rglob("py.typed"))
         assert list(files.glob("tests/test_*.py"))
         assert f"clients/{folder}" in page
 

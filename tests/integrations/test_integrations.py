@@ -37,7 +37,8 @@ class Environment:
     @property
     def packages(self) -> list[str]:
         """The import names of the distribution."""
-        return sorted(path.parent.name for path in self.source.glob("*/py.typed"))
+        folders = [path.parent.relative_to(self.source) for path in self.source.rglob("py.typed")]
+        return sorted(".".join(folder.parts) for folder in folders)
 
     def install(self, pins: list[str]) -> None:
         self._venv.create()
@@ -55,7 +56,7 @@ class Environment:
             str(self._venv.python),
             *arguments,
             cwd=self.source,
-            env={**environment, **fleet},
+            env={**environment, **fleet, "HAYSTACK_TELEMETRY_ENABLED": "False"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
