@@ -28,7 +28,7 @@ PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0 pip alone); free when nothing changed
 	@$(PYTHON) -m tools.setup --venv "$(VENV)" --torch "$(TORCH)"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from aeenc.transport.targets import Targets
 
 QUERY = "a magnet attracts an iron nail"
+COMMAND = Path(sys.executable).with_name("aeenc-mcp")
 VARIABLES = {name: value for name, value in os.environ.items() if name.startswith("AEENC_")}
 
 
@@ -35,7 +40,7 @@ def client() -> InProcess:
 
 
 async def test_a_client_that_starts_the_command_retrieves_over_stdio():
-    command = StdioServerParameters(command=sys.executable, args=["-m", "aeenc_mcp"], env=VARIABLES)
+    command = StdioServerParameters(command=str(COMMAND), env=VARIABLES)
     async with Client(stdio_client(command)) as connected:
         assert {tool.name for tool in (await connected.list_tools()).tools} == {"retrieve", "explain", "status"}
         result = await connected.call_tool("retrieve", {"corpus": "science", "text": QUERY, "k": 2})
@@ -51,10 +56,47 @@ async def test_a_running_fleets_file_leads_to_it(tmp_path):
     targets = {"index": VARIABLES["AEENC_INDEX"], "encoder": VARIABLES["AEENC_ENCODER"]}
     (tmp_path / ".aeenc").mkdir()
     (tmp_path / ".aeenc" / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": targets}))
-    command = StdioServerParameters(command=sys.executable, args=["-m", "aeenc_mcp"], cwd=tmp_path)
+    command = StdioServerParameters(command=str(COMMAND), cwd=tmp_path)
     async with Client(stdio_client(command)) as connected:
         result = await connected.call_tool("retrieve", {"corpus": "science", "text": QUERY})
     assert len(result.structured_content["premises"]) == 10
+
+
+async def test_the_same_tools_over_http_on_this_machine():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        str(COMMAND), "--transport", "streamable-http", "--port", str(port), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await listening(port)
+        async with Client(f"http://127.0.0.1:{port}/mcp") as connected:
+            result = await connected.call_tool("retrieve", {"corpus": "science", "text": QUERY})
+        assert len(result.structured_content["premises"]) == 10
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def listening(port: int) -> None:
+    """Waits until something accepts connections."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
+def test_a_malformed_fleet_file_stops_the_start(tmp_path):
+    (tmp_path / "fleet.json").write_text("{")
+    variables = {**os.environ, "AEENC_HOME": str(tmp_path)}
+    ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "fleet.json:1: not JSON" in ended.stderr
 
 
 async def test_accepted_premises_are_not_found_again(client):
