@@ -24,11 +24,11 @@ BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-soak conformance check format bench table1 figure3 proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock (TORCH='…' chooses the build of torch, UV=0 pip alone); free when nothing changed
 	@$(PYTHON) -m tools.setup --venv "$(VENV)" --torch "$(TORCH)"
@@ -47,6 +47,9 @@ test-crash: setup ## kill processes again and again and look for what was lost
 
 test-demo: setup ## run the whole demo as a test
 	@$(PYTEST) -m demo --timeout 1800
+
+test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
+	@$(PYTEST) -m integrations --timeout 1800
 
 test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
 	@$(PYTEST) -m sdk --timeout 1800

@@ -8,6 +8,7 @@ import gc
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,14 @@ TRANSPORT_PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "
 # What clients/python/pyproject.toml lists, by import name.
 SDK_DEPENDENCIES = {"aeenc", "google", "grpc", "numpy"}
 CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
+
+# The integrations: folder of clients/, what it may import beside the SDK and the standard library.
+INTEGRATIONS = {
+    "haystack": {"haystack", "haystack_integrations"},
+    "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
+    "llama-index": {"llama_index"},
+    "mcp": {"aeenc_mcp", "mcp", "pydantic"},
+}
 
 MAX_LINES = 500
 MAX_FILES = 12  # Python files in one folder
@@ -64,6 +73,34 @@ def test_the_sdk_imports_no_service_and_nothing_beyond_its_dependencies():
             if top == "services" or (refused and folder != "oracles"):
                 offences.append(f"{where(file, line)} imports {name}")
     assert not offences, "other systems install the SDK with these dependencies only:\n" + "\n".join(offences)
+
+
+def test_an_integration_knows_the_sdk_and_the_core_of_its_framework():
+    folders = {path.parent.name for path in ROOT.glob("clients/*/pyproject.toml")} - {"python"}
+    assert folders == set(INTEGRATIONS)
+    offences = []
+    for folder, allowed in INTEGRATIONS.items():
+        for file in python_files(ROOT / "clients" / folder):
+            if "tests" in file.parts[len(ROOT.parts) :]:
+                continue
+            for line, name in imports(file):
+                top = name.split(".")[0]
+                if top not in allowed | {"aeenc"} | sys.stdlib_module_names:
+                    offences.append(f"{where(file, line)} imports {name}")
+    assert not offences, "what else is needed belongs into the SDK:\n" + "\n".join(offences)
+
+
+def test_an_integration_is_complete():
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    for folder in INTEGRATIONS:
+        files = ROOT / "clients" / folder
+        project = tomllib.loads((files / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert project["license"] == "Apache-2.0"
+        assert all(">=" in dependency for dependency in project["dependencies"]), "give every dependency a lower bound"
+        assert (files / "README.md").is_file()
+        assert list(files.rglob("py.typed"))
+        assert list(files.glob("tests/test_*.py"))
+        assert f"clients/{folder}" in page
 
 
 def test_domain_modules_know_neither_grpc_nor_the_messages():
@@ -156,7 +193,7 @@ def domain_modules() -> Iterator[Path]:
 
 def hand_written() -> Iterator[Path]:
     """Every Python file that a person writes."""
-    for folder in ("services", "clients/python/aeenc", "tests", "tools", "benchmarks", "examples"):
+    for folder in ("services", "clients", "tests", "tools", "benchmarks", "examples"):
         yield from python_files(ROOT / folder)
 
 

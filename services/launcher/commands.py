@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from aeenc.cli.output import output_of, table
-from aeenc.cli.targets import home as default_home
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
+from aeenc.transport.targets import home as default_home
 from aeenc.trees import Dataset
 from services.launcher.demo import run_demo
 from services.launcher.fleet import BASE_PORT, Fleet, Options

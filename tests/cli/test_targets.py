@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from aeenc.cli.targets import Targets, read_fleet
 from aeenc.errors import InvalidArgument
+from aeenc.transport.targets import Targets, read_fleet
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], 
 """
 
 from aeenc import errors
+from aeenc.adapters.sentences import AeencEncoder
 from aeenc.blocking import Client
 from aeenc.calls.encoding import Encoded, Scored
 from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
@@ -27,6 +28,7 @@ connect = Client  # client = aeenc.connect()
 connect_async = AsyncClient  # inside a running event loop
 
 __all__ = [
+    "AeencEncoder",
     "AeencError",
     "AsyncClient",
     "Candidate",

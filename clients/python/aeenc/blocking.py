@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW
 from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
 from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
-from aeenc.client import ENCODER, INDEX, SAMPLER, TRAINER, AsyncClient
+from aeenc.client import AsyncClient
 from aeenc.encoder import EncoderClient
 from aeenc.index import BUILD_TIMEOUT_S, RESUME_S, BuildStage, IndexClient
 from aeenc.people import PeopleClient, Ticks
@@ -24,6 +24,7 @@ from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import EVALUATE_TIMEOUT_S, Gold, TrainerClient
 from aeenc.transport.sync import LOOP, Caller, given, run
+from aeenc.transport.targets import ENCODER, INDEX, SAMPLER, TRAINER
 from aeenc.trees import Tree
 from aeenc.v1 import encoder_pb2, index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 

@@ -12,11 +12,7 @@ from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
 from aeenc.transport.channel import Channel
-
-ENCODER = "127.0.0.1:50051"
-INDEX = "127.0.0.1:50052"
-SAMPLER = "127.0.0.1:50053"
-TRAINER = "127.0.0.1:50054"
+from aeenc.transport.targets import ENCODER, INDEX, SAMPLER, TRAINER
 
 
 class AsyncClient:

@@ -15,7 +15,6 @@ from aeenc import errors, vectors
 from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
 from aeenc.calls.inputs import Items, begins_again, chunks, each
 from aeenc.calls.retrieval import (
-    MODES,
     Fusion,
     Hit,
     Mode,
@@ -24,6 +23,7 @@ from aeenc.calls.retrieval import (
     Retrieval,
     Retrieved,
     SearchResult,
+    mode_number,
     rank,
 )
 from aeenc.transport.channel import Channel
@@ -128,7 +128,7 @@ class IndexClient:
             corpus=corpus,
             texts=texts,
             k=k,
-            mode=MODES[mode],
+            mode=mode_number(mode),
             fusion=fusion.to_proto() if fusion else None,
             accepted=[index_pb2.AcceptedPremises(premise_ids=ids) for ids in accepted],
             prior=prior,

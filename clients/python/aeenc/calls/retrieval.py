@@ -21,7 +21,7 @@ TIMEOUT_S = 300.0
 
 FusionMethod = Literal["min_max", "reciprocal_rank"]
 Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
-MODES = {
+MODES: dict[str, index_pb2.RetrieveMode] = {
     "dense": index_pb2.RETRIEVE_MODE_DENSE,
     "lexical": index_pb2.RETRIEVE_MODE_LEXICAL,
     "hybrid": index_pb2.RETRIEVE_MODE_HYBRID,
@@ -31,6 +31,13 @@ _METHODS = {
     "min_max": index_pb2.FUSION_METHOD_MIN_MAX,
     "reciprocal_rank": index_pb2.FUSION_METHOD_RECIPROCAL_RANK,
 }
+
+
+def mode_number(mode: str) -> index_pb2.RetrieveMode:
+    """Returns the number of a mode in messages. Raises InvalidArgument for an unknown one."""
+    if mode not in MODES:
+        raise errors.InvalidArgument.field("mode", f"is {mode!r}; give one of {', '.join(MODES)}")
+    return MODES[mode]
 
 
 @dataclass(frozen=True)

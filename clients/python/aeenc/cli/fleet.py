@@ -6,85 +6,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-import aeenc
+from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
-from aeenc.cli.targets import Targets, client, targets_of
+from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
-from aeenc.v1 import encoder_pb2, index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
-
-PATIENCE_S = 3.0
-ServiceReport = dict[str, Any] | AeencError
-
-
-def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
-    """Reads the encoder's versions and labels."""
-    return {
-        **_service(info.service),
-        "space_id": info.default_space_id,
-        "runtime": info.runtime,
-        "versions": [loaded.version for loaded in info.versions],
-        "labels": {applied.label: applied.version for applied in info.labels},
-    }
-
-
-def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
-    """Reads the index's corpora and their active generations."""
-    corpora = {
-        found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
-    }
-    return {**_service(info.service), "corpora": corpora}
-
-
-def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
-    """Reads the sampler's oracles and runs."""
-    waiting = {run.run_id: run.reason for run in info.waiting_runs}
-    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
-    return {**_service(info.service), **told}
-
-
-def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
-    """Reads the trainer's space, device and job."""
-    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
-    return {**_service(info.service), **told}
-
-
-def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
-    state = types_pb2.ServiceState.Name(info.state).removeprefix("SERVICE_STATE_")
-    return {"state": state, "reason": info.state_reason, "instance": info.instance, "software": info.software_version}
-
-
-async def ask(targets: Targets) -> dict[str, ServiceReport]:
-    """Asks all services at once; returns the report of each, or its error."""
-    async with aeenc.connect_async(**targets.options(timeout_s=min(targets.timeout_s, PATIENCE_S))) as client:
-
-        async def encoder() -> dict[str, Any]:
-            return encoder_dict(await client.encoder.info())
-
-        async def index() -> dict[str, Any]:
-            return index_dict(await client.index.info())
-
-        async def sampler() -> dict[str, Any]:
-            return sampler_dict(await client.sampler.info())
-
-        async def trainer() -> dict[str, Any]:
-            return trainer_dict(await client.trainer.info())
-
-        questions = {"encoder": encoder(), "index": index(), "sampler": sampler(), "trainer": trainer()}
-        answers = await asyncio.gather(*(_answer(question) for question in questions.values()))
-        return dict(zip(questions, answers, strict=True))
-
-
-async def _answer(question: Awaitable[dict[str, Any]]) -> ServiceReport:
-    try:
-        return await question
-    except AeencError as error:
-        return error
+from aeenc.v1 import registry_pb2
 
 
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
@@ -110,19 +41,8 @@ def status(context: typer.Context) -> None:
     answers = asyncio.run(ask(targets))
     addresses = {service: str(getattr(targets, service)) for service in answers}
     failed = [answer for answer in answers.values() if isinstance(answer, AeencError)]
-    values = {
-        service: {
-            "target": addresses[service],
-            **(
-                {"error": {"status": answer.code, "message": answer.message}}
-                if isinstance(answer, AeencError)
-                else answer
-            ),
-        }
-        for service, answer in answers.items()
-    }
     rows = [_row(service, addresses[service], answer) for service, answer in answers.items()]
-    output_of(context).result({"services": values}, table(["service", "target", "state", "about"], rows))
+    output_of(context).result(report_of(targets, answers), table(["service", "target", "state", "about"], rows))
     if failed:
         raise failed[0]
 

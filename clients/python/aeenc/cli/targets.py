@@ -1,107 +1,31 @@
-"""Addresses of the services: from global options, the environment, the local fleet's file, or the SDK's defaults.
-
-Opens clients and nothing else. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder in
-AEENC_HOME instead, if set); the launcher writes it:
-
-    {"format_version": 1, "targets": {"encoder": "127.0.0.1:50051", "index": …, "sampler": …, "trainer": …,
-                                      "oracle": …}}
-"""
+"""The services of one invocation: its global options, else what `aeenc.transport.targets` finds."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import typer
 
 import aeenc
-from aeenc.client import ENCODER, INDEX, SAMPLER, TRAINER
-from aeenc.errors import InvalidArgument
+from aeenc.transport.targets import Targets
 
-ORACLE = "127.0.0.1:50055"
-FLEET_FORMAT = 1
-NAMES = ("encoder", "index", "sampler", "trainer", "oracle")
 _KEY = "aeenc.targets"
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Addresses and credentials of the services. `timeout_s` limits one call, its retries included."""
-
-    encoder: str = ENCODER
-    index: str = INDEX
-    sampler: str = SAMPLER
-    trainer: str = TRAINER
-    oracle: str = ORACLE
-    token: str | None = None
-    admin_token: str | None = None
-    ca: Path | None = None
-    timeout_s: float = 8.0
-
-    def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
-        return {
-            "encoder": self.encoder,
-            "index": self.index,
-            "sampler": self.sampler,
-            "trainer": self.trainer,
-            "token": self.token,
-            "admin_token": self.admin_token,
-            "ca": self.ca,
-            "timeout_s": timeout_s or self.timeout_s,
-        }
-
-    @contextmanager
-    def connect(self) -> Iterator[aeenc.Client]:
-        """Opens a blocking client, closed at the end."""
-        connected = aeenc.connect(**self.options())
-        try:
-            yield connected
-        finally:
-            connected.close()
 
 
 def remember(context: typer.Context, options: Mapping[str, Any]) -> None:
     """Keeps the global options of this invocation; None stands for an absent one."""
-    context.meta[_KEY] = {name: value for name, value in options.items() if value is not None}
+    context.meta[_KEY] = dict(options)
 
 
 def targets_of(context: typer.Context) -> Targets:
     """Returns the targets of this invocation. Raises InvalidArgument for a malformed fleet file."""
-    return Targets(**{**read_fleet(home()), **context.meta.get(_KEY, {})})
+    return Targets.find(**context.meta.get(_KEY, {}))
 
 
 @contextmanager
 def client(context: typer.Context) -> Iterator[aeenc.Client]:
     """Opens a blocking client of this invocation's services, closed at the end."""
-    with targets_of(context).connect() as connected:
+    with aeenc.connect(**targets_of(context).options()) as connected:
         yield connected
-
-
-def home() -> Path:
-    """Returns the folder of the local fleet: AEENC_HOME, or `.aeenc` in the working directory."""
-    return Path(os.environ.get("AEENC_HOME") or ".aeenc")
-
-
-def read_fleet(folder: Path) -> dict[str, str]:
-    """Reads the addresses in a folder's fleet.json, by service; none without the file. Raises InvalidArgument."""
-    path = folder / "fleet.json"
-    try:
-        fleet = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{path}:{error.lineno}: not JSON ({error.msg}); restart the fleet") from None
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"{path}:1: not UTF-8; restart the fleet") from None
-    if not isinstance(fleet, dict) or fleet.get("format_version") != FLEET_FORMAT:
-        raise InvalidArgument(f"{path}:1: format_version must be {FLEET_FORMAT}; another release has written it")
-    targets = fleet.get("targets")
-    if not isinstance(targets, dict) or not all(isinstance(target, str) for target in targets.values()):
-        raise InvalidArgument(f"{path}:1: `targets` must be an object, service to host:port; restart the fleet")
-    return {name: target for name, target in targets.items() if name in NAMES}

@@ -219,6 +219,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return Caller().run(coroutine)
 
 
+async def awaited(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the loop of the blocking clients, awaited by another; cancelled with the one who waits."""
+    return await asyncio.wrap_future(LOOP.submit(coroutine))
+
+
 def given(value: T) -> T:
     """Makes a list of an iterable that must be gone through in the caller's thread, before the call begins."""
     if not isinstance(value, Iterable) or isinstance(value, _AT_HAND) or hasattr(value, "__array__"):

@@ -12,9 +12,10 @@ from aeenc.cli.learning.jobs import TRAINING_SPLIT, Loss, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import output_of, table
-from aeenc.cli.targets import client, home
+from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
+from aeenc.transport.targets import home
 from aeenc.trees import Dataset
 from aeenc.v1 import sampler_pb2
 

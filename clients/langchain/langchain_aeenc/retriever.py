@@ -1,0 +1,93 @@
+"""Premises as LangChain documents. Settings and calls are those of `aeenc.adapters.premises`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import ConfigDict, PrivateAttr, SecretStr
+
+from aeenc import Fusion
+from aeenc.adapters.premises import OPTIONS, FoundPremise, PremiseRetriever
+from aeenc.calls.encoding import Precision
+from aeenc.calls.retrieval import Mode
+
+
+class AeencRetriever(BaseRetriever):
+    """Retrieves the `k` premises of `corpus` that best explain a query, best first.
+
+    A document is one premise: `id`, `page_content` (its text), and in `metadata` its `score` and `rank` (from 1), the
+    `model_version` that encoded the query ("" in lexical modes) and the corpus' `generation`.
+
+    `index` ("host:port"), `token` and `ca` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA or a running fleet's
+    `.aeenc/fleet.json` unless given. All other fields are the options of `aeenc.IndexClient.retrieve`; `accepted` are
+    the ids of premises accepted for the query. `invoke(query, k=3, accepted=[…])` changes options for one call.
+    Raises the classes of `aeenc.errors`.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    corpus: str
+    index: str | None = None
+    token: SecretStr | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    k: int = 10
+    label: str | None = None
+    version: str | None = None
+    mode: Mode = "dense"
+    fusion: Fusion | None = None
+    accepted: Sequence[str] = ()
+    prior: float = 0.0
+    negative_feedback: float = 0.0
+    rerank: int = 0
+    rerank_weight: float = 0.0
+    drop_self: bool = True
+    exclude: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    generation: str = ""
+    truncate: bool = False
+    precision: Precision | None = None
+    routing_key: str = ""
+    timeout_s: float | None = None
+
+    _premises: PremiseRetriever = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Reads the settings; the connection opens at the first call."""
+        super().model_post_init(context)
+        self._premises = PremiseRetriever(
+            self.corpus,
+            index=self.index,
+            token=self.token.get_secret_value() if self.token else None,
+            ca=self.ca,
+            cert=self.cert,
+            key=self.key,
+        )
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another."""
+        self._premises.close()
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **changes: Any
+    ) -> list[Document]:
+        return _documents(self._premises.retrieve(query, self._options(changes)))
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **changes: Any
+    ) -> list[Document]:
+        return _documents(await self._premises.retrieve_async(query, self._options(changes)))
+
+    def _options(self, changes: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in OPTIONS}, **changes}
+
+
+def _documents(premises: list[FoundPremise]) -> list[Document]:
+    return [Document(id=one.id, page_content=one.text, metadata=one.metadata()) for one in premises]

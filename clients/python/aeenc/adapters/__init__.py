@@ -1,0 +1,1 @@
+"""What the integrations of frameworks share; no framework is imported here."""

@@ -1,0 +1,148 @@
+"""One text in, its premises out, as retrievers of frameworks ask: blocking, or awaited in any event loop.
+
+`clients/langchain`, `clients/llama-index` and `clients/haystack` turn the premises into their own documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from aeenc.calls.encoding import Precision
+from aeenc.calls.retrieval import Fusion, Mode, Retrieved
+from aeenc.errors import InvalidArgument
+from aeenc.index import IndexClient
+from aeenc.transport.channel import Channel
+from aeenc.transport.sync import awaited, run
+from aeenc.transport.targets import Targets
+
+
+class RetrieveOptions(TypedDict, total=False):
+    """The options of `IndexClient.retrieve`, which documents them; `accepted` are the ids for the one text."""
+
+    k: int
+    label: str | None
+    version: str | None
+    mode: Mode
+    fusion: Fusion | None
+    accepted: Sequence[str]
+    prior: float
+    negative_feedback: float
+    rerank: int
+    rerank_weight: float
+    drop_self: bool
+    exclude: Sequence[str]
+    splits: Sequence[str]
+    generation: str
+    truncate: bool
+    precision: Precision | None
+    routing_key: str
+    timeout_s: float | None
+
+
+OPTIONS = frozenset(RetrieveOptions.__annotations__)
+
+
+@dataclass(frozen=True)
+class FoundPremise:
+    """One premise of an answer. `rank` counts from 1; `model_version` is empty where no encoder took part."""
+
+    id: str
+    text: str
+    score: float
+    rank: int
+    model_version: str
+    generation: str
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the origin of this premise, as all integrations put it into their documents."""
+        return {
+            "score": self.score,
+            "rank": self.rank,
+            "model_version": self.model_version,
+            "generation": self.generation,
+        }
+
+
+class PremiseRetriever:
+    """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
+
+    `index`, `token`, `ca` and `timeout_s` (default 8) are those of `aeenc.connect`. An address or credential that is
+    None comes from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, from `.aeenc/fleet.json`, or is the default.
+    Raises InvalidArgument for an option that `IndexClient.retrieve` does not have.
+    """
+
+    def __init__(
+        self,
+        corpus: str,
+        *,
+        index: str | None = None,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._corpus = corpus
+        self._options = known(options or {})
+        self._targets = Targets.find(index=index, token=token, ca=ca)
+        self._cert, self._key = cert, key
+        self._client: IndexClient | None = None
+
+    def retrieve(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
+        """Finds the premises that best explain `text`, best first; `changes` are options of this call alone."""
+        return run(self._retrieve(text, known(changes or {})))
+
+    async def retrieve_async(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
+        """Does the same without blocking the event loop that awaits it."""
+        return await awaited(self._retrieve(text, known(changes or {})))
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another."""
+        run(self._close())
+
+    async def _retrieve(self, text: str, changes: Mapping[str, Any]) -> list[FoundPremise]:
+        """Runs on the loop of the blocking clients, to which the channel belongs."""
+        options = {**self._options, **changes}
+        if accepted := options.pop("accepted", ()):
+            options["accepted"] = [list(accepted)]
+        return _premises_of(await self._connected().retrieve(self._corpus, [text], **options))
+
+    def _connected(self) -> IndexClient:
+        if self._client is None:
+            targets = self._targets
+            self._client = IndexClient(
+                Channel(
+                    targets.index,
+                    token=targets.token,
+                    ca=targets.ca,
+                    cert=self._cert,
+                    key=self._key,
+                    timeout_s=targets.timeout_s,
+                )
+            )
+        return self._client
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.channel.close()
+
+
+def known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options. Raises InvalidArgument for one that there is not, and for a string in place of ids."""
+    if unknown := sorted(options.keys() - OPTIONS):
+        raise InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {', '.join(sorted(OPTIONS))}")
+    for name in ("accepted", "exclude", "splits"):
+        if isinstance(options.get(name), str):
+            raise InvalidArgument.field(name, f"is one string ({options[name][:40]!r}); give a list of strings")
+    return dict(options)
+
+
+def _premises_of(retrieved: Retrieved) -> list[FoundPremise]:
+    return [
+        FoundPremise(hit.id, hit.text, hit.score, rank, retrieved.model_version, retrieved.generation)
+        for rank, hit in enumerate(retrieved[0], start=1)
+    ]

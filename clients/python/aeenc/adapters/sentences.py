@@ -1,0 +1,189 @@
+"""The encoder with the interface of `sentence_transformers.SentenceTransformer`, for code that calls `encode`.
+
+Only what makes sense for a model that runs elsewhere; everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc.calls.encoding import Role
+from aeenc.encoder import EncoderClient
+from aeenc.errors import InvalidArgument
+from aeenc.transport.channel import Channel
+from aeenc.transport.sync import run
+from aeenc.transport.targets import Targets
+
+BATCH = 32
+ROLES: dict[str, Role] = {"query": "query", "premise": "premise", "document": "premise", "passage": "premise"}
+# argument -> the values that change nothing, and the reason why others are refused
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "chunk_size": ((None,), "there is no pool of processes; batch_size cuts the texts"),
+    "convert_to_tensor": ((None, False), "the vectors are numpy arrays; torch.from_numpy makes a tensor of one"),
+    "device": ((None,), "the encoder service computes; its settings choose the device"),
+    "output_value": ((None, "sentence_embedding"), "the encoder answers with sentence embeddings alone"),
+    "pool": ((None,), "the encoder service spreads the work; give several addresses or a DNS name"),
+    "precision": ((None, "float32"), "the vectors are not quantized here"),
+    "prompt": ((None, ""), "a checkpoint has prefixes of its own; give prompt_name 'query' or 'document'"),
+    "show_progress_bar": ((None, False), "there is none; encode in parts to show your own"),
+    "truncate_dim": ((None,), "the index knows vectors of full length alone"),
+}
+
+
+class AeencEncoder:
+    """Encodes sentences by the encoder service. It blocks; in an event loop, await `EncoderClient.encode` instead.
+
+    `role` is that of texts without a `prompt_name`: "query" or "premise". `label` or `version` names the query encoder
+    (default: label `stable`, whose version may change between calls; `version` pins it). Texts too long for the model
+    are cut, as sentence-transformers does, unless `truncate` is False. `encoder` ("host:port"), `token` and `ca` come
+    from AEENC_ENCODER, AEENC_TOKEN, AEENC_CA or a running fleet's `.aeenc/fleet.json` unless given. `timeout_s`
+    (default 8) limits a call of at most `batch_size` sentences.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: str | None = None,
+        token: str | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        role: Role = "query",
+        label: str | None = None,
+        version: str | None = None,
+        space_id: str = "",
+        truncate: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._targets = Targets.find(encoder=encoder, token=token, ca=ca, timeout_s=timeout_s)
+        self._cert, self._key = cert, key
+        self._role = role_of(role)
+        self._model = {"label": label, "version": version}
+        self._space_id, self._truncate = space_id, truncate
+        self._client: EncoderClient | None = None
+
+    @overload
+    def encode(self, sentences: str, *, convert_to_numpy: bool = True, **options: Any) -> NDArray[np.float32]: ...
+
+    @overload
+    def encode(
+        self, sentences: Sequence[str], *, convert_to_numpy: Literal[True] = True, **options: Any
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def encode(
+        self, sentences: Sequence[str], *, convert_to_numpy: Literal[False], **options: Any
+    ) -> list[NDArray[np.float32]]: ...
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        batch_size: int = BATCH,
+        convert_to_numpy: bool = True,
+        normalize_embeddings: bool = True,
+        **options: Any,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Embeds sentences: (n, dim) float32, or (dim,) for one string; rows of unit length.
+
+        `prompt_name` is the role: "query", or "document" (also "passage", "premise") for texts that are searched. More
+        than `batch_size` sentences go as a stream in the bulk lane. Without `convert_to_numpy` the answer is a list of
+        rows. `normalize_embeddings` changes nothing: the encoder's vectors have unit length either way. Other options
+        of sentence-transformers raise InvalidArgument with the reason, unless their value changes nothing.
+        """
+        del normalize_embeddings
+        refuse(options)
+        role = role_of(prompt_name) if prompt_name is not None else self._role
+        if batch_size < 1:
+            raise InvalidArgument.field("batch_size", f"is {batch_size}; give at least 1")
+        if isinstance(sentences, str):
+            return cast("NDArray[np.float32]", run(self._encode([sentences], role, batch_size))[0])
+        matrix = run(self._encode(_strings(sentences), role, batch_size))
+        return matrix if convert_to_numpy else list(matrix)
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Embeds queries; otherwise as `encode`."""
+        return self.encode(sentences, **{"prompt_name": "query", **options})
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Embeds texts that are searched; otherwise as `encode`."""
+        return self.encode(sentences, **{"prompt_name": "document", **options})
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Asks the encoder for the number of values of a vector."""
+        return run(self._dim())
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another."""
+        run(self._close())
+
+    async def _encode(self, texts: list[str], role: Role, batch: int) -> NDArray[np.float32]:
+        """Runs on the loop of the blocking clients, to which the channel belongs."""
+        if not texts:
+            return np.zeros((0, await self._dim()), dtype=np.float32)
+        client = self._connected()
+        model = self._model if role == "query" else {}
+        if len(texts) <= batch:
+            answer = await client.encode(
+                texts, role=role, space_id=self._space_id, truncate=self._truncate, **cast("Any", model)
+            )
+            return answer.vectors
+        answers = client.encode_all(
+            texts, role=role, space_id=self._space_id, truncate=self._truncate, batch=batch, **cast("Any", model)
+        )
+        return np.concatenate([answer.vectors async for answer in answers])
+
+    async def _dim(self) -> int:
+        return int((await self._connected().info()).dim)
+
+    def _connected(self) -> EncoderClient:
+        if self._client is None:
+            targets = self._targets
+            self._client = EncoderClient(
+                Channel(
+                    targets.encoder,
+                    token=targets.token,
+                    ca=targets.ca,
+                    cert=self._cert,
+                    key=self._key,
+                    timeout_s=targets.timeout_s,
+                )
+            )
+        return self._client
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.channel.close()
+
+
+def role_of(name: str) -> Role:
+    """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
+    if name not in ROLES:
+        raise InvalidArgument.field("prompt_name", f"is {name!r}; give one of {', '.join(ROLES)}")
+    return ROLES[name]
+
+
+def refuse(options: dict[str, Any]) -> None:
+    """Raises InvalidArgument for an option of sentence-transformers that cannot be kept, or that is unknown."""
+    for name, value in options.items():
+        if name not in _REFUSED:
+            raise InvalidArgument.field(name, "is no option of AeencEncoder.encode")
+        harmless, why = _REFUSED[name]
+        if not any(value is one or (isinstance(value, str) and value == one) for one in harmless):
+            raise InvalidArgument.field(name, f"is {value!r}, which AeencEncoder cannot do: {why}")
+
+
+def _strings(sentences: Sequence[str]) -> list[str]:
+    """Makes a list of strings, also of a numpy array's."""
+    texts = [str(text) if isinstance(text, np.str_) else text for text in sentences]
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidArgument.field(f"sentences[{position}]", f"is {type(text).__name__}; give strings")
+    return texts

@@ -1,0 +1,96 @@
+"""The state of the four services as plain values: for `aeenc status` and for the MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from aeenc.client import AsyncClient
+from aeenc.errors import AeencError
+from aeenc.transport.targets import Targets
+from aeenc.v1 import encoder_pb2, index_pb2, sampler_pb2, trainer_pb2, types_pb2
+
+PATIENCE_S = 3.0
+ServiceReport = dict[str, Any] | AeencError
+
+
+def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the encoder's versions and labels."""
+    return {
+        **_service(info.service),
+        "space_id": info.default_space_id,
+        "runtime": info.runtime,
+        "versions": [loaded.version for loaded in info.versions],
+        "labels": {applied.label: applied.version for applied in info.labels},
+    }
+
+
+def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the index's corpora and their active generations."""
+    corpora = {
+        found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
+    }
+    return {**_service(info.service), "corpora": corpora}
+
+
+def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the sampler's oracles and runs."""
+    waiting = {run.run_id: run.reason for run in info.waiting_runs}
+    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
+    return {**_service(info.service), **told}
+
+
+def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
+    """Reads the trainer's space, device and job."""
+    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
+    return {**_service(info.service), **told}
+
+
+def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
+    state = types_pb2.ServiceState.Name(info.state).removeprefix("SERVICE_STATE_")
+    return {"state": state, "reason": info.state_reason, "instance": info.instance, "software": info.software_version}
+
+
+async def ask(targets: Targets) -> dict[str, ServiceReport]:
+    """Asks all services at once; returns the report of each, or its error."""
+    async with AsyncClient(**targets.options(timeout_s=min(targets.timeout_s, PATIENCE_S))) as client:
+
+        async def encoder() -> dict[str, Any]:
+            return encoder_dict(await client.encoder.info())
+
+        async def index() -> dict[str, Any]:
+            return index_dict(await client.index.info())
+
+        async def sampler() -> dict[str, Any]:
+            return sampler_dict(await client.sampler.info())
+
+        async def trainer() -> dict[str, Any]:
+            return trainer_dict(await client.trainer.info())
+
+        questions = {"encoder": encoder(), "index": index(), "sampler": sampler(), "trainer": trainer()}
+        answers = await asyncio.gather(*(_answer(question) for question in questions.values()))
+        return dict(zip(questions, answers, strict=True))
+
+
+async def _answer(question: Awaitable[dict[str, Any]]) -> ServiceReport:
+    try:
+        return await question
+    except AeencError as error:
+        return error
+
+
+def report_of(targets: Targets, answers: Mapping[str, ServiceReport]) -> dict[str, Any]:
+    """Converts the answers to plain values, with the address of each service; an error becomes status and message."""
+    return {
+        "services": {
+            service: {"target": str(getattr(targets, service)), **_values(answer)}
+            for service, answer in answers.items()
+        }
+    }
+
+
+def _values(answer: ServiceReport) -> dict[str, Any]:
+    if isinstance(answer, AeencError):
+        return {"error": {"status": answer.code, "message": answer.message}}
+    return answer

@@ -1,0 +1,136 @@
+"""What retrievers of frameworks stand on: the options of the client, settings found, any event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import IndexClient, errors
+from aeenc.adapters.premises import OPTIONS, PremiseRetriever
+from aeenc.v1 import index_pb2_grpc
+from support.waiting import until
+from support.worlds.sampler_world import FakeIndex, serving
+
+QUERY = "a magnet attracts an iron nail"
+
+
+class Index(FakeIndex):
+    """Notes credentials, and whether a call ended early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[str] = []
+        self.cancelled = asyncio.Event()
+
+    async def Retrieve(self, request: Any, context: Any) -> Any:
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization", ""))
+        try:
+            return await super().Retrieve(request, context)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+@pytest.fixture
+def index() -> Index:
+    return Index()
+
+
+@pytest.fixture
+async def target(index: Index) -> AsyncIterator[str]:
+    async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as port:
+        yield f"127.0.0.1:{port}"
+
+
+def test_the_options_are_those_of_the_client():
+    parameters = inspect.signature(IndexClient.retrieve).parameters.values()
+    assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == OPTIONS
+
+
+async def test_a_premise_has_score_rank_version_and_generation(target: str):
+    retriever = PremiseRetriever("science", index=target, options={"k": 2})
+    first, second = await retriever.retrieve_async(QUERY)
+    assert first.metadata() == {
+        "score": first.score,
+        "rank": 1,
+        "model_version": "version-1",
+        "generation": "generation-1",
+    }
+    assert (second.rank, second.score <= first.score) == (2, True)
+    retriever.close()
+
+
+async def test_blocking_and_awaiting_in_another_loop_use_one_connection(target: str, index: Index):
+    retriever = PremiseRetriever("science", index=target)
+    awaited = await retriever.retrieve_async(QUERY)
+    assert await asyncio.to_thread(retriever.retrieve, QUERY) == awaited
+    assert await asyncio.to_thread(lambda: asyncio.run(retriever.retrieve_async(QUERY))) == awaited
+    await asyncio.to_thread(retriever.close)
+    assert await retriever.retrieve_async(QUERY) == awaited
+    retriever.close()
+
+
+async def test_who_stops_waiting_ends_the_call(target: str, index: Index):
+    index.delay_s = 30.0
+    retriever = PremiseRetriever("science", index=target)
+    waiting = asyncio.create_task(retriever.retrieve_async(QUERY))
+    await until(lambda: bool(index.requests))
+    waiting.cancel()
+    await asyncio.wait_for(index.cancelled.wait(), 10)
+    retriever.close()
+
+
+async def test_the_token_travels_given_or_of_the_environment(
+    target: str, index: Index, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AEENC_TOKEN", "of-the-environment")
+    await PremiseRetriever("science", index=target).retrieve_async(QUERY)
+    await PremiseRetriever("science", index=target, token="given").retrieve_async(QUERY)
+    assert index.tokens == ["Bearer of-the-environment", "Bearer given"]
+
+
+async def test_options_of_one_call_go_before_those_of_the_retriever(target: str, index: Index):
+    retriever = PremiseRetriever("science", index=target, options={"k": 2, "accepted": ["p1"]})
+    await retriever.retrieve_async(QUERY, {"k": 1})
+    await retriever.retrieve_async(QUERY, {"accepted": []})
+    changed, without = index.requests
+    assert (changed.k, [list(one.premise_ids) for one in changed.accepted]) == (1, [["p1"]])
+    assert not without.accepted
+    retriever.close()
+
+
+async def test_the_address_comes_from_the_environment_or_a_running_fleet(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AEENC_HOME", str(tmp_path))
+    monkeypatch.delenv("AEENC_INDEX", raising=False)
+    (tmp_path / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": {"index": target}}))
+    assert await PremiseRetriever("science").retrieve_async(QUERY)
+    (tmp_path / "fleet.json").unlink()
+    monkeypatch.setenv("AEENC_INDEX", target)
+    assert await PremiseRetriever("science").retrieve_async(QUERY)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"top_k": 3}, "top_k: is no option of retrieve; there are accepted"),
+        ({"accepted": "p1"}, "accepted: is one string"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], words: str):
+    with pytest.raises(errors.InvalidArgument, match=words):
+        PremiseRetriever("science", options=options)
+
+
+async def test_an_unknown_mode_is_named(target: str):
+    retriever = PremiseRetriever("science", index=target, options={"mode": "sparse"})
+    with pytest.raises(errors.InvalidArgument, match="mode: is 'sparse'; give one of dense"):
+        await retriever.retrieve_async(QUERY)
+    retriever.close()
