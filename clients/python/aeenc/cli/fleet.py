@@ -15,7 +15,7 @@ from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
-from aeenc.v1 import registry_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2
 
 
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
