@@ -14,7 +14,6 @@ from aeenc.calls.encoding import Precision
 from aeenc.calls.retrieval import Fusion, Mode, Retrieved
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
-from aeenc.transport.channel import Channel
 from aeenc.transport.sync import awaited, run
 from aeenc.transport.targets import Targets
 
@@ -112,17 +111,7 @@ class PremiseRetriever:
 
     def _connected(self) -> IndexClient:
         if self._client is None:
-            targets = self._targets
-            self._client = IndexClient(
-                Channel(
-                    targets.index,
-                    token=targets.token,
-                    ca=targets.ca,
-                    cert=self._cert,
-                    key=self._key,
-                    timeout_s=targets.timeout_s,
-                )
-            )
+            self._client = IndexClient(self._targets.channel(self._targets.index, cert=self._cert, key=self._key))
         return self._client
 
     async def _close(self) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from aeenc.calls.encoding import Role
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
-from aeenc.transport.channel import Channel
 from aeenc.transport.sync import run
 from aeenc.transport.targets import Targets
 
@@ -144,17 +143,7 @@ class AeencEncoder:
 
     def _connected(self) -> EncoderClient:
         if self._client is None:
-            targets = self._targets
-            self._client = EncoderClient(
-                Channel(
-                    targets.encoder,
-                    token=targets.token,
-                    ca=targets.ca,
-                    cert=self._cert,
-                    key=self._key,
-                    timeout_s=targets.timeout_s,
-                )
-            )
+            self._client = EncoderClient(self._targets.channel(self._targets.encoder, cert=self._cert, key=self._key))
         return self._client
 
     async def _close(self) -> None:

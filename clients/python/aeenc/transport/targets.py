@@ -1,6 +1,6 @@
 """Addresses and credentials of the services: what is given, the environment, the local fleet's file, the defaults.
 
-Opens no connection. The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN,
+The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN,
 AEENC_ADMIN_TOKEN and AEENC_CA. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder in
 AEENC_HOME instead, if set); the launcher writes it:
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument
+from aeenc.transport.channel import Channel
 
 ENCODER = "127.0.0.1:50051"
 INDEX = "127.0.0.1:50052"
@@ -64,6 +65,10 @@ class Targets:
             "ca": self.ca,
             "timeout_s": timeout_s or self.timeout_s,
         }
+
+    def channel(self, target: str, *, cert: Path | str | None = None, key: Path | str | None = None) -> Channel:
+        """Opens a connection to one of the services. Raises InvalidArgument for half a key pair."""
+        return Channel(target, token=self.token, ca=self.ca, cert=cert, key=key, timeout_s=self.timeout_s)
 
 
 def home() -> Path:
