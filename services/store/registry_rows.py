@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from aeenc import errors
-from services.store.formats import check_format, known_fields, unknown_fields
+from services.store.formats import NewerFormat, check_format, known_fields, unknown_fields
 
 R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
@@ -100,6 +100,17 @@ class RolloutRow:
     def of_json(cls, data: str) -> RolloutRow:
         """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
         return _of_json(cls, data, "at", "an encoder's answer")
+
+
+def rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
+    """Reads an encoder's answer. One that cannot be read is none, and says why."""
+    reason = "has not answered yet"
+    if data:
+        try:
+            return RolloutRow.of_json(data)
+        except (NewerFormat, errors.DataLoss) as error:
+            reason = error.message
+    return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
 
 
 def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any]) -> str:
