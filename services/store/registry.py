@@ -22,8 +22,8 @@ from aeenc import errors
 from services.kit.concurrency import finish
 from services.store.formats import check_format
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
-from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, rollout_of
-from services.store.requests import REQUEST_TTL_S, Request, Requests
+from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
+from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
@@ -220,14 +220,14 @@ class Registry:
             data = await self._redis.get(self._key("checkpoint", version))
         return CheckpointRow.of_json(data) if data else None
 
-    async def checkpoints(self) -> list[CheckpointRow]:
-        """Lists all checkpoints, newest first."""
+    async def checkpoints(self, *, readable: bool = False) -> list[CheckpointRow]:
+        """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
         async with unavailable_if_down("list checkpoints"):
             versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
             if not versions:
                 return []
             rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
-        return [CheckpointRow.of_json(row) for row in rows if row]
+        return read_all(CheckpointRow.of_json, rows, readable=readable)
 
     async def checkpoint_ages(self) -> dict[str, float]:
         """Tells how long each checkpoint has been registered, in seconds, the oldest first.
@@ -251,7 +251,7 @@ class Registry:
             *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
         ]
         async with unavailable_if_down(f"delete checkpoint {version}"):
-            needed = await self._bury(keys=keys, args=[version, self._prefix, _text_of(request), REQUEST_TTL_S])
+            needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
         if needed:
@@ -294,8 +294,8 @@ class Registry:
     async def default_space(self) -> str | None:
         """Returns the space used where a call names none; None before the trainer's first start."""
         async with unavailable_if_down("read the default space"):
-            space_id: str | None = await self._redis.get(self._key("default_space"))
-        return space_id
+            default: str | None = await self._redis.get(self._key("default_space"))
+        return default
 
     async def set_label(
         self,
@@ -325,7 +325,7 @@ class Registry:
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
-        noted = [_text_of(request), REQUEST_TTL_S, answer]
+        noted = [text_of(request), REQUEST_TTL_S, answer]
         arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
@@ -349,21 +349,21 @@ class Registry:
             row = await self._redis.hgetall(self._label_key(space_id, name))
         return LabelRow.of_hash(row) if row else None
 
-    async def labels(self, space_id: str | None = None) -> list[LabelRow]:
-        """Lists all labels, or those of one space, by space and name."""
+    async def labels(self, space_id: str | None = None, *, readable: bool = False) -> list[LabelRow]:
+        """Lists all labels, or those of one space, by space and name; `readable` as in `checkpoints`."""
         async with unavailable_if_down("list labels"):
             members = sorted(await self._redis.smembers(self._key("labels")))
             pipe = self._redis.pipeline(transaction=True)
             for member in members:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
-            rows = [LabelRow.of_hash(row) for row in await pipe.execute() if row]
+            rows = read_all(LabelRow.of_hash, await pipe.execute(), readable=readable)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def best_published(self, space_id: str, name: str, measure: str) -> str | None:
         """Returns the best version that was published under a label, by one measurement; None if none was measured."""
         async with unavailable_if_down(f"read what label {name} has served"):
-            version: str | None = await self._redis.hget(self._key("best", space_id, name), measure)
-        return version
+            best: str | None = await self._redis.hget(self._key("best", space_id, name), measure)
+        return best
 
     async def set_best_published(self, space_id: str, name: str, measure: str, version: str) -> None:
         """Remembers the best version that was published under a label, by one measurement."""
@@ -387,7 +387,8 @@ class Registry:
         ]
         async with unavailable_if_down(f"delete label {name}"):
             expected = -1 if expected_revision is None else expected_revision
-            arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, _text_of(request), REQUEST_TTL_S]
+            noted = [text_of(request), REQUEST_TTL_S]
+            arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
             answer = await self._in_turn(space_id, self._delete, keys, arguments)
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
@@ -494,7 +495,3 @@ class Registry:
 
     def _ack_key(self, space_id: str, name: str) -> str:
         return self._key("ack", space_id, name)
-
-
-def _text_of(request: Request | None) -> str:
-    return request.text if request is not None and request.id else ""
