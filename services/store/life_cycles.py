@@ -23,9 +23,12 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 
 from aeenc import errors
+from services.kit.logs import get
 from services.store.formats import check_format
 from services.store.redis import Leases, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
+
+log = get(__name__)
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
@@ -263,7 +266,11 @@ class LifeCycles:
             for work_id, _ in found[:limit]:
                 pipe.hgetall(self._keys.record(work_id))
             records = await pipe.execute()
-        page = [(work_id, record) for (work_id, _), record in zip(found, records, strict=False) if _readable(record)]
+        page = [
+            (work_id, record)
+            for (work_id, _), record in zip(found, records, strict=False)
+            if _readable(work_id, record)
+        ]
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
 
     async def active(self) -> list[str]:
@@ -440,8 +447,10 @@ class WorkLease:
         await self._leases.release(self._key, self.owner)
 
 
-def _readable(record: Mapping[str, str]) -> bool:
-    return bool(record) and int(record.get("format_version", 1)) <= FORMAT_VERSION
+def _readable(work_id: str, record: Mapping[str, str]) -> bool:
+    if newer := int(record.get("format_version", 1)) > FORMAT_VERSION:
+        log.warning("left out of a list: a newer release has written it", id=work_id)
+    return bool(record) and not newer
 
 
 def _ended_s(ended_s: str | None, ended_at: str | None) -> float:

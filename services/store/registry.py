@@ -14,14 +14,16 @@ import asyncio
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.formats import NewerFormat, check_format
+from services.kit.concurrency import finish
+from services.store.formats import check_format
 from services.store.redis import MAX_BLOCK_S, key_prefix, unavailable_if_down
-from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow
-from services.store.requests import REQUEST_TTL_S, Request, Requests
+from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
+from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
@@ -190,6 +192,7 @@ class Registry:
         self._beat: Any = redis.register_script(_BEAT)
         self._acknowledge: Any = redis.register_script(_ACKNOWLEDGE)
         self._rollouts: Any = redis.register_script(_ROLLOUTS)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
 
@@ -217,14 +220,14 @@ class Registry:
             data = await self._redis.get(self._key("checkpoint", version))
         return CheckpointRow.of_json(data) if data else None
 
-    async def checkpoints(self) -> list[CheckpointRow]:
-        """Lists all checkpoints, newest first."""
+    async def checkpoints(self, *, readable: bool = False) -> list[CheckpointRow]:
+        """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
         async with unavailable_if_down("list checkpoints"):
             versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
             if not versions:
                 return []
             rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
-        return [CheckpointRow.of_json(row) for row in rows if row]
+        return read_all(CheckpointRow.of_json, rows, readable=readable)
 
     async def checkpoint_ages(self) -> dict[str, float]:
         """Tells how long each checkpoint has been registered, in seconds, the oldest first.
@@ -248,7 +251,7 @@ class Registry:
             *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
         ]
         async with unavailable_if_down(f"delete checkpoint {version}"):
-            needed = await self._bury(keys=keys, args=[version, self._prefix, _text_of(request), REQUEST_TTL_S])
+            needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
         if needed:
@@ -285,12 +288,14 @@ class Registry:
     async def space(self, space_id: str) -> str | None:
         """Returns the checkpoint that encodes a space's premises; None for an unknown space."""
         async with unavailable_if_down(f"read space {space_id}"):
-            return _text(await self._redis.get(self._key("space", space_id)))
+            premise_version: str | None = await self._redis.get(self._key("space", space_id))
+        return premise_version
 
     async def default_space(self) -> str | None:
         """Returns the space used where a call names none; None before the trainer's first start."""
         async with unavailable_if_down("read the default space"):
-            return _text(await self._redis.get(self._key("default_space")))
+            default: str | None = await self._redis.get(self._key("default_space"))
+        return default
 
     async def set_label(
         self,
@@ -320,10 +325,10 @@ class Registry:
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
-        noted = [_text_of(request), REQUEST_TTL_S, answer]
+        noted = [text_of(request), REQUEST_TTL_S, answer]
         arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
         async with unavailable_if_down(f"move label {name}"):
-            moved, revision, current = await self._move(keys=keys, args=arguments)
+            moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
             raise errors.NotFound(f"checkpoint {version} is deleted; ListCheckpoints names all")
         if moved < 0:
@@ -344,20 +349,21 @@ class Registry:
             row = await self._redis.hgetall(self._label_key(space_id, name))
         return LabelRow.of_hash(row) if row else None
 
-    async def labels(self, space_id: str | None = None) -> list[LabelRow]:
-        """Lists all labels, or those of one space, by space and name."""
+    async def labels(self, space_id: str | None = None, *, readable: bool = False) -> list[LabelRow]:
+        """Lists all labels, or those of one space, by space and name; `readable` as in `checkpoints`."""
         async with unavailable_if_down("list labels"):
             members = sorted(await self._redis.smembers(self._key("labels")))
             pipe = self._redis.pipeline(transaction=True)
             for member in members:
                 pipe.hgetall(self._label_key(*member.split(" ", 1)))
-            rows = [LabelRow.of_hash(row) for row in await pipe.execute() if row]
+            rows = read_all(LabelRow.of_hash, await pipe.execute(), readable=readable)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def best_published(self, space_id: str, name: str, measure: str) -> str | None:
         """Returns the best version that was published under a label, by one measurement; None if none was measured."""
         async with unavailable_if_down(f"read what label {name} has served"):
-            return _text(await self._redis.hget(self._key("best", space_id, name), measure))
+            best: str | None = await self._redis.hget(self._key("best", space_id, name), measure)
+        return best
 
     async def set_best_published(self, space_id: str, name: str, measure: str, version: str) -> None:
         """Remembers the best version that was published under a label, by one measurement."""
@@ -381,14 +387,26 @@ class Registry:
         ]
         async with unavailable_if_down(f"delete label {name}"):
             expected = -1 if expected_revision is None else expected_revision
-            noted = [_text_of(request), REQUEST_TTL_S]
-            answer = await self._delete(keys=keys, args=[space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted])
+            noted = [text_of(request), REQUEST_TTL_S]
+            arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
+            answer = await self._in_turn(space_id, self._delete, keys, arguments)
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
         if answer < 0:
             check_format({"format_version": -answer}, FORMAT_VERSION, f"label {name!r} of space {space_id}")
         if not answer:
             raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
+
+    async def _in_turn(self, space_id: str, script: Any, keys: list[str], arguments: list[Any]) -> Any:
+        """Runs a script on the labels of a space after those asked for before it, to its end even without a caller.
+
+        Otherwise its command could still be on its way to Redis when a later one is acknowledged. What remains: two
+        trainers, or a Redis that is silent for longer than the socket waits; give `expected_revision` against those.
+        """
+        async with self._turns.setdefault(space_id, asyncio.Lock()):
+            running = asyncio.create_task(script(keys=keys, args=arguments))
+            await finish(running)
+            return running.result()
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""
@@ -434,7 +452,7 @@ class Registry:
         async with unavailable_if_down(f"read the rollout of {label}"):
             now_s, *flat = await self._rollouts(keys=[self._instances, self._ack_key(space_id, label)])
         now = datetime.fromtimestamp(int(now_s), UTC)
-        return sorted(map(partial(_rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
+        return sorted(map(partial(rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
 
     async def await_rollout(self, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
         """Waits until every live encoder has answered a revision, it is overtaken, or time is up; returns the rollouts.
@@ -477,22 +495,3 @@ class Registry:
 
     def _ack_key(self, space_id: str, name: str) -> str:
         return self._key("ack", space_id, name)
-
-
-def _rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
-    """Reads an encoder's answer. One that cannot be read is none, and says why."""
-    reason = "has not answered yet"
-    if data:
-        try:
-            return RolloutRow.of_json(data)
-        except (NewerFormat, errors.DataLoss) as error:
-            reason = error.message
-    return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
-
-
-def _text_of(request: Request | None) -> str:
-    return request.text if request is not None and request.id else ""
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)

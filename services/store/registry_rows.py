@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from aeenc import errors
-from services.store.formats import check_format, known_fields, unknown_fields
+from services.kit.logs import get
+from services.store.formats import NewerFormat, check_format, known_fields, unknown_fields
 
+log = get(__name__)
+T = TypeVar("T")
 R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
 FORMAT_VERSION = 1
@@ -100,6 +103,30 @@ class RolloutRow:
     def of_json(cls, data: str) -> RolloutRow:
         """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
         return _of_json(cls, data, "at", "an encoder's answer")
+
+
+def read_all(read: Callable[[Any], T], rows: Iterable[Any], *, readable: bool) -> list[T]:
+    """Reads the rows that there are; `readable`: without those of a newer release, which the log names."""
+    found = []
+    for row in filter(None, rows):
+        try:
+            found.append(read(row))
+        except NewerFormat as error:
+            if not readable:
+                raise
+            log.warning("left out of a list", reason=error.message)
+    return found
+
+
+def rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
+    """Reads an encoder's answer. One that cannot be read is none, and says why."""
+    reason = "has not answered yet"
+    if data:
+        try:
+            return RolloutRow.of_json(data)
+        except (NewerFormat, errors.DataLoss) as error:
+            reason = error.message
+    return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
 
 
 def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any]) -> str:

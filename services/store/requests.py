@@ -34,6 +34,11 @@ class Request:
         return json.dumps({"rpc": self.rpc, **self.content}, sort_keys=True, default=str)
 
 
+def text_of(request: Request | None) -> str:
+    """Returns what is recorded of a request; empty for none, and for one without an id."""
+    return request.text if request is not None and request.id else ""
+
+
 class Requests:
     """The records of one namespace. Raises Unavailable when Redis is down."""
 

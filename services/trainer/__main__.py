@@ -116,10 +116,9 @@ def build(settings: TrainerSettings) -> GrpcServer:
     async def start() -> None:
         await warn_unless_durable(redis)
         collection.start()  # first: what is being removed cannot be registered
-        await space.ensure()
-        await cross_encoder.ensure()
+        problems = [await space.ensure(), await cross_encoder.ensure()]
         await once_redis_answers(building.sweep)
-        runner.start()  # the runner's first look at Redis makes the service ready
+        runner.start("; ".join(filter(None, problems)))  # the runner's first look at Redis makes the service ready
         device.ask()
 
     server.on_start(start)

@@ -110,6 +110,38 @@ async def test_of_many_writers_that_expect_the_same_revision_one_wins(registry: 
     assert (label.revision, label.previous) == (2, "q0")
 
 
+@pytest.mark.parametrize("later", ["set", "delete"])
+async def test_a_move_whose_caller_has_gone_never_follows_a_later_one(registry: Registry, later: str) -> None:
+    await registry.set_label(SPACE, "canary", "q0")
+    script, sent, on = registry._move, asyncio.Event(), asyncio.Event()
+    deliveries: list[asyncio.Task[Any]] = []
+
+    async def deliver(arguments: dict[str, Any]) -> Any:
+        await on.wait()
+        return await script(**arguments)
+
+    async def slow(**arguments: Any) -> Any:
+        registry._move = script
+        deliveries.append(asyncio.create_task(deliver(arguments)))
+        sent.set()
+        return await asyncio.shield(deliveries[0])  # nobody calls back a command that is on its way
+
+    registry._move = slow
+    given_up = asyncio.ensure_future(registry.set_label(SPACE, "canary", "q1"))
+    await sent.wait()
+    given_up.cancel()
+    call = registry.set_label(SPACE, "canary", "q2") if later == "set" else registry.delete_label(SPACE, "canary")
+    acknowledged = asyncio.ensure_future(call)
+    await asyncio.wait([acknowledged], timeout=0.1)
+    on.set()
+    await acknowledged
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    await deliveries[0]
+    label = await registry.label(SPACE, "canary")
+    assert (label.version if label else "") == ("q2" if later == "set" else "")
+
+
 async def test_a_move_wakes_who_waits_at_once(registry: Registry) -> None:
     start = await registry.last_event()
     assert start == "0-0"

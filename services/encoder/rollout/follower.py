@@ -378,7 +378,11 @@ class Follower:
         if state is None:
             self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
             return
-        await self._spaces.restore(state.spaces[0], default=True)
+        try:
+            await self._spaces.restore(state.spaces[0], default=True)
+        except errors.AeencError as error:  # the next rounds try again
+            self._readiness.starting(f"{why}; nor can what was served here last: {error.message}")
+            return
         for other in state.spaces[1:]:
             try:
                 await self._spaces.restore(other, default=False)

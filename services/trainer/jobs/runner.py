@@ -91,8 +91,9 @@ class JobRunner:
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
-    def start(self) -> None:
-        """Starts looking for jobs."""
+    def start(self, handicap: str = "") -> None:
+        """Starts looking for jobs. `handicap`: what the trainer lacks; such a trainer is DEGRADED."""
+        self._backoff.handicap = handicap
         self._loop = asyncio.create_task(self._look())
 
     def wake(self) -> None:
@@ -316,7 +317,7 @@ class Backoff:
     """Pauses of jobs whose service is away. While one waits the trainer is DEGRADED and names the reason."""
 
     def __init__(self, readiness: Readiness) -> None:
-        self._readiness = readiness
+        self._readiness, self.handicap = readiness, ""
         self._pauses: dict[str, _Pause] = {}
 
     def postpone(self, job_id: str, reason: str) -> float:
@@ -351,7 +352,10 @@ class Backoff:
         for job_id, pause in self._pauses.items():
             self._readiness.degraded(f"job {job_id} waits: {pause.reason}")
             return
-        self._readiness.serving()
+        if self.handicap:
+            self._readiness.degraded(self.handicap)
+        else:
+            self._readiness.serving()
 
 
 async def remove_finished(jobs_dir: Path, store: JobStore) -> None:

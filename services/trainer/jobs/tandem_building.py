@@ -73,7 +73,7 @@ class TandemBuilder:
 
     async def sweep(self) -> None:
         """Removes labels of jobs that ended while no trainer worked on them."""
-        for row in await self._registry.labels():
+        for row in await self._registry.labels(readable=True):
             if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL)):
                 await self._close(row)
 

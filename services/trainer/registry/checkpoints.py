@@ -9,7 +9,6 @@ from typing import Any, Literal
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.formats import NewerFormat
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -60,12 +59,12 @@ class Checkpoints:
 
     async def labels_of(self, version: str) -> list[str]:
         """Returns the names of the labels that point at a version."""
-        return [label.name for label in await self._registry.labels() if label.version == version]
+        return [label.name for label in await self._registry.labels(readable=True) if label.version == version]
 
     async def page(self, limit: int, start: int) -> tuple[list[tuple[CheckpointRow, list[str]]], int]:
         """Lists checkpoints with their labels from a position on, newest first, and the next position (0: the end)."""
-        rows = await self._registry.checkpoints()
-        labels = await self._registry.labels()
+        rows = await self._registry.checkpoints(readable=True)
+        labels = await self._registry.labels(readable=True)
         page = [
             (row, [label.name for label in labels if label.version == row.version])
             for row in rows[start : start + limit]
@@ -86,17 +85,14 @@ class Checkpoints:
 
 
 async def is_intact(store: ArtifactStore, version: str) -> bool:
-    """Tells whether a version's files are there, each with its hash, and of a format that this release reads.
+    """Tells whether a version's files are there, each with its hash.
 
-    Removes damaged ones: they can be made again. Those of a newer release stay.
+    Removes damaged ones: they can be made again. Raises NewerFormat for those of a newer release, which stay.
     """
     try:
         await asyncio.to_thread(store.open, FOLDER, version)
     except NotFound:
         log.warning("a checkpoint is gone", version=version)
-        return False
-    except NewerFormat as error:
-        log.warning("a checkpoint is of a newer release", version=version, reason=error.message)
         return False
     except DataLoss as error:
         log.warning("a checkpoint is damaged", version=version, reason=error.message)

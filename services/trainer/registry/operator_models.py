@@ -49,7 +49,7 @@ class ModelExports:
         """Returns the checkpoint that the child's `command` makes of `source`, made now or by an earlier start.
 
         `inputs` go to the child, too, but a change of theirs does not cause another export. Raises FailedPrecondition
-        with the child's reason when the export fails.
+        with the child's reason when the export fails, NewerFormat when a newer release has written the checkpoint.
         """
         path = self._state_dir / f"{command}.json"
         done = path.with_suffix(".result")
@@ -80,11 +80,11 @@ class ModelExports:
 
 
 async def once_redis_answers(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call until Redis answers it with rows that this release reads, however long that takes."""
+    """Repeats a call until Redis answers it, however long that takes."""
     while True:
         try:
             return await call()
-        except (errors.Unavailable, NewerFormat) as error:
+        except errors.Unavailable as error:
             log.warning("the trainer waits for redis", reason=error.message)
             await asyncio.sleep(RETRY_S)
 
@@ -104,18 +104,27 @@ class PretrainedSpace:
         self._base_model, self._options = base_model, options
         self.space_id = ""
 
-    async def ensure(self) -> None:
-        """Does what is missing; waits for Redis. Raises FailedPrecondition or DataLoss for an unusable base model."""
+    async def ensure(self) -> str:
+        """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
+
+        Raises FailedPrecondition or DataLoss for an unusable base model.
+        """
         await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # remains of killed jobs
         directory = await asyncio.to_thread(find_base_model, self._base_model)
         source = {"directory": str(directory), "base_model": self._base_model, **self._options}
-        version = await self._exports.version("pretrained", f"base model {self._base_model!r}", source)
-        self.space_id = (await once_redis_answers(lambda: self._publish(version))).space_id
+        try:
+            version = await self._exports.version("pretrained", f"base model {self._base_model!r}", source)
+            self.space_id = (await once_redis_answers(lambda: self._publish(version))).space_id
+        except NewerFormat as error:
+            self.space_id = await once_redis_answers(self._registry.default_space) or ""
+            return _left_alone("base model", error)
+        return ""
 
     async def _publish(self, version: str) -> CheckpointRow:
         row = await self._checkpoints.register(version, verify="size")  # its hashes were checked just now
         await self._registry.set_space(row.space_id, version, default=True)
-        with contextlib.suppress(errors.Aborted):  # the space serves this version or another one already
+        # The space serves this version or another one already, perhaps under a newer release's label.
+        with contextlib.suppress(errors.Aborted, NewerFormat):
             await self._registry.set_label(row.space_id, STABLE, version, expected_revision=0)
         return row
 
@@ -129,17 +138,23 @@ class CrossEncoder:
     def __init__(self, checkpoints: Checkpoints, registry: Registry, exports: ModelExports, name: str) -> None:
         self._checkpoints, self._registry, self._exports, self._name = checkpoints, registry, exports, name
 
-    async def ensure(self) -> None:
-        """Does what is missing; waits for Redis. Raises FailedPrecondition unless the model is a cross-encoder."""
+    async def ensure(self) -> str:
+        """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
+
+        Raises FailedPrecondition unless the model is a cross-encoder.
+        """
         if not self._name:
-            return
+            return ""
         directory = await asyncio.to_thread(find_cross_encoder, self._name)
         check_labels(self._name, json.loads((directory / "config.json").read_bytes()))
         source = {"exporter": EXPORTER, "sha256": await asyncio.to_thread(_hashes, directory)}
-        version = await self._exports.version(
-            "cross-encoder", f"cross-encoder {self._name!r}", source, directory=str(directory), base_model=self._name
-        )
-        await once_redis_answers(lambda: self._publish(version))
+        inputs = {"directory": str(directory), "base_model": self._name}
+        try:
+            version = await self._exports.version("cross-encoder", f"cross-encoder {self._name!r}", source, **inputs)
+            await once_redis_answers(lambda: self._publish(version))
+        except NewerFormat as error:
+            return _left_alone("cross-encoder", error)
+        return ""
 
     async def _publish(self, version: str) -> None:
         row = await self._checkpoints.register(version, verify="size")
@@ -153,6 +168,11 @@ class CrossEncoder:
                     version=version,
                     serving=serving.version,
                 )
+
+
+def _left_alone(model: str, error: NewerFormat) -> str:
+    log.warning("the trainer goes on without a model of a newer release", model=model, reason=error.message)
+    return f"the {model} is left as it is: {error.message}"
 
 
 def _hashes(directory: Path) -> dict[str, str]:

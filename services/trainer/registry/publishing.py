@@ -183,7 +183,7 @@ class Publisher:
 
     async def labels(self, space_id: str) -> list[LabelRow]:
         """Lists all labels, or those of one space."""
-        return await self._registry.labels(space_id or None)
+        return await self._registry.labels(space_id or None, readable=True)
 
     async def rollouts(self, label: str, space_id: str) -> tuple[LabelRow, list[RolloutRow]]:
         """Returns a label and how far each live encoder is."""
@@ -198,7 +198,7 @@ class Publisher:
 
     async def _space_of(self, name: str) -> str:
         """Finds the only space with a label, otherwise the trainer's own."""
-        spaces = [row.space_id for row in await self._registry.labels() if row.name == name]
+        spaces = [row.space_id for row in await self._registry.labels(readable=True) if row.name == name]
         return spaces[0] if len(spaces) == 1 else self._space.space_id
 
     def _of(self, space_id: str) -> str:

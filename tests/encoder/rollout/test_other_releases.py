@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.store.artifacts import sha256_of
 from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register
-from support.waiting import eventually
+from support.waiting import eventually, until
 
 
 @pytest.fixture
@@ -59,3 +61,23 @@ async def test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on
         await redis.delete(key)
         await redis.srem(f"{key_prefix(namespace)}labels", f"{TINY_SPACE} canary")
         await eventually(lambda: says(client, ""))
+
+
+async def test_an_encoder_whose_base_model_the_next_major_release_has_written_waits_and_names_it(
+    serve: Any, registry: Registry, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve():
+        pass
+    manifest = tiny_checkpoint.artifact.path / "manifest.json"
+    ours, (row,) = manifest.read_text(), await registry.checkpoints()
+    manifest.write_text(ours.replace('"format_version": 1', '"format_version": 2'))
+    try:
+        await registry.add_checkpoint(replace(row, manifest_sha256=sha256_of(manifest)))
+        async with serve(wait=False) as (server, client):
+            await until(lambda: "format_version 2" in server.readiness.reason)
+            manifest.write_text(ours)
+            await registry.add_checkpoint(row)
+            assert (await client.encode(["sun"], timeout_s=5)).model_version == tiny_checkpoint.version
+    finally:
+        manifest.write_text(ours)

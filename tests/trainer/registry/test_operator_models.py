@@ -9,7 +9,6 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 from aeenc import Channel, RegistryClient, TrainerClient, errors
 from services.store.artifacts import ArtifactStore, sha256_of
 from services.store.formats import NewerFormat
+from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.processes.child import Child
@@ -25,6 +25,7 @@ from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import EXPORTER, ModelExports, once_redis_answers
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
+from support.waiting import until
 from support.worlds.trainer_world import Space, trainer_settings
 
 
@@ -172,9 +173,9 @@ async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
             await trainer.evaluate(corpus, [("sun", ["moon"])], version=exported.artifact.id)
 
 
-async def test_rows_of_a_newer_release_are_waited_for_and_do_not_end_the_start(monkeypatch: pytest.MonkeyPatch):
+async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.trainer.registry.operator_models.RETRY_S", 0.0)
-    answers = iter([NewerFormat("label 'stable' has format_version 2"), errors.Unavailable("redis is away"), "done"])
+    answers = iter([errors.Unavailable("redis is away"), "done", NewerFormat("label 'stable' has format_version 2")])
 
     async def call() -> str:
         answer = next(answers)
@@ -183,9 +184,43 @@ async def test_rows_of_a_newer_release_are_waited_for_and_do_not_end_the_start(m
         return answer
 
     assert await once_redis_answers(call) == "done"
+    with pytest.raises(NewerFormat):
+        await once_redis_answers(call)
 
 
-async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("newer", ["manifest", "checkpoint", "stable", "canary"])
+async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concerns(
+    space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, newer: str
+):
+    await Checkpoints(ArtifactStore(settings["artifacts_dir"]), registry).register(space.version)
+    (row,) = await registry.checkpoints()
+    await registry.set_space(row.space_id, space.version, default=True)
+    for label in ("stable", "canary"):
+        await registry.set_label(row.space_id, label, space.version)
+    redis: Any = connect(redis_url)
+    key = f"{key_prefix(namespace)}checkpoint:{space.version}"
+    manifest = settings["artifacts_dir"] / "checkpoints" / space.version / "manifest.json"
+    if newer == "manifest":
+        manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
+    elif newer == "checkpoint":
+        await redis.set(key, (await redis.get(key)).replace('"format_version": 1', '"format_version": 2'))
+    else:
+        await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{newer}", "format_version", 2)
+    await redis.aclose()
+    async with build(TrainerSettings(**settings)) as server:
+        await until(lambda: server.readiness.answers)
+        client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=5))
+        info = await client.info()
+        assert info.default_space_id == row.space_id
+        assert ("format_version 2" in info.service.state_reason) == (newer in {"manifest", "checkpoint"})
+        assert await client.jobs() == []
+        assert [one.version for one in await client.checkpoints()] == [space.version] * (newer != "checkpoint")
+        labels = {label.name for label in await RegistryClient(client.channel).labels()}
+        assert labels == {"stable", "canary"} - {newer}
+        await client.channel.close()
+
+
+async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_path: Path):
     store = ArtifactStore(tmp_path)
     with store.writer("checkpoint", "checkpoints") as writer:
         (writer.path / "model.onnx").write_text("weights")
@@ -194,17 +229,6 @@ async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_pa
     manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
     (tmp_path / "pretrained.json").write_text("{}")
     (tmp_path / "pretrained.result").write_text(json.dumps({"version": version}))
-    started: list[str] = []
-
-    async def start(command: str, path: str) -> SimpleNamespace:
-        started.append(command)
-        Path(path).with_suffix(".result").write_text('{"version": "q1"}')
-        return SimpleNamespace(wait=done, end=done)
-
-    async def done() -> int:
-        return 0
-
-    monkeypatch.setattr(Child, "start", start)
-    assert await ModelExports(store, tmp_path).version("pretrained", "base model", {}) == "q1"
-    assert started == ["pretrained"], "it is exported again"
+    with pytest.raises(NewerFormat, match="format_version 2"):
+        await ModelExports(store, tmp_path).version("pretrained", "base model", {})
     assert manifest.is_file(), "a newer release may want it"
