@@ -18,6 +18,7 @@ from typing import Any, Literal
 from aeenc import errors
 from services.corpus.generation import folder_of
 from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.formats import check_format
 
 FOLDER = ".requests"
 FORMAT_VERSION = 1
@@ -64,10 +65,12 @@ class RequestNotes:
         self._store = store
 
     def get(self, corpus: str, kind: RequestKind, request_id: str) -> RequestNote | None:
-        """Finds the note of a request; None when there is none. Raises DataLoss for one that cannot be read."""
+        """Finds the note of a request; None when there is none. Raises DataLoss for one that cannot be read, NewerFormat."""
         path = self._path(corpus, kind, request_id)
         try:
-            return RequestNote.of(json.loads(path.read_bytes()))
+            record = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, str(path))
+            return RequestNote.of(record)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -12,6 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,6 +24,7 @@ from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import Explanation
 from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.formats import check_format
 
 FILE = ".explanations.json"
 FORMAT_VERSION = 1
@@ -126,8 +128,9 @@ class Explanations:
     def _read(self, corpus: str) -> list[Explanation]:
         path = self._store.root / folder_of(corpus) / FILE
         try:
-            record: Mapping[str, list[list[object]]] = json.loads(path.read_bytes())
-            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]  # type: ignore[call-overload]
+            record: Mapping[str, Any] = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, str(path))
+            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -116,9 +116,12 @@ class PretrainedSpace:
             version = await self._exports.version("pretrained", f"base model {self._base_model!r}", source)
             self.space_id = (await once_redis_answers(lambda: self._publish(version))).space_id
         except NewerFormat as error:
-            self.space_id = await once_redis_answers(self._registry.default_space) or ""
+            self.space_id = await once_redis_answers(self._default_space)
             return _left_alone("base model", error)
         return ""
+
+    async def _default_space(self) -> str:
+        return await self._registry.default_space() or ""
 
     async def _publish(self, version: str) -> CheckpointRow:
         row = await self._checkpoints.register(version, verify="size")  # its hashes were checked just now
