@@ -321,10 +321,15 @@ class LifeCycles:
         return "OK"
 
     async def events(self, work_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Entry]:
-        """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet."""
+        """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet.
+
+        Raises NewerFormat for those of a newer release.
+        """
         key = self._keys.events(work_id)
         async with unavailable_if_down(f"read the events of {self._noun} {work_id}"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
+        for _, values in answer[0][1] if answer else []:
+            check_format(values, FORMAT_VERSION, f"an event of {self._noun} {work_id}")
         return [
             Entry(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), values)
             for entry_id, values in (answer[0][1] if answer else [])

@@ -15,6 +15,7 @@ from aeenc import errors
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import EMIT
 from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
+from services.store.formats import check_format
 from services.store.life_cycles import Step, now
 from services.store.redis import unavailable_if_down
 
@@ -103,7 +104,8 @@ class PairLog:
     async def claim(self, request_id: str, run_id: str, corpus: str, pairs: Sequence[Pair]) -> str:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt.
 
-        Raises AlreadyExists when that attempt had another corpus or other pairs. Times of recording do not count.
+        Raises AlreadyExists when that attempt had another corpus or other pairs, NewerFormat
+        for a note of a newer release. Times of recording do not count.
         """
         asked = {"corpus": corpus, "pairs": len(pairs), "digest": await asyncio.to_thread(_digest_of, pairs)}
         async with unavailable_if_down("import pairs"):
@@ -113,6 +115,7 @@ class PairLog:
         if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
             return claimed
         first = json.loads(claimed)
+        check_format(first, FORMAT_VERSION, f"the import of request id {request_id!r}")
         if first["corpus"] != corpus:
             problem = f"corpus {first['corpus']!r}, not {corpus!r}"
         elif first["pairs"] != len(pairs):
