@@ -18,6 +18,8 @@ from pathlib import Path
 from aeenc import errors
 
 START_TIMEOUT_S = 10.0
+# Redis writes its log anew when it has doubled, but by default not below 64 MB: for most namespaces, never.
+REWRITE_AT = {"auto-aof-rewrite-min-size": "1mb", "auto-aof-rewrite-percentage": "100"}
 SOCKET_PATH_MAX = 100  # the kernel's limit is 108 bytes
 
 
@@ -69,7 +71,9 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
         "dir": str(directory.resolve()),
         "appendonly": "yes",
         "appendfsync": "always",
+        **REWRITE_AT,
         "save": "",
+        "loglevel": "warning",  # else every rewrite is told in a dozen lines, and this log grows for ever
         "logfile": str(directory.resolve() / "redis.log"),
         "daemonize": "no",
     }

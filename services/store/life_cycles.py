@@ -31,6 +31,7 @@ from services.store.requests import REQUEST_TTL_S, Request, Requests
 log = get(__name__)
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+Step = Callable[[Any], Awaitable[Any]]  # carries out a script by the client or within the transaction that it is given
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 WATCH_WAIT_MS = 1000
 FORMAT_VERSION = 1
@@ -218,20 +219,32 @@ class LifeCycles:
         self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
 
     async def create(
-        self, work_id: str, idempotency_key: str, record: Mapping[str, Any], *, waits: bool, keys: Sequence[str] = ()
+        self,
+        work_id: str,
+        idempotency_key: str,
+        record: Mapping[str, Any],
+        *,
+        waits: bool,
+        keys: Sequence[str] = (),
+        also: Step | None = None,
     ) -> str:
         """Stores new work, or finds what its idempotency key started. Returns the id of what is stored.
 
-        `waits` adds it to the active work. `keys` are those of `on_create`.
+        `waits` adds it to the active work. `keys` are those of `on_create`. `also` is a step of the same transaction.
         """
         own = self._keys
         first = [own.record(work_id), own.idempotency(idempotency_key), own.all, own.active, own.events(work_id)]
         fields = [part for field in record.items() for part in field]
         async with unavailable_if_down(f"store the {self._noun}"):
-            stored: str = await self._create(
+            pipe = self._redis.pipeline(transaction=True)
+            await self._create(
                 keys=[*first, own.number, *keys, own.tombstone(work_id)],
                 args=[work_id, int(bool(idempotency_key)), now(), int(waits), *fields],
+                client=pipe,
             )
+            if also:
+                await also(pipe)
+            stored: str = (await pipe.execute())[0]
         if not stored:
             raise errors.Unavailable(f"{self._noun} {work_id} is being deleted; try again in a moment")
         return stored
@@ -315,10 +328,15 @@ class LifeCycles:
         return "OK"
 
     async def events(self, work_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Entry]:
-        """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet."""
+        """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet.
+
+        Raises NewerFormat for those of a newer release.
+        """
         key = self._keys.events(work_id)
         async with unavailable_if_down(f"read the events of {self._noun} {work_id}"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
+        for _, values in answer[0][1] if answer else []:
+            check_format(values, FORMAT_VERSION, f"an event of {self._noun} {work_id}")
         return [
             Entry(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), values)
             for entry_id, values in (answer[0][1] if answer else [])

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.launcher.fleet import Fleet, Options
+from services.launcher.private_redis import start_private_redis
+from services.store.redis import connect
+from support.waiting import until
 
 TARGETS = dict.fromkeys(("encoder", "index", "sampler", "trainer"), "127.0.0.1:1")
 
@@ -21,3 +24,17 @@ def test_curves_of_jobs_lie_in_the_home_unless_another_directory_is_named(
     for named in ("/elsewhere", ""):
         monkeypatch.setenv("AEENC_TRAINER_TENSORBOARD_DIR", named)
         assert "tensorboard_dir" not in fleet._settings("trainer", Options(), TARGETS, "redis://127.0.0.1:1/0")
+
+
+async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Path) -> None:
+    server = start_private_redis(tmp_path)
+    redis = connect(server.url)
+    try:
+        for _ in range(40):
+            await redis.set("again", "x" * 100_000)
+
+        await until(lambda: sum(path.stat().st_size for path in tmp_path.rglob("*.aof")) < 1_500_000)
+    finally:
+        await redis.aclose()
+        server.stop()
+    assert (tmp_path / "redis.log").stat().st_size < 1000, "every rewrite is told"

@@ -22,7 +22,7 @@ from aeenc import AsyncClient, errors
 from aeenc.v1 import oracle_pb2_grpc, trainer_pb2, types_pb2
 from benchmarks.harness.rows import ROOT, Rows
 from benchmarks.promises.fleet import CORPUS, NAMESPACE, PREMISES, SERVICES, Fleet, describe_fleet
-from benchmarks.promises.releases.record_kinds import KINDS, REWRITTEN
+from benchmarks.promises.releases.record_kinds import KINDS, REWRITTEN, UNREAD
 from benchmarks.promises.releases.records import MAJOR, Edit, Place, edit, kinds, next_major, next_minor, places
 from benchmarks.promises.releases.state import OTHER_CORPUS, State, go_on, import_again, take_snapshot, write_state
 from services.store.artifacts import ArtifactStore
@@ -224,8 +224,8 @@ async def _refuse(rows: Rows, kind: str, home: Path, state: State) -> None:
         redis.stop()
     refused = [what for what, outcome in outcomes.items() if outcome == "named"]
     failed = {what: outcome for what, outcome in outcomes.items() if outcome not in {"ok", "named"}}
-    is_named = bool(refused) or NAMED in logs or kind in REWRITTEN
-    where = refused or ("in the log" if NAMED in logs else "nowhere; its owner writes it again")
+    is_named = bool(refused) or NAMED in logs or kind in (*REWRITTEN, *UNREAD)
+    where = refused or ("in the log" if NAMED in logs else "nowhere; nobody reads it as it is")
     told = f"refused by name: {where}; served: {len(outcomes) - len(refused) - len(failed)}"
     faults = (
         ([f"ended: {dead}"] if dead else [])
@@ -281,6 +281,10 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
     async def every(items: Any) -> list[Any]:
         return [one async for one in items]
 
+    async def publish_again() -> Any:
+        version = (await client.trainer.job(state.job)).version
+        return await client.registry.publish(version, force=True, request_id="published")
+
     return {
         "encode": lambda: client.encoder.encode([QUERIES[0]]),
         "retrieve": lambda: client.index.retrieve(CORPUS, QUERIES[:2], k=3),
@@ -294,12 +298,16 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
         "build another corpus": lambda: client.index.build("third", PREMISES),
         "labels": client.registry.labels,
         "rollouts": client.registry.rollouts,
+        "publish again": publish_again,
         "checkpoints": client.trainer.checkpoints,
         "runs": client.sampler.runs,
+        "runs by id": lambda: asyncio.gather(client.sampler.run(state.gold_run), client.sampler.run(state.people_run)),
         "pairs": lambda: every(client.sampler.pairs(state.gold_run)),
         "trees": lambda: every(client.sampler.export_trees(state.gold_run)),
         "tasks": lambda: every(client.people.tasks(state.people_run)),
         "lease": lambda: client.people.lease("dan", run_id=state.people_run),
+        "events of tasks": lambda: anext(client.people.watch(state.people_run, from_seq=1)),
+        "events of all tasks": lambda: anext(client.people.watch(from_seq=1)),
         "import": lambda: client.sampler.import_pairs("fourth", [PAIR]),
         "import again": lambda: import_again(client),
         "events of a run": lambda: every(client.sampler.watch(state.gold_run)),

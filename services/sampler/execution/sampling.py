@@ -139,30 +139,29 @@ class Sampling:
 
     async def import_pairs(self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str) -> tuple[str, int]:
         """Adds pairs judged elsewhere to a run of their own, or to that of an earlier import."""
-        if run_id:
-            run = await self._store.get(run_id)
-            if not run.imported or run.config.corpus != corpus:
-                raise errors.InvalidArgument.field(
-                    "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
-                )
-            claimed = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
-            if claimed != run_id:
-                raise errors.AlreadyExists(
-                    f"request id {request_id!r} imported into run {claimed}, not {run_id}; choose another request id"
-                )
-        else:
-            run_id = uuid.uuid4().hex[:16]
-            run_id = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
-            await self._create_import(run_id, corpus, request_id)
-        stamped = [replace(pair, run_id=run_id) for pair in pairs]
-        return run_id, await self._log.add(run_id, stamped, request_id)
+        if not run_id:
+            return await self._import_anew(corpus, pairs, request_id), len(pairs)
+        run = await self._store.get(run_id)
+        if not run.imported or run.config.corpus != corpus:
+            raise errors.InvalidArgument.field(
+                "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
+            )
+        claimed = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
+        if claimed != run_id:
+            raise errors.AlreadyExists(
+                f"request id {request_id!r} imported into run {claimed}, not {run_id}; choose another request id"
+            )
+        return run_id, await self._log.add(run_id, _stamped(pairs, run_id), request_id)
 
-    async def _create_import(self, run_id: str, corpus: str, request_id: str) -> None:
+    async def _import_anew(self, corpus: str, pairs: Sequence[Pair], request_id: str) -> str:
+        """Stores a run with its pairs in one step: nobody ever sees one without the other. A retry finds both."""
+        run_id = uuid.uuid4().hex[:16]
+        run_id = await self._log.claim(request_id, run_id, corpus, pairs) if request_id else run_id
         at = datetime.now(UTC)
         key = f"{IMPORT}{request_id}" if request_id else ""
         config = RunConfig(corpus=corpus, oracle="", idempotency_key=key)
         run = Run(run_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
-        await self._store.create(run, [])
+        return await self._store.create(run, [], self._log.addition(run_id, _stamped(pairs, run_id), request_id))
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""
@@ -184,6 +183,10 @@ class Sampling:
     def waiting_runs(self) -> Mapping[str, str]:
         """Those of them that wait for their oracle, each with the reason."""
         return self._runner.waiting_runs
+
+
+def _stamped(pairs: Sequence[Pair], run_id: str) -> list[Pair]:
+    return [replace(pair, run_id=run_id) for pair in pairs]
 
 
 def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:

@@ -12,6 +12,7 @@ Unavailable when Redis is away. What `write` has acknowledged is stored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -27,6 +28,7 @@ from services.sampler.people import tasks as records
 from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.runs import Run
+from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
 from services.store.redis import key_prefix, unavailable_if_down
 
@@ -339,7 +341,10 @@ class TaskStore:
         return _same_request(made, content, request)
 
     async def corrections(self, older_s: float) -> list[Correction]:
-        """The changes of settled tasks that were made so long ago and whose pairs may still be missing."""
+        """The changes of settled tasks that were made so long ago and whose pairs may still be missing.
+
+        Those of a newer release are left to its samplers.
+        """
         async with unavailable_if_down("read the corrections"):
             at = await self._now_s()
             stored = await self._redis.hgetall(self._keys.corrections)
@@ -347,7 +352,9 @@ class TaskStore:
         for name, text in stored.items():
             run_id, _, task_id = name.partition(".")
             value = json.loads(text)
-            found.append(Correction(run_id, task_id, value["revision"], value["who"], value["at"]))
+            with contextlib.suppress(NewerFormat):
+                check_format(value, records.FORMAT_VERSION, "a correction")
+                found.append(Correction(run_id, task_id, value["revision"], value["who"], value["at"]))
         return [one for one in found if one.at <= at - older_s]
 
     async def corrected(self, one: Correction) -> None:
@@ -398,12 +405,17 @@ class TaskStore:
         key = self._keys.events(run_id) if run_id else self._keys.all_events
         async with unavailable_if_down("read the events of tasks"):
             answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
-        return [_event(entry_id, values) for entry_id, values in (answer[0][1] if answer else [])]
+        entries = answer[0][1] if answer else []
+        for _, values in entries:
+            check_format(values, records.FORMAT_VERSION, "an event of a task")
+        return [_event(entry_id, values) for entry_id, values in entries]
 
     async def verdict_log(self, run_id: str) -> list[dict[str, Any]]:
         """The whole verdict log of a run, oldest first."""
         async with unavailable_if_down(f"read the verdict log of run {run_id}"):
             entries = await self._redis.xrange(self._keys.verdicts(run_id))
+        for _, values in entries:
+            check_format(values, records.FORMAT_VERSION, f"a verdict of run {run_id}")
         return [{"task": values["task"], **json.loads(values["entry"])} for _, values in entries]
 
     async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:

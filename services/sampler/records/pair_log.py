@@ -15,38 +15,46 @@ from aeenc import errors
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import EMIT
 from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
-from services.store.life_cycles import now
+from services.store.formats import check_format
+from services.store.life_cycles import Step, now
 from services.store.redis import unavailable_if_down
 
 READ = 1024
 READS = 32
-CHUNK = 1000  # a script's arguments have to fit on Lua's stack
+CHUNK = 1000  # pairs of an import that are noted as added under one key; keys that are removed in one step
 ADDED = ":added:"
 SCANNED = 10_000  # keys that Redis looks at in one step
 CLAIMED = 10 * CHUNK  # more pairs than an import has whose claim does not say how many
 IMPORT = "import "  # before the request id in the idempotency key of an import
 
-# KEYS: run, request, pairs, events, amended, the run's requests
+# KEYS: run, pairs, events, amended, the run's requests, then a request's key for each CHUNK of pairs
 # ARGV: now, whether there is a request id, then pairs
 _IMPORT = (
     EMIT
-    + """
+    + f"""
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-if ARGV[2] == '1' and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-for i = 3, #ARGV do
-  local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
-  redis.call('XADD', KEYS[3], seq .. '-0', 'pair', ARGV[i])
-  local pair = cjson.decode(ARGV[i])
-  if pair.amended then redis.call('HSET', KEYS[5], cjson.encode({pair.query, pair.premise_id}), ARGV[i]) end
-  local counter = ({POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'})[pair.sign]
-  redis.call('HINCRBY', KEYS[1], counter, 1)
+local chunk, added = {CHUNK}, 0
+for first = 3, #ARGV, chunk do
+  local request = KEYS[6 + (first - 3) / chunk]
+  if ARGV[2] == '0' or redis.call('EXISTS', request) == 0 then
+    local last = math.min(first + chunk - 1, #ARGV)
+    for i = first, last do
+      local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
+      redis.call('XADD', KEYS[2], seq .. '-0', 'pair', ARGV[i])
+      local pair = cjson.decode(ARGV[i])
+      if pair.amended then redis.call('HSET', KEYS[4], cjson.encode({{pair.query, pair.premise_id}}), ARGV[i]) end
+      local counter = ({{POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'}})[pair.sign]
+      redis.call('HINCRBY', KEYS[1], counter, 1)
+    end
+    if ARGV[2] == '1' then
+      redis.call('SET', request, last - first + 1)
+      redis.call('SADD', KEYS[5], request)
+    end
+    added = added + last - first + 1
+  end
 end
-if ARGV[2] == '1' then
-  redis.call('SET', KEYS[2], #ARGV - 2)
-  redis.call('SADD', KEYS[6], KEYS[2])
-end
-emit(KEYS[1], KEYS[4], ARGV[1])
-return #ARGV - 2
+if added > 0 then emit(KEYS[1], KEYS[3], ARGV[1]) end
+return added
 """
 )
 
@@ -96,7 +104,8 @@ class PairLog:
     async def claim(self, request_id: str, run_id: str, corpus: str, pairs: Sequence[Pair]) -> str:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt.
 
-        Raises AlreadyExists when that attempt had another corpus or other pairs. Times of recording do not count.
+        Raises AlreadyExists when that attempt had another corpus or other pairs, NewerFormat
+        for a note of a newer release. Times of recording do not count.
         """
         asked = {"corpus": corpus, "pairs": len(pairs), "digest": await asyncio.to_thread(_digest_of, pairs)}
         async with unavailable_if_down("import pairs"):
@@ -106,6 +115,7 @@ class PairLog:
         if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
             return claimed
         first = json.loads(claimed)
+        check_format(first, FORMAT_VERSION, f"the import of request id {request_id!r}")
         if first["corpus"] != corpus:
             problem = f"corpus {first['corpus']!r}, not {corpus!r}"
         elif first["pairs"] != len(pairs):
@@ -120,22 +130,26 @@ class PairLog:
         )
 
     async def add(self, run_id: str, pairs: Sequence[Pair], request_id: str) -> int:
-        """Appends imported pairs, once for a request id. Returns how many were added by this request in all.
+        """Appends imported pairs in one step, once for a request id. Returns how many this request has added.
 
         Raises NotFound when the run was deleted meanwhile.
         """
-        added = 0
         async with unavailable_if_down(f"import pairs into run {run_id}"):
-            for start in range(0, len(pairs), CHUNK):
-                chunk = [pair.to_json() for pair in pairs[start : start + CHUNK]]
-                request = f"{self._keys.import_request(request_id)}{ADDED}{start}"
-                own = self._keys
-                keys = [own.record(run_id), request, own.pairs(run_id), own.events(run_id), own.amended(run_id)]
-                keys.append(own.import_requests(run_id))
-                if await self._import(keys=keys, args=[now(), int(bool(request_id)), *chunk]) < 0:
-                    raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
-                added += len(chunk)
-        return added
+            if await self.addition(run_id, pairs, request_id)(self._redis) < 0:
+                raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
+        return len(pairs)
+
+    def addition(self, run_id: str, pairs: Sequence[Pair], request_id: str) -> Step:
+        """What `add` does, as a step of the transaction that stores the run."""
+        own, request = self._keys, self._keys.import_request(request_id)
+        keys = [own.record(run_id), own.pairs(run_id), own.events(run_id), own.amended(run_id)]
+        keys += [own.import_requests(run_id), *(f"{request}{ADDED}{start}" for start in range(0, len(pairs), CHUNK))]
+        args = [now(), int(bool(request_id)), *(pair.to_json() for pair in pairs)]
+
+        async def step(client: Any) -> Any:
+            return await self._import(keys=keys, args=args, client=client)
+
+        return step
 
     async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's pairs, in parts, and of the requests that have added to them.

@@ -26,7 +26,7 @@ from services.sampler.records.runs import (
     progress_of,
     state_of,
 )
-from services.store.life_cycles import Expired, LifeCycles, WorkLease, emit_script
+from services.store.life_cycles import Expired, LifeCycles, Step, WorkLease, emit_script
 from services.store.redis import Leases, unavailable_if_down
 from services.store.requests import Request
 
@@ -52,8 +52,11 @@ class RunStore:
         self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
         self.requests = self._cycles.requests
 
-    async def create(self, run: Run, hypotheses: Sequence[Hypothesis]) -> str:
-        """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored."""
+    async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
+        """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored.
+
+        `also` is a step of the same transaction.
+        """
         record = {
             "format_version": FORMAT_VERSION,
             "config": run.config.to_json(),
@@ -71,7 +74,9 @@ class RunStore:
         own = [self._keys.hypotheses(run.id), self._keys.open(run.id)]
         async with unavailable_if_down("store the run"):
             await self._store_hypotheses(run.id, hypotheses)
-        stored = await self._cycles.create(run.id, run.config.idempotency_key, record, waits=not run.ended, keys=own)
+        stored = await self._cycles.create(
+            run.id, run.config.idempotency_key, record, waits=not run.ended, keys=own, also=also
+        )
         if stored != run.id:
             async with unavailable_if_down("store the run"):
                 await self._redis.delete(*own)

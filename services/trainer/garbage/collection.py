@@ -30,7 +30,8 @@ from services.trainer.registry.checkpoints import FOLDER, Checkpoints
 log = get(__name__)
 
 ROUND_S = 60.0
-LEASE_S = 60.0
+LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
+RETRY_S = 1.0
 KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
 
 
@@ -120,11 +121,21 @@ class Collection:
         """Keeps other trainers from collecting during the block. Raises Unavailable while one does."""
         async with self._one:
             if not await self._may_go_on():
-                raise errors.Unavailable("another trainer is collecting garbage; try again in a moment")
+                raise errors.Unavailable(
+                    "another trainer is collecting garbage; try again in a moment", retry_after_s=RETRY_S
+                )
+            renewing = asyncio.create_task(self._renew())
             try:
                 yield
             finally:
+                await cancel_all([renewing])
                 await self._leases.release(self._lease, self._owner)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            with contextlib.suppress(errors.Unavailable):  # without Redis nobody else collects, either
+                await self._may_go_on()
 
     async def _may_go_on(self) -> bool:
         return await self._leases.take(self._lease, self._owner, LEASE_S)
@@ -160,7 +171,7 @@ class Collection:
                 yield Garbage("checkpoint", version, reason, (await self._checkpoints.get(version)).size_bytes)
 
     async def _remove(self, one: Garbage) -> bool:
-        if not await self._may_go_on():  # it took so long that another trainer has begun
+        if not await self._may_go_on():  # it was silent for so long that another trainer has begun
             return False
         try:
             if one.kind == "job":

@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import itertools
 import tempfile
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio.client import Pipeline, Redis
 
 import aeenc
 from aeenc import errors
-from aeenc.v1 import sampler_pb2
+from aeenc.v1 import sampler_pb2, types_pb2
+from services.sampler.execution.sampling import Sampling
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
 from services.store.redis import connect
@@ -81,6 +86,43 @@ async def test_two_samplers_never_work_on_one_run(world: SamplerWorld):
         assert (await other.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert await pair_set(other, run.id) == brute_force()
     assert len(world.oracle.asked) == len(set(world.oracle.asked))
+
+
+@pytest.mark.parametrize("request_id", ["", "i1"])
+async def test_an_import_is_seen_with_all_its_pairs_or_not_at_all_wherever_its_sampler_dies(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, request_id: str
+) -> None:
+    pair = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
+    left: ContextVar[Any] = ContextVar("left")  # of a call that dies: whether it sends its next command
+    own = Sampling.import_pairs
+
+    def mortal(cls: Any, name: str) -> None:
+        sends = getattr(cls, name)
+
+        async def send(self: Any, *arguments: Any, **options: Any) -> Any:
+            if not next(left.get(itertools.repeat(True))):
+                raise errors.DataLoss("killed")
+            return await sends(self, *arguments, **options)
+
+        monkeypatch.setattr(cls, name, send)
+
+    mortal(Redis, "execute_command")
+    mortal(Pipeline, "execute")
+    async with world.sampler() as client:
+        for moment in itertools.count():
+
+            async def dying(self: Any, *arguments: Any, _moment: int = moment) -> Any:
+                left.set(iter([True] * _moment + [False] * 100))
+                return await own(self, *arguments)
+
+            monkeypatch.setattr(Sampling, "import_pairs", dying)
+            message = sampler_pb2.ImportPairsRequest(corpus="science", pairs=[pair] * 1010, request_id=request_id)
+            with contextlib.suppress(errors.DataLoss):
+                await client.channel.unary(client._stub.ImportPairs, message)
+                break
+            assert await client.runs() == [], f"it died after {moment} commands"
+        [run] = await client.runs()
+        assert run.progress.positives == len([pair async for pair in client.pairs(run.id)]) == 1010
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
-from services.sampler.people.task_store import TaskKeys
+from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
 from services.sampler.records.pair_log import PairLog
@@ -230,6 +230,29 @@ async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other
         assert await aeenc.PeopleClient(client.channel).lease("ann") == []
         assert await pair_set(client, run.id) == brute_force()
     assert await redis.hgetall(keys.record(newer.id)) == before
+    await redis.aclose()
+
+
+async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
+    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+    tasks = TaskKeys(world.settings["namespace"])
+    pair = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        await client.import_pairs("science", [pair], request_id="i1")
+        run = await finish(client)
+        for stream in (keys.events(run.id), tasks.all_events):
+            await redis.delete(stream)
+            await redis.xadd(stream, {"format_version": 99, "at": "later"}, id="1-0")
+        await redis.set(keys.import_request("i1"), '{"format_version": 99}')
+        await redis.hset(tasks.corrections, "r.t", '{"format_version": 99}')
+        for call in (
+            anext(client.watch(run.id)),
+            anext(aeenc.PeopleClient(client.channel).watch(from_seq=1)),
+            client.import_pairs("science", [pair], request_id="i1"),
+        ):
+            with pytest.raises(errors.FailedPrecondition, match="format_version 99, this release reads up to 1"):
+                await call
+        assert await TaskStore(redis, tasks).corrections(0.0) == []
     await redis.aclose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -16,6 +17,8 @@ from aeenc import Channel, TrainerClient, errors
 from services.store.redis import connect
 from services.store.registry import Registry
 from services.store.requests import Request
+from services.trainer.garbage import collection
+from services.trainer.garbage.deletion import Deletion
 from services.trainer.jobs.job import LIVE
 from services.trainer.jobs.store import JobStore
 from support.models.tiny_checkpoints import write_tiny_checkpoint
@@ -249,8 +252,9 @@ async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
         lease = f"{trainer.jobs._keys.prefix}trainer-garbage"
         await trainer.jobs._redis.set(lease, "another", px=60_000)
         channel = Channel(trainer.client.channel.target, retry=False)
-        with pytest.raises(errors.Unavailable, match="another trainer is collecting"):
+        with pytest.raises(errors.Unavailable, match="another trainer is collecting") as refused:
             await TrainerClient(channel).collect_garbage()
+        assert refused.value.retry_after_s == 1.0
         await channel.close()
         await trainer.jobs._redis.delete(lease)
         of_the_sampler = Request("g", "CollectGarbage", {"dry_run": False})
@@ -258,3 +262,35 @@ async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
         with pytest.raises(errors.AlreadyExists, match="was used with rpc 'CollectGarbage'"):
             await trainer.client.collect_garbage(request_id="g")
         assert await trainer.client.collect_garbage() == []
+
+
+async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_loses_it_soon(
+    world: TandemWorld, second: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(collection, "LEASE_S", 0.5)
+    may_end = asyncio.Event()
+
+    async def lasts(_self: Any) -> None:
+        await may_end.wait()
+
+    async with second() as trainer:
+        lease = f"{trainer.jobs._keys.prefix}trainer-garbage"
+        redis: Any = trainer.jobs._redis
+        await redis.set(lease, "a killed trainer", px=int(collection.LEASE_S * 1000))
+        monkeypatch.setattr(Deletion, "finish", lasts)
+        collecting = asyncio.create_task(trainer.client.collect_garbage())
+        await eventually(lambda: holds(redis, lease))
+        owner = await redis.get(lease)
+        left_ms = [await redis.pttl(lease)]
+        while left_ms[-1] <= min(left_ms):  # a renewal is seen as more time
+            left_ms.append(await redis.pttl(lease))
+            assert left_ms[-1] > 0, "it has lost its turn"
+        assert await redis.get(lease) == owner
+        may_end.set()
+        assert await collecting == []
+        assert await redis.get(lease) is None
+
+
+async def holds(redis: Any, lease: str) -> bool:
+    """Whether somebody alive holds the lease."""
+    return await redis.get(lease) not in {None, "a killed trainer"}
