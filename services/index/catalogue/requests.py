@@ -65,7 +65,10 @@ class RequestNotes:
         self._store = store
 
     def get(self, corpus: str, kind: RequestKind, request_id: str) -> RequestNote | None:
-        """Finds the note of a request; None when there is none. Raises DataLoss for one that cannot be read, NewerFormat."""
+        """Finds the note of a request; None when there is none.
+
+        Raises DataLoss for one that cannot be read, NewerFormat for one of a newer release.
+        """
         path = self._path(corpus, kind, request_id)
         try:
             record = json.loads(path.read_bytes())

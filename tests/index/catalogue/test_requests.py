@@ -1,12 +1,13 @@
 """A request id makes a retry safe: the same answer again, also after a restart, and no other request under it."""
 
+import json
 import os
 
 import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.corpus.generation import read_active
+from services.corpus.generation import folder_of, read_active
 from services.index.catalogue.requests import RequestNote, RequestNotes
 from support.worlds.index_world import facts, raises
 
@@ -99,3 +100,21 @@ async def test_notes_of_requests_are_removed_by_age(serve):
             os.utime(path, (0, 0))
     async with serve():
         assert [path.exists() for path in notes] == [False, False, True]
+
+
+async def test_a_note_and_explanations_of_a_newer_release_are_refused_by_name_and_stay(serve):
+    async with serve() as index:
+        first, second = await two_generations(index)
+        await activate(index, second, expected_generation=first)
+        await index.client.put_explanations("science", [("a magnet attracts a nail", ["f1"])])
+        folder = index.store.root / folder_of("science")
+        [note], explanations = (folder / ".requests").glob("activate-*.json"), folder / ".explanations.json"
+        for path in (note, explanations):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    async with serve() as index:
+        again = activate(index, second, expected_generation=first)
+        await raises(errors.FailedPrecondition, again, note.name, "format_version 99")
+        added = index.client.put_explanations("science", [("ice melts", ["f2"])])
+        await raises(errors.FailedPrecondition, added, ".explanations.json", "format_version 99")
+        assert {json.loads(path.read_text())["format_version"] for path in (note, explanations)} == {99}
+        assert (await index.client.get_premises("science", [facts()[0].id]))[0].id == facts()[0].id
