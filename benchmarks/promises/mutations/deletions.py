@@ -105,14 +105,19 @@ class DeleteCheckpoint(LabelMutation):
         return lambda: (*(ask(version=one, request_id=request_id) for one in (version, another)), "gone")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        found = [await self._state(subject.name) for subject in subjects]
+        # A call whose caller has gone may take effect between two reads; what is partly done stays so.
+        return [
+            await self._state(subject.name) if state.startswith("partly") else state
+            for subject, state in zip(subjects, found, strict=True)
+        ]
+
+    async def _state(self, version: str) -> str:
         client = self.world.client.trainer
         listed = {one.version for one in await client.checkpoints()}
-        found = []
-        for subject in subjects:
-            word = agreed(_word(subject.name in listed), await _found(client.checkpoint(subject.name)))
-            on_disk = (self.world.fleet.space.store.root / FOLDER / subject.name).exists()
-            found.append(word if on_disk or word == "gone" else "partly: listed without its files")
-        return found
+        word = agreed(_word(version in listed), await _found(client.checkpoint(version)))
+        on_disk = (self.world.fleet.space.store.root / FOLDER / version).exists()
+        return word if on_disk or word == "gone" else "partly: listed without its files"
 
 
 def _word(is_there: bool) -> str:
