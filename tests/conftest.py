@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,12 +14,6 @@ from services.store.redis import connect
 from services.store.registry import Registry
 from support.milvus_server import MilvusServer, need_milvus
 from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with many slow tests first, so that no process is left alone with one of them at the end."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")
