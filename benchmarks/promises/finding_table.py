@@ -1,4 +1,4 @@
-"""What reading every service found, what holds now, and the tests that would fail if it no longer did."""
+"""The findings: the failure before, the promise that holds now, and the tests that fail without it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _outcome(case: ET.Element) -> str:
 
 
 def missing(finding: Finding, outcomes: Outcomes) -> list[str]:
-    """What keeps a finding from holding: no test at all, or tests that did not run or did not pass."""
+    """Lists why a finding does not hold: it has no test, or tests did not run or did not pass."""
     if not finding.tests:
         return ["no test"]
     found = {node: list(outcomes.get(node, ())) or ["not run"] for node in finding.nodes}

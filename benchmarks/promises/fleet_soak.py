@@ -40,7 +40,7 @@ PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted, errors.C
 
 @dataclass
 class Seen:
-    """What went on, and what went wrong."""
+    """Counts of the events and of the failures of one soak."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)

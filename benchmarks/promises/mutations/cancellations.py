@@ -41,7 +41,7 @@ MIDDLE = 0.6  # of a round's calls, before the kill comes
 
 @dataclass
 class Report:
-    """What became of the calls of one RPC."""
+    """Counts the outcomes of the calls of one RPC."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)  # of calls that were acknowledged

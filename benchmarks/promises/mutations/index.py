@@ -27,7 +27,7 @@ def premises(salt: str) -> list[types_pb2.Premise]:
 
 
 class IndexMutation(Mutation):
-    """What the index's mutations share."""
+    """Base of the index's mutations."""
 
     service = "index"
 
@@ -43,7 +43,7 @@ class IndexMutation(Mutation):
         return str((await self.world.client.index.build(corpus, premises(salt), activate=activate)).id)
 
     async def active(self, corpus: str) -> str:
-        """What memory and disk say about the active generation."""
+        """Reads the active generation from memory and from disk."""
         listed = [one.id for one in await self.generations(corpus) if one.active]
         on_disk = await asyncio.to_thread(read_active, self.world.fleet.space.store, corpus)
         return agreed("".join(listed), on_disk or "")

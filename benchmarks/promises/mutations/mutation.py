@@ -1,4 +1,4 @@
-"""What a call that changes something is asked, and how to tell afterwards whether it has.
+"""Calls that change something: their requests, and the checks that tell whether they did.
 
 A `Mutation` is one RPC. It prepares subjects, each the target of one call or of several in turn, and reads the states
 of all its subjects from wherever the change must show: answers, files, Redis. A state is a word; a change that shows in

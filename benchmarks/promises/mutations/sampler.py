@@ -32,7 +32,7 @@ def verdict(premise_id: str, judgement: oracle_pb2.Judgement = EXPLAINS) -> orac
 
 
 class RunMutation(Mutation):
-    """What the mutations of runs share: runs that wait for people who never come."""
+    """Base of the mutations of runs: runs that wait for people who never come."""
 
     service = "sampler"
 
@@ -165,7 +165,7 @@ class ImportPairs(RunMutation):
 
 
 class PeopleMutation(RunMutation):
-    """What the mutations of tasks share. A subject's name is its task; `people` says who has it in what way."""
+    """Base of the mutations of tasks. A subject's name is its task; `people` says who has it in what way."""
 
     queue = "team"
 

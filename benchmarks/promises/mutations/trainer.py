@@ -17,7 +17,7 @@ CANCELLED = trainer_pb2.JOB_STATE_CANCELLED
 
 
 class JobMutation(Mutation):
-    """What the mutations of jobs share. One job trains, the others wait."""
+    """Base of the mutations of jobs. One job trains, the others wait."""
 
     service = "trainer"
 
@@ -100,7 +100,7 @@ class ResumeJob(JobMutation):
 
 
 class LabelMutation(Mutation):
-    """What the mutations of labels share. A subject's name is its label."""
+    """Base of the mutations of labels. A subject's name is its label."""
 
     service = "trainer"
     ignored = ("rollouts", "complete")

@@ -51,7 +51,7 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
             self.open_streams -= 1
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
-        raise NotImplementedError
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not asked for in these tests")
 
 
 class Sampler(sampler_pb2_grpc.SamplerServiceServicer):
