@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 # UV=0 installs with pip alone, without uv.
 UV ?= 1
 export UV
+# Tests start hundreds of processes, and each would compile torch and transformers again without its bytecode (8 s).
+unexport PYTHONDONTWRITEBYTECODE
 DATA ?=
 NAME ?=
 TARGET ?=
