@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from aeenc import errors
 from aeenc.registry import RegistryClient
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.sampler.execution.retrieval import Retrieval
@@ -211,9 +211,12 @@ class Runner:
             if (error := work.exception()) is not None:
                 log.error("run worker failed", run=run_id, exc_info=error)
         finally:
-            await cancel_all([work])
-            with contextlib.suppress(errors.Unavailable):
-                await lease.release()
+            await finish(asyncio.create_task(self._release(lease, work)))
+
+    async def _release(self, lease: WorkLease, work: asyncio.Task[None]) -> None:
+        await cancel_all([work])
+        with contextlib.suppress(errors.Unavailable):
+            await lease.release()
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         run = await self._store.get(run_id)
