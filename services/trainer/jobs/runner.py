@@ -215,7 +215,11 @@ class JobRunner:
             row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]
         if premise_version:
             await self._report(job.id, {**(files.progress() or {}), "phase": "building"})
-            await self._tandems.build(job, row.space_id, version, premise_version)
+            try:
+                await self._tandems.build(job, row.space_id, version, premise_version)
+            except errors.NotFound as error:
+                began = f"generation {job.generation} of corpus {job.config.corpus!r}"
+                raise JobFailed(f"{error.message}; if {began} has been deleted, start a new job") from error
         if "error" in result:
             raise JobFailed(str(result["error"]), version)
         return version

@@ -123,6 +123,17 @@ async def test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_
     assert len(children) == 5
 
 
+async def test_a_tandem_whose_generation_is_deleted_meanwhile_fails_with_its_name_and_the_remedy(
+    bench: Bench, monkeypatch
+):
+    gone = errors.NotFound("corpus 'c' has no generation 'g'; ListGenerations shows them")
+    monkeypatch.setattr(bench.runner, "_tandems", StandInServices(gone))
+    starting(monkeypatch, MAKES_BOTH_ENCODERS)
+    bench.runner.start()
+    remedy = "if generation g of corpus 'c' has been deleted, start a new job"
+    assert (await bench.until("FAILED")).error == f"{gone.message}; {remedy}"
+
+
 async def test_a_progress_that_a_power_cut_has_emptied_does_not_end_a_job(bench: Bench, monkeypatch):
     bench.directory.mkdir(parents=True)
     (bench.directory / "progress.json").touch()
