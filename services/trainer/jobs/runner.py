@@ -225,7 +225,7 @@ class JobRunner:
         return version
 
     async def _prepare(self, job: Job, files: JobFiles) -> None:
-        """Writes the child's inputs once: a resumed job learns from the same pairs."""
+        """Writes the child's inputs once: a resumed job learns from the same pairs. Raises as `has_inputs` does."""
         plan = TrainingPlan(
             job_id=job.id,
             config=job.config,
@@ -234,7 +234,7 @@ class JobRunner:
             means=self._means,
         )
         await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
-        if not files.has_inputs:
+        if not await asyncio.to_thread(files.has_inputs):
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
             await asyncio.to_thread(self._write_inputs, job.config, files, pairs, validation)
