@@ -12,6 +12,7 @@ KINDS = (
     "file artifacts/generations/science/.requests/*.json",
     "file encoder-0/labels.json",
     "file trainer-0/jobs/*/epoch.safetensors",
+    "file trainer-0/jobs/*/inputs.json",
     "file trainer-0/jobs/*/job.json",
     "redis ack:*:canary",
     "redis ack:*:previous",
