@@ -86,7 +86,13 @@ BREAKS = (
         "if premise.text in visited",
         ALGORITHM_TEST,
     ),
-    Break("a text is visited once", ALGORITHM, "premise.text in visited or", "False or", ALGORITHM_TEST),
+    Break(
+        "a text is visited once",
+        ALGORITHM,
+        "premise.text in visited or",
+        "False or",
+        "sampler/acs/test_tree.py::test_a_text_is_a_node_once_below_the_first_parent_that_accepts_it",
+    ),
     Break(
         "a run ends at its depth",
         ALGORITHM,
@@ -109,7 +115,13 @@ BREAKS = (
         "sampler/acs/test_algorithm.py::test_positives_only_records_no_negative",
     ),
     Break("only a refusal refuses", ANSWERS, "if verdict.judgement == REFUSES:", "if True:", ANSWERS_TEST),
-    Break("two verdicts on a premise are none", ANSWERS, "elif premise_id in states:", "elif False:", ANSWERS_TEST),
+    Break(
+        "two verdicts on a premise are none",
+        ANSWERS,
+        "elif premise_id in states:",
+        "elif False:",
+        "sampler/oracles/test_unreliable_oracles.py::test_a_premise_judged_twice_becomes_no_pair",
+    ),
     Break("two states of a premise are none", ANSWERS, "if len(given) == 1 and", "if given and", ANSWERS_TEST),
     Break(
         "an oracle of nonsense fails the run",
