@@ -212,8 +212,8 @@ class Fleet:
     async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
         encoder, index, sampler, trainer = (targets[name] for name in ("encoder", "index", "sampler", "trainer"))
         async with aeenc.connect_async(
-            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, timeout_s=5.0
-        ) as client:
+            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, ca="", timeout_s=5.0
+        ) as client:  # no TLS here, whatever AEENC_CA says
             for name in SERVICES:
                 await self._await_one(name, running[name], getattr(client, name).info)
                 say(f"{name} serves at {targets[name]}")

@@ -138,10 +138,12 @@ def options(
         str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential of what changes the serving.")
     ] = None,
     ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="AEENC_CERT", help="Client certificate (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(envvar="AEENC_KEY", help="Its private key (PEM).")] = None,
     timeout_s: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.1, show_default="8", help="Seconds for a call, its retries included."),
-    ] = None,
+        float,
+        typer.Option("--timeout", envvar="AEENC_TIMEOUT_S", min=0.1, help="Seconds for a call, its retries included."),
+    ] = 8.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")] = False,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
@@ -153,7 +155,7 @@ def options(
     output.remember(context, output.Output(as_json=as_json))
     given = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": trainer}
     given |= {"token": token, "admin_token": admin_token}
-    targets.remember(context, {**given, "ca": ca, "timeout_s": timeout_s})
+    targets.remember(context, {**given, "ca": ca, "cert": cert, "key": key, "timeout_s": timeout_s})
 
 
 def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context], None]:
