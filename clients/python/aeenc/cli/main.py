@@ -6,10 +6,11 @@ Commands are functions of the modules beside this one. Other distributions add c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -91,6 +92,7 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     1: (errors.AeencError,),
 }
 INTERRUPTED = 130
+_COMPLETION = "_AEENC_COMPLETE"
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -168,9 +170,25 @@ def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context]
     return callback
 
 
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
+    """Prints the script that completes `aeenc` in a shell.
+
+    bash: aeenc completion bash >> ~/.bashrc
+
+    zsh: aeenc completion zsh >> ~/.zshrc, after the line with compinit
+
+    fish: aeenc completion fish > ~/.config/fish/completions/aeenc.fish
+    """
+    os.environ[_COMPLETION] = f"source_{shell}"  # this is how typer is asked for it
+    try:
+        app(args=[], prog_name="aeenc")
+    finally:
+        del os.environ[_COMPLETION]
+
+
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in _COMMANDS:
+    for command in (*_COMMANDS, completion):
         made.command()(command)
     for name, (about, commands) in _GROUPS.items():
         group = typer.Typer(help=about, no_args_is_help=True)
