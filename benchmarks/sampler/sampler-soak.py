@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aeenc import Channel, SamplerClient, errors
+from aeenc import PATIENT, Channel, SamplerClient, errors
 from aeenc.v1 import sampler_pb2, types_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
@@ -70,7 +70,8 @@ async def soak_fleet(retrieval: RetrievalFleet, delay_s: float) -> AsyncIterator
             for child in children:
                 child.start()
             await asyncio.gather(*(child.ready() for child in children))
-            clients = [SamplerClient(Channel(sampler.target, timeout_s=30)) for sampler in samplers]
+            channels = [Channel(sampler.target, timeout_s=30, retry=PATIENT) for sampler in samplers]
+            clients = [SamplerClient(channel) for channel in channels]
             yield SoakFleet(clients, [redis, slow, *samplers], asked)
             await asyncio.gather(*(client.channel.close() for client in clients))
         finally:

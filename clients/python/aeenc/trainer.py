@@ -74,8 +74,10 @@ class TrainerClient:
         self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
     ) -> trainer_pb2.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
+        await self.job(job_id)  # a trainer that is away from the beginning is not waited for
+        patient = TrainerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.job(job_id), _END_STATES, on_progress
         )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
