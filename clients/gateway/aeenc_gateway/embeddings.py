@@ -7,17 +7,16 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
+from starlette.requests import Request
 from starlette.responses import Response
 
 from aeenc.errors import InvalidArgument
 from aeenc_gateway.fleet import PREMISE, Fleet
+from aeenc_gateway.operations import Operation
 
 CROSS_ENCODERS = "cross-encoder"  # their space; they compute scores, no vectors
-
-router = APIRouter(tags=["OpenAI"])
 
 
 def as_texts(value: Any) -> Any:
@@ -93,7 +92,6 @@ class Models(BaseModel):
     data: list[Model]
 
 
-@router.post("/v1/embeddings", response_model=Embeddings, summary="Embed texts")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Embeds texts as queries, or with model `premise` as premises."""
     if body.dimensions is not None:
@@ -117,7 +115,6 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     )
 
 
-@router.get("/v1/models", response_model=Models, summary="List models")
 async def models(request: Request) -> Response:
     """Lists what `model` of an embedding may be."""
     fleet: Fleet = request.app.state.fleet
@@ -132,3 +129,9 @@ async def models(request: Request) -> Response:
 def json_response(content: Any) -> Response:
     """Writes numbers of numpy as they are: float32 in its shortest form."""
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+OPERATIONS = [
+    Operation("POST", "/v1/embeddings", embeddings, "Embed texts (OpenAI)", EmbeddingRequest, Embeddings),
+    Operation("GET", "/v1/models", models, "List models (OpenAI)", answer=Models),
+]

@@ -13,6 +13,7 @@ import random
 import re
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc.errors import Unauthenticated
@@ -44,6 +45,8 @@ class Gate:
             await self._app(scope, exchange.receive, exchange.send)
         except Unauthenticated as error:
             await respond(error, scope["path"])(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            pass  # in the middle of the body: nobody waits for an answer
         except asyncio.CancelledError:
             if not exchange.has_left:
                 raise

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -114,18 +113,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_invalid_body(request: Request, error: Exception) -> Response:
     """Answers a body that does not fit its schema, naming each wrong field."""
-    assert isinstance(error, RequestValidationError)
-    violations = [_violation(problem) for problem in error.errors()]
+    assert isinstance(error, ValidationError)
+    violations = [_violation(problem) for problem in error.errors(include_url=False, include_input=False)]
     detail = "; ".join(f"{one.field}: {one.description}" for one in violations[:4])
     return respond(InvalidArgument(detail, violations=violations), request.url.path)
-
-
-async def on_half_character(request: Request, error: Exception) -> Response:
-    """Answers a text with half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
-    assert isinstance(error, UnicodeEncodeError)
-    character = f"\\u{ord(error.object[error.start]):04x}"
-    refusal = InvalidArgument(f"a text has {character} alone, which is half a character; send whole ones")
-    return respond(refusal, request.url.path)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
@@ -137,9 +128,6 @@ async def on_bug(request: Request, error: Exception) -> Response:
     return response
 
 
-def _violation(problem: dict[str, Any]) -> FieldViolation:
-    place: Sequence[int | str] = problem["loc"][1:]  # without "body"
-    if problem["type"] == "json_invalid":
-        return FieldViolation("body", f"is not JSON ({problem['ctx']['error']}, character {place[0]})")
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+def _violation(problem: ErrorDetails) -> FieldViolation:
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]]
     return FieldViolation("".join(parts).lstrip(".") or "body", problem["msg"])

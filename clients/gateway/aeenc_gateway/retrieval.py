@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Self
 
 import orjson
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from aeenc.calls.encoding import Precision
@@ -15,12 +15,11 @@ from aeenc.calls.retrieval import Mode, Retrieved
 from aeenc.errors import AeencError
 from aeenc_gateway.embeddings import json_response
 from aeenc_gateway.fleet import Fleet
+from aeenc_gateway.operations import Operation
 from aeenc_gateway.problems import problem_of
 
 LINES = "application/x-ndjson"
 TOGETHER = 16  # queries of one call while lines are written
-
-router = APIRouter(tags=["Retrieval"])
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -93,12 +92,6 @@ class Retrieval(BaseModel):
     generation: str
 
 
-@router.post(
-    "/v1/retrieve",
-    response_model=Retrieval,
-    summary="Retrieve premises",
-    responses={200: {"content": {LINES: {"schema": {"type": "string"}}}}},
-)
 async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     """Retrieves the premises that best explain each query.
 
@@ -110,7 +103,7 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
         found = await fleet.index.retrieve(texts=body.texts, **body.options())
         return json_response({"results": _results(body.texts, found), **_origin(found)})
     lines = _lines(fleet, body)
-    first = await anext(lines, b"")  # its error has a status of its own
+    first = await anext(lines)  # its error has a status of its own
     return StreamingResponse(_after(first, lines), media_type=LINES)
 
 
@@ -147,3 +140,8 @@ def _origin(found: Retrieved) -> dict[str, str]:
         "rerank_version": found.rerank_version,
         "generation": found.generation,
     }
+
+
+OPERATIONS = [
+    Operation("POST", "/v1/retrieve", retrieve, "Retrieve premises", RetrieveRequest, Retrieval, lines=LINES),
+]

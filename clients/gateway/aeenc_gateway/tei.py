@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from aeenc.adapters.sentences import role_of
 from aeenc.errors import InvalidArgument
 from aeenc_gateway.embeddings import Texts, json_response
 from aeenc_gateway.fleet import PREMISE, Fleet
-
-router = APIRouter(tags=["TEI"])
+from aeenc_gateway.operations import Operation
 
 
 class EmbedRequest(BaseModel):
@@ -47,6 +46,14 @@ class Rank(BaseModel):
     text: str | None = None
 
 
+class Vectors(RootModel[list[list[float]]]):
+    """One unit vector for each text."""
+
+
+class Ranks(RootModel[list[Rank]]):
+    """The texts, best first."""
+
+
 class Info(BaseModel):
     """The encoder: `model_id` is the version of label `stable`."""
 
@@ -58,7 +65,6 @@ class Info(BaseModel):
     space_id: str
 
 
-@router.post("/embed", response_model=list[list[float]], summary="Embed texts")
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """Embeds texts: one unit vector for each."""
     if body.dimensions is not None:
@@ -71,7 +77,6 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
     return json_response(np.ascontiguousarray(found.vectors))
 
 
-@router.post("/rerank", response_model=list[Rank], summary="Rank texts", response_model_exclude_none=True)
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """Ranks texts for a query by the cross-encoder, best first."""
     fleet: Fleet = request.app.state.fleet
@@ -84,7 +89,6 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     return json_response(ranks)
 
 
-@router.get("/info", response_model=Info, summary="Describe the encoder")
 async def info(request: Request) -> Response:
     """Describes the encoder."""
     fleet: Fleet = request.app.state.fleet
@@ -103,9 +107,16 @@ async def info(request: Request) -> Response:
     )
 
 
-@router.get("/health", status_code=200, summary="Check the encoder", response_class=Response)
 async def health(request: Request) -> Response:
     """Answers 200 while the encoder serves, without a token too."""
     fleet: Fleet = request.app.state.fleet
     await fleet.check()
     return Response()
+
+
+OPERATIONS = [
+    Operation("POST", "/embed", embed, "Embed texts (TEI)", EmbedRequest, Vectors),
+    Operation("POST", "/rerank", rerank, "Rank texts (TEI)", RerankRequest, Ranks),
+    Operation("GET", "/info", info, "Describe the encoder (TEI)", answer=Info),
+    Operation("GET", "/health", health, "Check the encoder (TEI)"),
+]
