@@ -33,6 +33,17 @@ CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {
+    "gateway": {
+        "aeenc_gateway",
+        "fastapi",
+        "numpy",
+        "orjson",
+        "pydantic",
+        "pydantic_core",
+        "pydantic_settings",
+        "starlette",
+        "uvicorn",
+    },
     "haystack": {"haystack", "haystack_integrations"},
     "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
     "llama-index": {"llama_index"},
