@@ -51,7 +51,7 @@ test-demo: setup ## run the whole demo as a test
 test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
 	@$(PYTEST) -m integrations --timeout 1800
 
-test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
+test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it; the same in Node
 	@$(PYTEST) -m sdk --timeout 1800
 
 conformance: setup ## ask an index of yours whether it keeps the contract: TARGET=host:port ENCODER=host:port (TOKEN=…)
@@ -101,5 +101,5 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
 	@rm -rf .venv .venv-protoc .venv-lock build clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@rm -rf *.egg-info clients/python/*.egg-info
+	@rm -rf *.egg-info clients/python/*.egg-info clients/typescript/node_modules clients/typescript/build clients/typescript/dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

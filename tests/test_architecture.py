@@ -47,7 +47,7 @@ TOP = {"__init__.py", "__main__.py", "convert.py", "metrics.py", "servicer.py", 
 PICKLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 PICKLING_CALLS = {"torch.load", "torch.save", "torch.jit.load", "pandas.read_pickle"}
 
-TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".ts", ".txt", ".yaml", ".yml"}
 TEXT_NAMES = {"Dockerfile", "Makefile", "run"}
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "data", "node_modules"}
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(home|Users|root|work|opt/wheels|opt/pypi|tmp/w)/|[A-Z]:\\\\?Users")
