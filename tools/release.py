@@ -115,10 +115,12 @@ def release(out: Path, *, audits: bool) -> int:
     run(tools, "twine", "check", "--strict", *archives)
     with tempfile.TemporaryDirectory() as scratch:
         installed = try_out(Path(scratch) / "venv", wheels)
+        site = next(installed.path.glob("lib/python*/site-packages"))
+        for origin in site.glob("*.dist-info/direct_url.json"):
+            origin.unlink()  # it names a folder of this machine, and the SBOM would repeat it
         sbom = out / f"aeenc-{version()}.cdx.json"
         run(tools, "cyclonedx_py", "environment", "--output-reproducible", "-o", str(sbom), str(installed.python))
         if audits:
-            site = next(installed.path.glob("lib/python*/site-packages"))
             run(tools, "pip_audit", "--path", str(site), "--progress-spinner", "off")
     say(f"{len(archives)} archives and {sbom.name} are in {relative(out)}; nothing is uploaded")
     say("aeenc-services stays private (docs/decisions/0022); the others: twine upload, npm publish")
