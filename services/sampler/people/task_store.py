@@ -6,7 +6,8 @@
 
 `steps` decides what may happen; one script stores a step whole or not at all. Entries of streams are numbered one by
 one. Those of a run are never trimmed; of the events of all queues the last ones are kept. Every method raises
-Unavailable when Redis is away. What `write` has acknowledged is stored.
+Unavailable when Redis is away, and NewerFormat, naming it, for a task of a newer release. What `write` has acknowledged
+is stored.
 """
 
 from __future__ import annotations
@@ -253,7 +254,9 @@ class TaskStore:
                 pipe.get(self._keys.request(*request))
             (seconds, microseconds), row, *made = await pipe.execute()
         return TaskSnapshot(
-            _record(row) if row else None, seconds + microseconds / 1e6, (made[0] or "") if made else ""
+            _record(run_id, task_id, row) if row else None,
+            seconds + microseconds / 1e6,
+            (made[0] or "") if made else "",
         )
 
     async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
@@ -264,7 +267,8 @@ class TaskStore:
             for task_id in task_ids:
                 pipe.hgetall(self._keys.task(run_id, task_id))
             (seconds, microseconds), *rows = await pipe.execute()
-        return [_record(row) for row in rows if row], seconds + microseconds / 1e6
+        found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
+        return found, seconds + microseconds / 1e6
 
     async def write(
         self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
@@ -455,7 +459,8 @@ def _correction(change: Change, at: float) -> Correction:
     return Correction(record.run_id, record.task.task_id, record.revision + 1, change.corrects, at)
 
 
-def _record(row: dict[str, str]) -> TaskRecord:
+def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
+    check_format(row, records.FORMAT_VERSION, f"task {task_id} of run {run_id}")
     task = records.task_from_json(row["task"])
     return records.from_json(task, row["record"], int(row["place"]), int(row["revision"]))
 
