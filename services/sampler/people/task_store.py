@@ -64,12 +64,12 @@ local function place(key, score, task)
 end
 """
 
-# KEYS: task, index, waiting, events, all events
+# KEYS: task, index, waiting, events, all events, run
 # ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept
 _PUT = (
     _APPEND
     + """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
 local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
 if ARGV[6] == '1' then
@@ -129,6 +129,10 @@ class TaskKeys:
     def task(self, run_id: str, task_id: str) -> str:
         """A task: what it asks, its record, its revision, its place in the queue (hash)."""
         return f"{self._run}{run_id}:task:{task_id}"
+
+    def run(self, run_id: str) -> str:
+        """The run's record, which a deletion takes away first (hash)."""
+        return f"{self._run}{run_id}:record"
 
     def index(self, run_id: str) -> str:
         """The ids of the run's tasks in the order in which they were queued (list)."""
@@ -214,7 +218,7 @@ class TaskStore:
         self._corrected: Any = redis.register_script(_CORRECTED)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
-        """Queues tasks; those that exist stay as they are."""
+        """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
         if not new:
             return
         keys = self._keys
@@ -230,6 +234,7 @@ class TaskStore:
                         keys.waiting(run_id),
                         keys.events(run_id),
                         keys.all_events,
+                        keys.run(run_id),
                     ],
                     args=[
                         task_id,
