@@ -116,7 +116,8 @@ class PeopleGateway:
 
     async def _take_over(self, run_id: str) -> None:
         """Waits from now on for those new tasks of a run that are in the queue."""
-        found, _ = await self._tasks.read_many(run_id, [task_id for of_run, task_id in self._new if of_run == run_id])
+        ids = [task_id for of_run, task_id in self._new if of_run == run_id]
+        found, _ = await self._tasks.read_many(run_id, ids) if ids else ([], 0.0)
         for stored in found:
             record = await self._lowered(stored)
             key = (run_id, record.task.task_id)
