@@ -190,7 +190,7 @@ class JobRunner:
         except OSError as error:
             reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
             await self._end(job_id, "FAILED", error=reason)
-        except TRANSIENT:
+        except (*TRANSIENT, NewerFormat):
             raise  # `_hold` postpones the job, which stays RUNNING
         except errors.AeencError as error:
             await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
