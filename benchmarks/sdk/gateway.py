@@ -132,7 +132,8 @@ class HttpCaller(asyncio.Protocol):
     transport: asyncio.Transport
     _answer: asyncio.Future[bytes]
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
