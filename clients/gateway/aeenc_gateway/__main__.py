@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 
@@ -41,6 +42,9 @@ def main() -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     behind = f"encoder {targets.encoder}, index {targets.index}"
     sys.stderr.write(f"aeenc-gateway: listening at {scheme}://{host}:{port} ({behind})\n")
+    gc.collect()
+    gc.freeze()  # the collector skips what is loaded by now, and has a look at calls less often
+    gc.set_threshold(10_000, 50, 100)
     uvicorn.Server(config).run(sockets=[listening])
 
 
