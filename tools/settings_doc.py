@@ -76,7 +76,7 @@ def _meaning(field: FieldInfo) -> str:
     """What a setting is, and the values it may have where they are few."""
     if get_origin(field.annotation) is not Literal:
         return str(field.description)
-    return f"{field.description} ({', '.join(f'`{value}`' for value in get_args(field.annotation))})"
+    return f"{field.description} ({', '.join(f'`{value}`' for value in get_args(field.annotation) if value)})"
 
 
 def _default(name: str, field: FieldInfo) -> str:

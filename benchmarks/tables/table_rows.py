@@ -32,7 +32,7 @@ K = 20
 THREE = (0, 1, 2)
 # The paper's hyper-parameters: batch 32, learning rate 1e-5, 5 epochs, margin and regularisation 0.1. A batch here has
 # 32 queries with all their triplets instead of 32 triplets, so that steps are a fortieth, and the rate is twenty times
-# the paper's (docs/experiments.md).
+# the paper's (docs/experiments/trainer.md).
 FAITHFUL: Mapping[str, Any] = {
     "data_sets": [GOLD],
     "batching": "BATCHING_QUERIES",

@@ -167,7 +167,7 @@ def table(rows: Rows, split: str, candidates: Candidates | None) -> None:
             rows.at_least(row, value, metric, least, told)
     if "MAP" in faithful and "MAP" in without:
         worse = without["MAP"] < faithful["MAP"]
-        told = f"{faithful['MAP']:.4f} with it; docs/experiments.md explains"
+        told = f"{faithful['MAP']:.4f} with it; docs/experiments/trainer.md explains"
         name = f"AE-Enc without regularisation, paper{where}: MAP"
         rows.add(name, without["MAP"], "MAP", "< regularised", worse, told)
     rows.note("the paper's Iterative AE-Enc (test), MAP", PAPER["ae-enc-iterative"]["MAP"], "MAP")

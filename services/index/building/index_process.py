@@ -85,7 +85,7 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
     own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the core to others
-    pipe = subprocess.PIPE  # starts by vfork, as the trainer's children do (docs/experiments.md)
+    pipe = subprocess.PIPE  # starts by vfork, as the trainer's children do (docs/experiments/trainer.md)
     command = [sys.executable, "-m", MODULE]
     # unbuffered: a buffer that a dead child did not read would be written again when its pipe closes
     return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own})
@@ -167,7 +167,7 @@ def link_hnsw(vectors: NDArray[Any]) -> Any:
 
 
 def queries_like(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    """Makes queries from two premises and as much noise; they are a little harder than real ones (experiments.md)."""
+    """Makes queries from two premises and as much noise, a little harder than real (docs/experiments/retrieval.md)."""
     rng = np.random.default_rng(SEED + 1)
     first, second = (np.asarray(vectors[rng.integers(0, len(vectors), QUERIES)], np.float64) for _ in range(2))
     noise = rng.normal(size=first.shape)

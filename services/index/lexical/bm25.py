@@ -26,7 +26,7 @@ from services.store.artifacts import Artifact
 K1, B = 1.5, 0.75
 STOP_WORDS = "en"
 STEMS = "english"  # Snowball's; on EntailmentBank they lift MAP from .445 to .463
-COVERED = 0.2  # weight of a word that a query shares with a premise accepted for it (docs/experiments.md)
+COVERED = 0.2  # weight of a word that a query shares with a premise accepted for it (docs/experiments/retrieval.md)
 DOWNSCALE = 1.25  # of iterative BM25: divides the weights of the words of each further round
 WORDS = "lexical.words.txt"
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}

@@ -31,7 +31,7 @@ from services.index.ranking.validation import check_accepted, check_vectors
 from services.index.values import WITHOUT_ENCODER, SearchHits, Selection, TextQuery
 
 FEEDBACK = 5  # premises that negative feedback looks at
-EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector loses (docs/experiments.md)
+EXPLAINED = 0.5  # share of the accepted premises' mean that a query's vector loses (docs/experiments/retrieval.md)
 
 
 @dataclass(frozen=True)

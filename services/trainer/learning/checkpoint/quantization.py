@@ -30,7 +30,7 @@ MIN_COSINE = 0.95
 
 Recipe = Literal["dynamic", "blockwise"]
 # The fastest first. `dynamic` has one activation scale for each matrix product, `blockwise` one for 128 numbers: it is
-# several times closer to fp32 and takes about two thirds more time (docs/experiments.md).
+# several times closer to fp32 and takes about two thirds more time (docs/experiments/encoder.md).
 RECIPES: tuple[Recipe, ...] = ("dynamic", "blockwise")
 BLOCK = 128
 # onnxruntime's fused kernel is slower on a CPU than the two operators that it replaces.
