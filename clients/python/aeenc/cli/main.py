@@ -188,8 +188,9 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
 
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in (*_COMMANDS, completion):
+    for command in _COMMANDS:
         made.command()(command)
+    made.command()(completion)
     for name, (about, commands) in _GROUPS.items():
         group = typer.Typer(help=about, no_args_is_help=True)
         if name == "import":
