@@ -29,7 +29,7 @@ TRANSPORT_PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "
 
 # What clients/python/pyproject.toml lists, by import name.
 SDK_DEPENDENCIES = {"aeenc", "google", "grpc", "numpy"}
-CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
+EXTRA_DEPENDENCIES = {"adapters": {"pyarrow"}, "cli": {"click", "rich", "typer"}}  # by folder
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {
@@ -79,7 +79,7 @@ def test_the_sdk_imports_no_service_and_nothing_beyond_its_dependencies():
         folder = file.relative_to(SDK).parts[0]
         for line, name in imports(file):
             top = name.split(".")[0]
-            allowed = CLI_DEPENDENCIES if folder == "cli" else SDK_DEPENDENCIES
+            allowed = SDK_DEPENDENCIES | EXTRA_DEPENDENCIES.get(folder, set())
             refused = top not in allowed and top not in sys.stdlib_module_names
             if top == "services" or (refused and folder != "oracles"):
                 offences.append(f"{where(file, line)} imports {name}")

@@ -67,8 +67,8 @@ def aeenc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aeenc:
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
 
-    async def run(*words: object) -> Ended:
-        result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in words])
+    async def run(*words: object, typed: str = "") -> Ended:
+        result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in words], typed)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Ended(result.exit_code, result.stdout, result.stderr)

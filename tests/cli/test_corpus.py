@@ -1,14 +1,11 @@
 """Building and retrieving through the command line: what programs get, what people see, which files are refused."""
 
-import json
 from contextlib import contextmanager
 
 import pytest
 
 from aeenc import AsyncClient
-from aeenc.cli.corpus import read_facts
 from aeenc.cli.output import Output
-from aeenc.errors import InvalidArgument
 from aeenc.v1 import types_pb2
 from support.worlds.index_world import FACTS, VERSION
 from support.worlds.index_world import facts as facts_of_science
@@ -147,47 +144,21 @@ async def test_exactly_one_source_is_wanted(aeenc, fleet, facts, trees):
         assert ended.stderr == "error: give either --data DIR or --facts FILE\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("facts.jsonl", '{"id": "a", "text": "ice is cold"}\n\n{"id": "b", "text": "fire is hot"}\n'),
-        ("facts.json", '[{"id": "a", "text": "ice is cold"}, {"id": "b", "text": "fire is hot"}]'),
-        ("facts.json", '{"a": "ice is cold", "b": "fire is hot"}'),
-    ],
-)
-def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_text(content)
-    assert [(fact.id, fact.text) for fact in read_facts(path)] == [("a", "ice is cold"), ("b", "fire is hot")]
-
-
-def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
-    lines, listed = tmp_path / "facts.txt", tmp_path / "facts.json"
-    lines.write_text("\ufeffice is cold\r\nfire is hot\n", encoding="utf-8")
-    listed.write_text(json.dumps(["fire is hot", "ice is cold"]))
-    assert {fact.id for fact in read_facts(lines)} == {fact.id for fact in read_facts(listed)}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: not JSON"),
-        ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` must be"),
-        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` must be"),
-        ("f.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "f.jsonl:2: the id 'x'"),
-        ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
-        ("f.json", b"7", "f.json:1: must be"),
-        ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
-        ("f.txt", b"a fact\n\xff\n", "f.txt:2: not UTF-8"),
-        ("f.txt", b"\n \n", "f.txt:1: holds no facts"),
-    ],
-)
-def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, place):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(InvalidArgument) as caught:
-        read_facts(path)
-    assert place in str(caught.value)
+async def test_a_corpus_is_built_from_a_csv_file_and_from_standard_input(aeenc, fleet, tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_text("number,body\n1,ice is cold\n2,fire is hot\n")
+    words = ("--id-column", "number", "--text-column", "body")
+    built = await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", path, *words)
+    assert (built.code, built.json["premises"], built.json["facts_per_s"] > 0) == (0, 2, True)
+    found = await aeenc(*fleet.options, "--json", "retrieve", "science", "ice", "-k", 1)
+    assert found.json["results"][0]["premises"][0]["id"] == "1"
+    typed = await aeenc(
+        *fleet.options, "--json", "corpus", "build", "typed", "--facts", "-", typed="one fact\nanother\n"
+    )
+    assert (typed.code, typed.json["premises"], typed.json["facts_per_s"] > 0) == (0, 2, True)
+    path.write_text("number,body\n1,ice is cold\n2,\n")
+    refused = await aeenc(*fleet.options, "corpus", "build", "science", "--facts", path, *words)
+    assert (refused.code, f"{path}:3: `body` must be" in refused.stderr) == (2, True)
 
 
 async def test_what_a_run_accepted_becomes_the_prior_of_retrieval(aeenc, fleet, world):

@@ -1,21 +1,10 @@
-"""`aeenc corpus build`, `explain`, `verify` and `repair`, and `aeenc retrieve`: premises in, premises out.
-
-A file of facts is an alternative to trees. The suffix names the format; errors name file and line:
-
-    *.txt and others   one fact a line
-    *.jsonl            one object with `id` and `text` a line
-    *.json             a list of such objects, or one object from id to text
-
-A fact without an id gets one from its text, so that the same fact has the same id in every file.
-"""
+"""`aeenc corpus build`, `explain`, `verify` and `repair`, and `aeenc retrieve`: premises in, premises out."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from aeenc import Client, Retrieved
+from aeenc.adapters.facts import IDS, TEXTS, Format, read_facts
+from aeenc.calls.inputs import begins_again
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import DataLoss, InvalidArgument
@@ -40,65 +31,6 @@ Rerank = Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so m
 RerankWeight = Annotated[
     float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
 ]
-
-
-def read_facts(path: Path) -> list[types_pb2.Premise]:
-    """Reads the facts of a file in order. Raises InvalidArgument naming file and line."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise InvalidArgument(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
-    facts: dict[str, str] = {}
-    for place, fact_id, text in _facts(path, content):
-        if facts.setdefault(fact_id, text) != text:
-            raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
-    if not facts:
-        raise InvalidArgument(f"{path}:1: holds no facts; write one a line")
-    return [types_pb2.Premise(id=fact_id, text=text) for fact_id, text in facts.items()]
-
-
-def _facts(path: Path, content: str) -> Iterator[tuple[str, str, str]]:
-    """Yields (place, id, text) of each fact."""
-    if path.suffix == ".json":
-        listed = _parse(f"{path}", content)
-        if isinstance(listed, dict):
-            listed = [{"id": fact_id, "text": text} for fact_id, text in listed.items()]
-        if not isinstance(listed, list):
-            raise InvalidArgument(f"{path}:1: must be a list of objects with `id` and `text`, or an object id to text")
-        for number, item in enumerate(listed, start=1):
-            place = f"{path}: fact {number}"
-            yield place, *_fact(place, item)
-        return
-    for number, line in enumerate(content.split("\n"), start=1):
-        place = f"{path}:{number}"
-        if not line.strip():
-            continue
-        if path.suffix in {".jsonl", ".ndjson"}:
-            yield place, *_fact(place, _parse(place, line))
-        else:
-            yield place, *_fact(place, line.strip())
-
-
-def _parse(place: str, content: str) -> object:
-    try:
-        parsed: object = json.loads(content)
-    except json.JSONDecodeError as error:
-        line = "" if place.rpartition(":")[2].isdigit() else f":{error.lineno}"
-        raise InvalidArgument(f"{place}{line}: not JSON ({error.msg})") from None
-    return parsed
-
-
-def _fact(place: str, item: object) -> tuple[str, str]:
-    """Returns (id, text) of a text, or of an object with `text` and perhaps `id`."""
-    fact = item if isinstance(item, dict) else {"text": item}
-    text = fact.get("text")
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidArgument(f"{place}: `text` must be a string that is not empty")
-    fact_id = fact.get("id", f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-    if not isinstance(fact_id, str) or not fact_id:
-        raise InvalidArgument(f"{place}: `id` must be a string that is not empty")
-    return fact_id, text
 
 
 @dataclass(frozen=True)
@@ -124,43 +56,48 @@ def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | Sequence[types_pb2.Premise],
+    source: Dataset | Iterable[types_pb2.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
     space_id: str = "",
     on_stage: Callable[[BuildStage], None] | None = None,
 ) -> CorpusBuild:
-    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often.
+    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often; `all` is 0 until known.
 
-    `on_stage` is called when the index begins to index what it has received.
+    `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
+    read to its end before anything is sent, so that a malformed line costs nothing.
     """
     premises = premises_of(source) if isinstance(source, Dataset) else source
+    sent = count = sum(1 for _ in premises) if begins_again(premises) else 0
 
-    def progressed(_received: int, encoded: int) -> None:
+    def progressed(received: int, encoded: int) -> None:
+        nonlocal sent
+        sent = received
         if on_progress is not None:
-            on_progress(encoded, len(premises))
+            on_progress(encoded, count)
 
     started = time.monotonic()
     generation = client.index.build(
         name,
         premises,
         activate=activate,
-        expected_premises=len(premises),
+        expected_premises=count,
         space_id=space_id,
         on_progress=progressed,
         on_stage=on_stage,
         request_id=uuid.uuid4().hex,  # lets the build outlive a restart of the index
     )
     seconds = time.monotonic() - started
-    progressed(len(premises), len(premises))
+    count = count or sent
+    progressed(count, count)
     return CorpusBuild(
         corpus=name,
         generation=generation.id,
         premises=generation.premises,
         active=generation.active,
         seconds=round(seconds, 3),
-        facts_per_s=round(len(premises) / seconds, 1),
+        facts_per_s=round(count / seconds, 1),
     )
 
 
@@ -169,32 +106,51 @@ def build(
     name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
     data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.")] = None,
     facts: Annotated[
-        Path | None, typer.Option(help="One fact a line; or .jsonl or .json with `id` and `text`.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="One fact a line; or .jsonl, .csv, .tsv, .json, .parquet, a dataset's directory, or -."
+        ),
     ] = None,
+    file_format: Annotated[
+        Format | None, typer.Option("--format", show_default="by the suffix; of -, txt", help="That of --facts.")
+    ] = None,
+    id_column: Annotated[
+        str, typer.Option(show_default=f"the first of {', '.join(IDS)}", help="The column of --facts with the ids.")
+    ] = "",
+    text_column: Annotated[
+        str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the facts.")
+    ] = "",
     activate: Annotated[bool, typer.Option(help="Let searches see it once it is finished.")] = True,
     space_id: Annotated[
         str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
     ] = "",
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
-    source = read_source(data, facts)
+    source = read_source(data, facts, file_format=file_format, id_column=id_column, text_column=text_column)
     out = output_of(context)
     with client(context) as connected:
         built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
     out.result(asdict(built))
 
 
-def read_source(data: Path | None, facts: Path | None) -> Dataset | list[types_pb2.Premise]:
-    """Reads the one source of premises that is given. Raises InvalidArgument for none or two."""
+def read_source(
+    data: Path | None,
+    facts: Path | None,
+    *,
+    file_format: Format | None = None,
+    id_column: str = "",
+    text_column: str = "",
+) -> Dataset | Iterable[types_pb2.Premise]:
+    """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
         return Dataset.load(data)
     if facts is not None and data is None:
-        return read_facts(facts)
+        return read_facts(facts, file_format=file_format, id_column=id_column, text_column=text_column)
     raise InvalidArgument("give either --data DIR or --facts FILE")
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | Sequence[types_pb2.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Dataset | Iterable[types_pb2.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:

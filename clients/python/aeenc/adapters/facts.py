@@ -1,0 +1,231 @@
+"""Files of facts as premises, for `IndexClient.build` and `aeenc corpus build`, read as a stream.
+
+Errors name file and line.
+
+    *.txt and others    one fact a line
+    *.jsonl, *.ndjson   one object a line
+    *.csv, *.tsv        a line with the names of the columns, then one record a fact
+    *.json              a list of objects or of texts, or one object from id to text; read whole
+    *.parquet           or a directory of such files; needs pyarrow
+    directory           a dataset that Hugging Face's `save_to_disk` has written; needs pyarrow
+    -                   standard input: lines of text, or what --format says
+
+The column of the facts is the first of TEXTS that is there, that of the ids the first of IDS. A fact without an id gets
+one from its text, so that the same fact has the same id in every file. Facts repeated under their id are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.v1 import types_pb2
+
+Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
+TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
+IDS = ("id", "_id", "uid", "premise_id", "doc_id")
+STDIN = Path("-")
+HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
+_SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl"}
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+BATCH_ROWS = 4096
+_BOM = b"\xef\xbb\xbf"
+
+Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of a file or directory, read anew at each pass. A column that is "" is the first known one."""
+
+    path: Path
+    format: Format
+    id_column: str = ""
+    text_column: str = ""
+
+    def __iter__(self) -> Iterator[types_pb2.Premise]:
+        """Yields the facts in order. Raises InvalidArgument naming file and line."""
+        texts: dict[bytes, bytes] = {}  # by id, both as digests: the facts themselves may be too many
+        for place, columns in self._records():
+            fact_id, text = self._fact(place, columns)
+            key, digest = _digest(fact_id), _digest(text)
+            if key not in texts:
+                texts[key] = digest
+                yield types_pb2.Premise(id=fact_id, text=text)
+            elif texts[key] != digest:
+                raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
+        if not texts:
+            raise InvalidArgument(f"{self.path}:1: holds no facts; write one a line")
+
+    def _records(self) -> Iterator[Record]:
+        match self.format:
+            case "txt":
+                return ((place, {"text": line.strip()}) for place, line in _full_lines(self.path))
+            case "jsonl":
+                return ((place, _columns(place, _parsed(place, line))) for place, line in _full_lines(self.path))
+            case "json":
+                return _listed(self.path)
+            case "csv" | "tsv":
+                return _separated(self.path, _DELIMITERS[self.format])
+            case "parquet" | "arrow":
+                return _tables(self.path, self.format)
+
+    def _fact(self, place: str, columns: dict[str, Any]) -> tuple[str, str]:
+        """Returns id and text of a record."""
+        text_name = self.text_column or next((name for name in TEXTS if name in columns), TEXTS[0])
+        text = columns.get(text_name)
+        if text_name not in columns:
+            there = ", ".join(map(str, columns)) or "nothing"
+            raise InvalidArgument(f"{place}: `{text_name}` must be there; it has {there}: choose by --text-column")
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidArgument(f"{place}: `{text_name}` must be a string that is not empty")
+        id_name = self.id_column or next((name for name in IDS if name in columns), "")
+        if not id_name:
+            return f"text-{hashlib.sha256(text.encode()).hexdigest()[:16]}", text
+        fact_id = columns.get(id_name)
+        if isinstance(fact_id, int) and self.format in {"parquet", "arrow"}:  # a column of numbers is one throughout
+            fact_id = str(fact_id)
+        if not isinstance(fact_id, str) or not fact_id:
+            raise InvalidArgument(f"{place}: `{id_name}` must be a string that is not empty")
+        return fact_id, text
+
+
+def read_facts(
+    path: Path, *, file_format: Format | None = None, id_column: str = "", text_column: str = ""
+) -> Iterable[types_pb2.Premise]:
+    """Opens a source of facts; standard input can be gone through once, all others again and again.
+
+    Raises InvalidArgument for one that cannot be read; what is malformed inside is raised when it is reached.
+    """
+    if path == STDIN:
+        if file_format in {"parquet", "arrow"}:
+            raise InvalidArgument(f"standard input cannot be {file_format}; give a file")
+        return iter(Facts(path, file_format or "txt", id_column, text_column))
+    return Facts(path, file_format or _format_of(path), id_column, text_column)
+
+
+def _format_of(path: Path) -> Format:
+    if not path.is_dir():
+        return _SUFFIXES.get(path.suffix.lower(), "txt")
+    if (path / HUGGING_FACE).is_file():
+        return "arrow"
+    if (path / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(state.parent.name for state in path.glob(f"*/{HUGGING_FACE}")))
+        raise InvalidArgument(f"{path}: holds several splits ({splits}); give the directory of one")
+    return "parquet"
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields (place, line) of a text file, lines with their ends. Raises InvalidArgument for what is not UTF-8."""
+    with sys.stdin.buffer if path == STDIN else path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            try:
+                yield place, line.removeprefix(_BOM if number == 1 else b"").decode("utf-8")
+            except UnicodeDecodeError:
+                raise InvalidArgument(f"{place}: not UTF-8; save the file as UTF-8") from None
+
+
+def _full_lines(path: Path) -> Iterator[tuple[str, str]]:
+    return ((place, line) for place, line in _lines(path) if line.strip())
+
+
+def _parsed(place: str, content: str, line: Callable[[json.JSONDecodeError], str] = lambda _: "") -> object:
+    try:
+        parsed: object = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{place}{line(error)}: not JSON ({error.msg})") from None
+    return parsed
+
+
+def _columns(place: str, item: object) -> dict[str, Any]:
+    """Returns the columns of an object, or of a bare text."""
+    if isinstance(item, dict):
+        return item
+    if not isinstance(item, str):
+        raise InvalidArgument(f"{place}: `text` must be a string that is not empty")
+    return {"text": item}
+
+
+def _listed(path: Path) -> Iterator[Record]:
+    content = "".join(line for _, line in _lines(path))
+    listed = _parsed(str(path), content, lambda error: f":{error.lineno}")
+    if isinstance(listed, dict):
+        listed = [{"id": fact_id, "text": text} for fact_id, text in listed.items()]
+    if not isinstance(listed, list):
+        raise InvalidArgument(f"{path}:1: must be a list of objects with `id` and `text`, or an object id to text")
+    for number, item in enumerate(listed, start=1):
+        place = f"{path}: fact {number}"
+        yield place, _columns(place, item)
+
+
+def _separated(path: Path, delimiter: str) -> Iterator[Record]:
+    """Reads a file with separated columns. A record over several lines is named by its last."""
+    reader = csv.reader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    names: Sequence[str] = ()
+    try:
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if not names:
+                names = [name.strip() for name in row]
+            elif row and len(row) != len(names):
+                raise InvalidArgument(f"{place}: has {len(row)} columns, the first line {len(names)}; quote the text")
+            elif row:
+                yield place, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise InvalidArgument(f"{path}:{reader.line_num}: {error}; see RFC 4180 for quotes") from None
+
+
+def _tables(path: Path, kind: Format) -> Iterator[Record]:
+    """Reads Parquet files or the Arrow files of a saved dataset, BATCH_ROWS rows of a Parquet file at a time."""
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+    except ModuleNotFoundError:
+        remedy = "install it with: pip install 'aeenc[corpus]'"
+        raise FailedPrecondition(f"{path}: Parquet and Arrow need pyarrow; {remedy}") from None
+    for file in _files_of(path, kind):
+        number = 0
+        try:
+            with file.open("rb") as source:
+                opened = parquet.ParquetFile(source) if kind == "parquet" else ipc.open_stream(source)
+                for batch in opened.iter_batches(BATCH_ROWS) if kind == "parquet" else opened:
+                    names = batch.schema.names
+                    wanted = [name for name in names if _is_plain(batch.schema.field(name).type, pa.types)]
+                    for row in batch.select(wanted).to_pylist():
+                        number += 1
+                        yield f"{file}: row {number}", row
+        except pa.ArrowException as error:
+            raise InvalidArgument(f"{file}: not {kind.capitalize()} ({str(error).splitlines()[0]})") from None
+
+
+def _is_plain(kind: Any, types: Any) -> bool:
+    """Whether a column may be an id or a text."""
+    return any(is_it(kind) for is_it in (types.is_string, types.is_large_string, types.is_dictionary, types.is_integer))
+
+
+def _files_of(path: Path, kind: Format) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if kind == "parquet":
+        found = sorted(path.rglob("*.parquet"))
+        if not found:
+            raise InvalidArgument(f"{path}: holds neither *.parquet nor a dataset saved to disk ({HUGGING_FACE})")
+        return found
+    state = _parsed(str(path / HUGGING_FACE), (path / HUGGING_FACE).read_text(encoding="utf-8"))
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    names = [one.get("filename") if isinstance(one, dict) else None for one in listed or ()]
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise InvalidArgument(f"{path / HUGGING_FACE}: `_data_files` must list file names; save the dataset again")
+    return [path / str(name) for name in names]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

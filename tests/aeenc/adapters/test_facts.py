@@ -1,0 +1,174 @@
+"""Files of facts: every format gives the same facts, malformed ones are named by file and line, none is read whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from aeenc.adapters import facts
+from aeenc.adapters.facts import STDIN, read_facts
+from aeenc.calls.inputs import begins_again
+from aeenc.errors import FailedPrecondition, InvalidArgument
+
+SAME = [("a", "ice is cold"), ("b", "fire is hot")]
+TABLE = pa.table({"id": ["a", "b"], "vector": [[1.0], [2.0]], "text": ["ice is cold", "fire is hot"]})
+
+
+def pairs(path: Path, **options: str) -> list[tuple[str, str]]:
+    return [(fact.id, fact.text) for fact in read_facts(path, **options)]  # type: ignore[arg-type]
+
+
+def save_arrow(folder: Path, *tables: pa.Table) -> Path:
+    """Writes a dataset as Hugging Face's `save_to_disk` does, one file a table, beside a cache of its own."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-{len(tables):05}.arrow" for number in range(len(tables))]
+    for name, table in zip([*names, "cache-1.arrow"], [*tables, TABLE], strict=True):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("facts.jsonl", '{"id": "a", "text": "ice is cold"}\n\n{"id": "b", "text": "fire is hot"}\n'),
+        ("facts.json", '[{"id": "a", "text": "ice is cold"}, {"id": "b", "text": "fire is hot"}]'),
+        ("facts.json", '{"a": "ice is cold", "b": "fire is hot"}'),
+        ("facts.ndjson", '{"_id": "a", "title": "", "text": "ice is cold"}\n{"_id": "b", "text": "fire is hot"}'),
+        ("facts.csv", "id,text\na,ice is cold\nb,fire is hot\na,ice is cold\n"),
+        ("facts.CSV", '\ufeffsentence,uid\r\n"ice is cold",a\r\nfire is hot,b\r\n'),
+        ("facts.tsv", "id\tfact\na\tice is cold\n\nb\tfire is hot\n"),
+    ],
+)
+def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert [(fact.id, fact.text) for fact in read_facts(path)] == [("a", "ice is cold"), ("b", "fire is hot")]
+
+
+def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
+    lines, listed = tmp_path / "facts.txt", tmp_path / "facts.json"
+    lines.write_text("\ufeffice is cold\r\nfire is hot\n", encoding="utf-8")
+    listed.write_text(json.dumps(["fire is hot", "ice is cold"]))
+    assert {fact.id for fact in read_facts(lines)} == {fact.id for fact in read_facts(listed)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("f.jsonl", b'{"text": "a"}\n{"text": \n', "f.jsonl:2: not JSON"),
+        ("f.jsonl", b'{"text": "a"}\n{"id": "x"}\n', "f.jsonl:2: `text` must be"),
+        ("f.jsonl", b'{"id": 7, "text": "a"}\n', "f.jsonl:1: `id` must be"),
+        ("f.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "f.jsonl:2: the id 'x'"),
+        ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
+        ("f.json", b"7", "f.json:1: must be"),
+        ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
+        ("f.jsonl", b'{"title": "a"}\n', "f.jsonl:1: `text` must be there; it has title: choose by --text-column"),
+        ("f.csv", b"id,text\na,ice\nb,fire,hot\n", "f.csv:3: has 3 columns, the first line 2"),
+        ("f.csv", b'id,text\na,"ice\nis cold"\nb,\n', "f.csv:4: `text` must be"),
+        ("f.csv", b'id,text\na,"ice" cold\n', "f.csv:2: "),
+        ("f.csv", b"id,name\na,ice\n", "f.csv:2: `text` must be there; it has id, name: choose by --text-column"),
+        ("f.csv", b"id,text\na,ice\n\nb,\xff\n", "f.csv:4: not UTF-8"),
+        ("f.csv", b"id,text\n", "f.csv:1: holds no facts"),
+        ("f.tsv", b"id\ttext\n\tice\n", "f.tsv:2: `id` must be"),
+        ("f.parquet", b"PAR1 or not", "f.parquet: not Parquet ("),
+        ("f.txt", b"a fact\n\xff\n", "f.txt:2: not UTF-8"),
+        ("f.txt", b"\n \n", "f.txt:1: holds no facts"),
+    ],
+)
+def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, place):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument) as caught:
+        list(read_facts(path))
+    assert place in str(caught.value)
+
+
+def test_parquet_files_saved_datasets_and_directories_give_the_same_facts(tmp_path: Path) -> None:
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    parquet.write_table(TABLE, tmp_path / "facts.parquet")
+    parquet.write_table(TABLE.slice(0, 1), tmp_path / "hub" / "data" / "part-0.parquet")
+    parquet.write_table(TABLE.slice(1, 1), tmp_path / "hub" / "data" / "part-1.parquet")
+    saved = save_arrow(tmp_path / "saved", TABLE.slice(0, 1), TABLE.slice(1, 1))
+    for source in (tmp_path / "facts.parquet", tmp_path / "hub", saved):
+        assert pairs(source) == SAME, source
+
+
+def test_numbers_are_ids_in_a_table_and_columns_can_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"number": [7, 8], "text": ["x", "y"], "body": pa.array(["ice", "fire"]).dictionary_encode()})
+    parquet.write_table(table, path)
+    assert pairs(path, id_column="number", text_column="body") == [("7", "ice"), ("8", "fire")]
+    with pytest.raises(InvalidArgument, match=r"t\.parquet: row 1: `title` must be there; it has number, text, body"):
+        pairs(path, text_column="title")
+    parquet.write_table(pa.table({"text": ["ice", None]}), path)
+    with pytest.raises(InvalidArgument, match=r"t\.parquet: row 2: `text` must be a string"):
+        pairs(path)
+
+
+def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"holds neither \*\.parquet nor a dataset"):
+        pairs(tmp_path)
+    for split in ("train", "test"):
+        save_arrow(tmp_path / "both" / split, TABLE)
+    (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    with pytest.raises(InvalidArgument, match=r"several splits \(test, train\); give the directory of one"):
+        pairs(tmp_path / "both")
+    assert pairs(tmp_path / "both" / "train") == SAME
+    (tmp_path / "both" / "train" / "state.json").write_text('{"_data_files": [{"filename": "../test/x.arrow"}]}')
+    with pytest.raises(InvalidArgument, match="must list file names"):
+        pairs(tmp_path / "both" / "train")
+
+
+def test_without_pyarrow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FailedPrecondition, match=r"pip install 'aeenc\[corpus\]'"):
+        pairs(tmp_path / "facts.parquet")
+
+
+def test_standard_input_is_read_once_in_the_format_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def type_in(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    type_in("ice is cold\nfire is hot\n")
+    typed = read_facts(STDIN)
+    assert not begins_again(typed)
+    assert [fact.text for fact in typed] == ["ice is cold", "fire is hot"]
+    type_in("id,text\na,ice is cold\nb,fire is hot\n")
+    assert pairs(STDIN, file_format="csv") == SAME
+    type_in('{"text": 1}\n')
+    with pytest.raises(InvalidArgument, match="-:1: `text` must be"):
+        pairs(STDIN, file_format="jsonl")
+    with pytest.raises(InvalidArgument, match="standard input cannot be parquet"):
+        pairs(STDIN, file_format="parquet")
+
+
+def test_a_source_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines(start: str, row: str) -> Iterator[str]:
+        yield start
+        for number in range(500):
+            yield row.format(number, "x" * 4000)
+
+    texts = {"txt": ("", "{} {}\n"), "csv": ("id,text\n", "{},{}\n"), "jsonl": ("", '{{"id": "{}", "text": "{}"}}\n')}
+    sources = [tmp_path / f"facts.{name}" for name in texts]
+    for source, (start, row) in zip(sources, texts.values(), strict=True):
+        with source.open("w") as file:
+            file.writelines(lines(start, row))
+    monkeypatch.setattr(facts, "BATCH_ROWS", 16)
+    table = pa.table({"text": [f"{number} {'x' * 4000}" for number in range(500)]})
+    parquet.write_table(table, tmp_path / "facts.parquet", row_group_size=50)
+    for source in (*sources, tmp_path / "facts.parquet"):
+        tracemalloc.start()
+        assert sum(1 for _ in read_facts(source)) == 500
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 500_000, f"{source.name} of 2 MB took {peak:,} bytes"
