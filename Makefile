@@ -24,7 +24,7 @@ BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -51,7 +51,7 @@ test-demo: setup ## run the whole demo as a test
 test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
 	@$(PYTEST) -m integrations --timeout 1800
 
-test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
+test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies; run notebooks; build the site
 	@$(PYTEST) -m sdk --timeout 1800
 
 conformance: setup ## ask an index of yours whether it keeps the contract: TARGET=host:port ENCODER=host:port (TOKEN=…)
@@ -90,6 +90,9 @@ proto: setup ## generate clients/python/aeenc/v1 from protos/, and the blocking 
 	@$(PY) -m tools.protos generate
 	@$(PY) -m tools.blocking generate
 
+docs: setup ## build the site into site/, with every link checked
+	@$(PY) -m tools.docs
+
 up: setup ## start everything on this machine, state under ./.aeenc
 	@$(BIN)/aeenc up
 
@@ -100,6 +103,6 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 	@tools/lock.sh $(UPGRADE)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
-	@rm -rf .venv .venv-protoc .venv-lock build clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-protoc .venv-lock .venv-docs build site clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@rm -rf *.egg-info clients/python/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
