@@ -26,7 +26,7 @@ BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto release up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -53,7 +53,7 @@ test-demo: setup ## run the whole demo as a test
 test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
 	@$(PYTEST) -m integrations --timeout 1800
 
-test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it; the same in Node
+test-sdk: setup ## the SDK at the lowest and highest versions of its dependencies, in Node too; notebooks; the site
 	@$(PYTEST) -m sdk --timeout 1800
 
 conformance: setup ## ask an index of yours whether it keeps the contract: TARGET=host:port ENCODER=host:port (TOKEN=…)
@@ -95,6 +95,9 @@ proto: setup ## generate clients/python/aeenc/v1 from protos/, and the blocking 
 release: setup ## build every distribution twice, check it, write its SBOM into dist/; uploads nothing (needs a package index)
 	@$(PY) -m tools.release build $(ARGS)
 
+docs: setup ## build the site into site/, with every link checked
+	@$(PY) -m tools.docs
+
 up: setup ## start everything on this machine, state under ./.aeenc
 	@$(BIN)/aeenc up
 
@@ -105,6 +108,6 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 	@tools/lock.sh $(UPGRADE)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
-	@rm -rf .venv .venv-protoc .venv-lock .venv-release build dist clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-protoc .venv-lock .venv-release .venv-docs build dist site clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@rm -rf *.egg-info clients/python/*.egg-info clients/typescript/node_modules clients/typescript/build clients/typescript/dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

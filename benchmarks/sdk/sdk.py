@@ -6,6 +6,7 @@
     llm      a language model's oracle before an endpoint with 1,000 faulty answers
     gateway  embeddings over HTTP against the same over gRPC (benchmarks/sdk/gateway.py)
     wheel    both wheels in an empty environment: up, corpus, retrieve, down (benchmarks/sdk/wheel.py; a package index)
+    docs     the site, and a page for every RPC, setting, command and public name
 
 Loopback only but for `wheel`, no data; four minutes. `--only PART` runs one part.
 """
@@ -38,6 +39,7 @@ from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import LanguageModelOracle
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.sdk.documented import documented
 from benchmarks.sdk.gateway import gateway
 from benchmarks.sdk.wheel import wheel
 from support.model_endpoint import FAULTS, KEY, ModelEndpoint
@@ -66,6 +68,7 @@ def main() -> None:
         "llm": language_model,
         "gateway": gateway,
         "wheel": wheel,
+        "docs": documented,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
