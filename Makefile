@@ -24,7 +24,7 @@ BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto release up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -90,6 +90,9 @@ proto: setup ## generate clients/python/aeenc/v1 from protos/, and the blocking 
 	@$(PY) -m tools.protos generate
 	@$(PY) -m tools.blocking generate
 
+release: setup ## build every distribution twice, check it, write its SBOM into dist/; uploads nothing (needs a package index)
+	@$(PY) -m tools.release build $(ARGS)
+
 up: setup ## start everything on this machine, state under ./.aeenc
 	@$(BIN)/aeenc up
 
@@ -100,6 +103,6 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 	@tools/lock.sh $(UPGRADE)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
-	@rm -rf .venv .venv-protoc .venv-lock build clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-protoc .venv-lock .venv-release build dist clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@rm -rf *.egg-info clients/python/*.egg-info clients/typescript/node_modules clients/typescript/build clients/typescript/dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

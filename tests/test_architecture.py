@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import blocking
+from tools import blocking, release
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
@@ -121,6 +121,10 @@ def test_generated_code_is_what_the_protos_generate():
 
 def test_the_blocking_client_is_what_the_awaiting_one_generates():
     assert blocking.PATH.read_text(encoding="utf-8") == blocking.generated(), "run python -m tools.blocking generate"
+
+
+def test_every_distribution_states_the_version_of_the_sdk():
+    assert not release.outdated(), "run python -m tools.release stamp"
 
 
 def test_every_proto_element_is_commented_and_lint_clean():

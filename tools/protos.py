@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from tools.pinned_venv import ROOT, PinnedVenv, SetupError, key_of, relative
+from tools.pinned_venv import ROOT, PinnedVenv, SetupError, relative
 
 PROTOS = ROOT / "protos"
 PACKAGE = Path("aeenc", "v1")
@@ -123,12 +123,7 @@ def breaking() -> int:
 
 def run_protoc(language: Language, out: Path) -> None:
     """Generate the code of a language into `out`."""
-    venv = PinnedVenv(ROOT / ".venv-protoc")
-    key = key_of((LOCK,))
-    if not venv.is_current(key):
-        venv.create()
-        venv.install_lock(LOCK)
-        venv.mark_current(key)
+    venv = PinnedVenv.locked(ROOT / ".venv-protoc", LOCK)
     # googleapis-common-protos installs google/rpc/*.proto beside its Python modules.
     site = subprocess.run(
         [str(venv.python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
