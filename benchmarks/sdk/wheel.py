@@ -35,7 +35,7 @@ def wheel(rows: Rows) -> None:
         steps = {
             "up": ("up", "--base-port", "0"),
             "corpus": ("corpus", "build", "facts", "--facts", str(facts)),
-            "retrieve": ("retrieve", "facts", "a magnet attracts an iron nail", "--k", "2"),
+            "retrieve": ("retrieve", "facts", "a magnet attracts an iron nail", "-k", "2"),
             "down": ("down",),
         }
         taken: dict[str, float] = {}
