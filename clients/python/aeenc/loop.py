@@ -247,7 +247,7 @@ class Loop:
             plan.hypotheses,
             corpus=plan.corpus,
             oracle=plan.oracle,
-            model=types_pb2.ModelSelector(label=plan.label),
+            label=plan.label,
             **{**plan.run, **(plan.later_run if now.number > 1 else {})},
         )
         run = self._finish(now, "run", "sampling", sampler, _RUN, start)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Literal
 
-from aeenc.calls.inputs import begins_again, chunks, each
+from aeenc.calls.encoding import selector
+from aeenc.calls.inputs import begins_again, chunks, each, enum_value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
@@ -14,6 +15,7 @@ from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
 CHUNK_BYTES = 2 * 1024 * 1024
+CollectName = Literal["both", "positives_only"]
 _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
@@ -34,18 +36,58 @@ class SamplerClient:
         hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis]
         | AsyncIterable[tuple[str, str] | sampler_pb2.Hypothesis],
         *,
+        corpus: str = "",
+        oracle: str = "",
+        k: int | None = None,
+        max_depth: int | None = None,
+        max_judgements: int = 0,
+        max_nodes_per_tree: int = 0,
+        max_negatives_per_query: int = 0,
+        collect: CollectName | int | None = None,
+        negative_filter: sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
+        conditioned: bool = False,
+        split: str = "",
+        label: str | None = None,
+        version: str | None = None,
+        idempotency_key: str = "",
         config: sampler_pb2.RunConfig | None = None,
         timeout_s: float | None = None,
-        **fields: Any,
     ) -> sampler_pb2.Run:
-        """Starts a run over (id, text) pairs; `fields` are those of RunConfig (corpus, oracle, k, split, …).
+        """Starts a run over (id, text) pairs, which asks `oracle` about premises of `corpus`.
+
+        `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
+        `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and
+        `max_negatives_per_query` the refused pairs that are kept, best-scored first; 0: no limit.
+        `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
+        explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
+        hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
+        `label` or `version` names the query encoder (default: label `stable`), which is resolved once.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
-        which cannot begin again.
+        which cannot begin again. `config` is a whole configuration; options given beside it win.
+        Raises InvalidArgument for an option out of range or an unknown oracle, NotFound for an unknown corpus,
+        AlreadyExists for a key used with another configuration.
         """
-        keyed = sampler_pb2.RunConfig(**fields)
+        options = sampler_pb2.RunConfig(
+            corpus=corpus,
+            oracle=oracle,
+            idempotency_key=idempotency_key,
+            k=k,
+            max_depth=max_depth,
+            max_judgements=max_judgements,
+            collect=enum_value(sampler_pb2.Collect, collect, "collect"),
+            model=selector(label, version),
+            split=split,
+            conditioned=conditioned,
+            max_negatives_per_query=max_negatives_per_query,
+            max_nodes_per_tree=max_nodes_per_tree,
+            negative_filter=negative_filter,
+        )
+        keyed = sampler_pb2.RunConfig()
         if config is not None:
             keyed.CopyFrom(config)
+        keyed.MergeFrom(options)
         keyed.idempotency_key = keyed.idempotency_key or uuid.uuid4().hex
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import Items, each
+from aeenc.calls.inputs import Items, each, enum_value
 from aeenc.calls.retrieval import Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
@@ -18,6 +18,18 @@ CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
 _END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
+ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
+LossName = Literal[
+    "full_corpus_softmax",
+    "triplet_margin",
+    "pairwise_contrastive",
+    "supervised_contrastive",
+    "multiple_negatives_ranking",
+    "gist",
+    "nli_classification",
+    "regression",
+]
+BatchingName = Literal["queries", "items"]
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 
 
@@ -46,13 +58,83 @@ class TrainerClient:
         self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
         self._admin = trainer_pb2_grpc.TrainerAdminServiceStub(self._admin_channel.grpc)
 
-    async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
-        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …).
+    async def start_job(
+        self,
+        *,
+        corpus: str = "",
+        run_ids: Iterable[str] | None = None,
+        data_sets: Iterable[str] | None = None,
+        validation: Iterable[Gold] = (),
+        split: str = "",
+        mode: ModeName | int | None = None,
+        loss: LossName | int | None = None,
+        base_version: str = "",
+        epochs: int = 0,
+        items_per_epoch: int = 0,
+        batch_size: int = 0,
+        batching: BatchingName | int | None = None,
+        accumulation: int = 0,
+        learning_rate: float = 0.0,
+        temperature: float = 0.0,
+        margin: float | None = None,
+        regularization: float | None = None,
+        initial_share: float = 0.0,
+        refused_weight: float = 0.0,
+        hard_negatives: int | None = None,
+        guide_version: str = "",
+        guide_margin: float | None = None,
+        seed: int = 0,
+        note: str = "",
+        idempotency_key: str = "",
+    ) -> trainer_pb2.Job:
+        """Starts a training job on the pairs of sampling runs (`run_ids`) and on `data_sets` of the trainer's settings.
 
-        Makes an idempotency key where none is given.
+        It trains against the premise vectors of `corpus`, from `base_version` (default: the space's pre-trained
+        encoder), and learns only from texts of `split` ("": all). After each epoch it evaluates `validation`, gold
+        queries as (text, premise texts), and keeps the best epoch by strict MAP; without them it keeps the last.
+
+        `mode` says which encoders to train (default: single), `loss` the objective (default: full_corpus_softmax;
+        regression with mode cross_encoder). 0 and None leave an option to the trainer:
+        `epochs`, 1 to 100 (default: 3), of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024
+        queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
+        `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
+        losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
+        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
+        checkpoint.
+
+        Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
+        unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
+        AlreadyExists for a key used with another configuration.
         """
-        config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
-        config.idempotency_key = config.idempotency_key or uuid.uuid4().hex
+        config = trainer_pb2.JobConfig(
+            corpus=corpus,
+            run_ids=run_ids,
+            idempotency_key=idempotency_key or uuid.uuid4().hex,
+            base_version=base_version,
+            loss=enum_value(trainer_pb2.Loss, loss, "loss"),
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            temperature=temperature,
+            margin=margin,
+            regularization=regularization,
+            refused_weight=refused_weight,
+            seed=seed,
+            validation=[gold_query(query) for query in validation],
+            split=split,
+            note=note,
+            data_sets=data_sets,
+            batching=enum_value(trainer_pb2.Batching, batching, "batching"),
+            hard_negatives=hard_negatives,
+            guide_version=guide_version,
+            guide_margin=guide_margin,
+            accumulation=accumulation,
+            items_per_epoch=items_per_epoch,
+            mode=enum_value(trainer_pb2.Mode, mode, "mode"),
+            initial_share=initial_share,
+        )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
     async def job(self, job_id: str) -> trainer_pb2.Job:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client
-from aeenc.calls.encoding import selector
 from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
@@ -122,7 +121,7 @@ def sample(
             negative_filter=sampler_pb2.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
             conditioned=conditioned,
             split=split,
-            model=selector(label, None),
+            label=label,
         )
         out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
         show_run(follow_run(connected, run, out) if wait else run, out)
