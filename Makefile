@@ -70,6 +70,7 @@ check: setup ## ruff, mypy, layers of imports, buf, and whether the generated co
 	@$(PY) -m tools.protos lint
 	@$(PY) -m tools.protos breaking
 	@$(PY) -m tools.protos check
+	@$(PY) -m tools.values check
 	@$(PY) -m tools.blocking check
 
 format: setup ## let ruff put the code in order
@@ -86,8 +87,9 @@ table1: setup ## the paper's Table 1 into docs/results: what is not measured yet
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)
 
-proto: setup ## generate clients/python/aeenc/v1 from protos/, and the blocking client from the awaiting one
+proto: setup ## generate clients/python/aeenc/v1 and values from protos/, and the blocking client from the awaiting one
 	@$(PY) -m tools.protos generate
+	@$(PY) -m tools.values generate
 	@$(PY) -m tools.blocking generate
 
 up: setup ## start everything on this machine, state under ./.aeenc

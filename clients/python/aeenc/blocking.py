@@ -13,20 +13,21 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW
 from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
 from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
 from aeenc.client import AsyncClient
 from aeenc.encoder import EncoderClient
 from aeenc.index import BUILD_TIMEOUT_S, RESUME_S, BuildStage, IndexClient
-from aeenc.people import PeopleClient, Ticks
+from aeenc.people import PeopleClient, StateName, Ticks
 from aeenc.registry import RegistryClient
-from aeenc.sampler import CollectName, SamplerClient
+from aeenc.sampler import CollectName, SamplerClient, SignName
 from aeenc.trainer import EVALUATE_TIMEOUT_S, BatchingName, Gold, LossName, ModeName, TrainerClient
 from aeenc.transport.sync import LOOP, Caller, given, run
 from aeenc.transport.targets import ENCODER, INDEX, SAMPLER, TRAINER
 from aeenc.trees import Tree
-from aeenc.v1 import encoder_pb2, index_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import sampler_pb2, types_pb2
 
 
 class BlockingEncoderClient:
@@ -170,7 +171,7 @@ class BlockingEncoderClient:
             )
         )
 
-    def info(self) -> encoder_pb2.EncoderServiceGetInfoResponse:
+    def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
         return run(self._awaiting.info())
 
@@ -303,11 +304,11 @@ class BlockingIndexClient:
             )
         )
 
-    def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
+    def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
         return run(self._awaiting.get_premises(corpus, given(ids), generation=generation))
 
-    def list_premises(self, corpus: str, *, generation: str = "") -> Iterator[types_pb2.Premise]:
+    def list_premises(self, corpus: str, *, generation: str = "") -> Iterator[values.Premise]:
         """Yields all premises of a generation in the order of insertion."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.list_premises(corpus, generation=generation))
@@ -315,7 +316,7 @@ class BlockingIndexClient:
     def build(
         self,
         corpus: str,
-        premises: Iterable[types_pb2.Premise],
+        premises: Iterable[values.Premise | types_pb2.Premise],
         *,
         activate: bool = True,
         request_id: str = "",
@@ -328,7 +329,7 @@ class BlockingIndexClient:
         on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
-    ) -> index_pb2.Generation:
+    ) -> values.Generation:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
 
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
@@ -360,15 +361,15 @@ class BlockingIndexClient:
 
     def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
-    ) -> index_pb2.ActivateGenerationResponse:
+    ) -> values.Activation:
         """Makes searches use a generation. With `expected`, only if that one is active now."""
         return run(self._awaiting.activate(corpus, generation, expected=expected, request_id=request_id))
 
-    def generations(self, corpus: str) -> list[index_pb2.Generation]:
+    def generations(self, corpus: str) -> list[values.Generation]:
         """Lists all generations of a corpus, newest first."""
         return run(self._awaiting.generations(corpus))
 
-    def verify(self, corpus: str, generation: str = "") -> index_pb2.Generation:
+    def verify(self, corpus: str, generation: str = "") -> values.Generation:
         """Checks every file of a generation, by default of the active one, and changes nothing.
 
         Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
@@ -390,7 +391,7 @@ class BlockingIndexClient:
         with Caller() as caller:
             return caller.run(self._awaiting.put_explanations(corpus, caller.each(explanations), replace=replace))
 
-    def info(self) -> index_pb2.IndexServiceGetInfoResponse:
+    def info(self) -> values.IndexInfo:
         """Gets the index's corpora, active generations, limits and state."""
         return run(self._awaiting.info())
 
@@ -416,15 +417,15 @@ class BlockingSamplerClient:
         max_nodes_per_tree: int = 0,
         max_negatives_per_query: int = 0,
         collect: CollectName | int | None = None,
-        negative_filter: sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
+        negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
         conditioned: bool = False,
         split: str = "",
         label: str | None = None,
         version: str | None = None,
         idempotency_key: str = "",
-        config: sampler_pb2.RunConfig | None = None,
+        config: values.RunConfig | sampler_pb2.RunConfig | None = None,
         timeout_s: float | None = None,
-    ) -> sampler_pb2.Run:
+    ) -> values.Run:
         """Starts a run over (id, text) pairs, which asks `oracle` about premises of `corpus`.
 
         `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
@@ -464,29 +465,29 @@ class BlockingSamplerClient:
                 )
             )
 
-    def run(self, run_id: str) -> sampler_pb2.Run:
+    def run(self, run_id: str) -> values.Run:
         """Gets a run."""
         return run(self._awaiting.run(run_id))
 
-    def runs(self) -> list[sampler_pb2.Run]:
+    def runs(self) -> list[values.Run]:
         """Lists all runs, newest first."""
         return run(self._awaiting.runs())
 
-    def watch(self, run_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, sampler_pb2.Run]]:
+    def watch(self, run_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq))
 
-    def wait(self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None) -> sampler_pb2.Run:
+    def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
         with Caller() as caller:
             return caller.run(self._awaiting.wait(run_id, on_progress=caller.told(on_progress)))
 
-    def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
+    def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
         return run(self._awaiting.cancel(run_id, request_id=request_id))
 
-    def resume(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
+    def resume(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Continues a run that was cancelled or failed."""
         return run(self._awaiting.resume(run_id, request_id=request_id))
 
@@ -494,20 +495,18 @@ class BlockingSamplerClient:
         """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
         return run(self._awaiting.delete(run_id, request_id=request_id))
 
-    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
         return run(self._awaiting.collect_garbage(dry_run=dry_run, request_id=request_id))
 
-    def pairs(
-        self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
-    ) -> Iterator[types_pb2.Pair]:
-        """Yields all pairs of a run in the order they were recorded."""
+    def pairs(self, run_id: str, *, sign: SignName | int | None = None) -> Iterator[values.Pair]:
+        """Yields all pairs of a run, or those of one sign, in the order they were recorded."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.pairs(run_id, sign=sign))
 
     def import_pairs(
-        self, corpus: str, pairs: Iterable[types_pb2.Pair], *, run_id: str = "", request_id: str = ""
-    ) -> sampler_pb2.ImportPairsResponse:
+        self, corpus: str, pairs: Iterable[values.Pair | types_pb2.Pair], *, run_id: str = "", request_id: str = ""
+    ) -> values.ImportedPairs:
         """Adds any number of pairs judged elsewhere, as a new run or to an earlier import.
 
         With a `request_id` of the caller's, repeating the call adds nothing twice, even after it broke off half-way.
@@ -522,7 +521,7 @@ class BlockingSamplerClient:
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.export_trees(run_id))
 
-    def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
+    def info(self) -> values.SamplerInfo:
         """Gets the sampler's oracles, active runs, limits and state."""
         return run(self._awaiting.info())
 
@@ -539,7 +538,7 @@ class BlockingPeopleClient:
 
     def lease(
         self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
-    ) -> list[sampler_pb2.Lease]:
+    ) -> list[values.Lease]:
         """Leases the next tasks of a run, or of any run; none when nothing waits for this person."""
         return run(self._awaiting.lease(annotator, run_id=run_id, max_tasks=max_tasks, request_id=request_id))
 
@@ -553,14 +552,14 @@ class BlockingPeopleClient:
 
     def submit(
         self,
-        lease: sampler_pb2.Lease,
+        lease: values.Lease,
         verdicts: Ticks,
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
         client_seq: int = 0,
-    ) -> sampler_pb2.SubmitVerdictsResponse:
+    ) -> values.SubmittedVerdicts:
         """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
 
         `note` is a remark to keep with the pairs.
@@ -586,25 +585,23 @@ class BlockingPeopleClient:
 
     def close(
         self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
-    ) -> sampler_pb2.JudgedTask:
+    ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
         What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
         return run(self._awaiting.close(run_id, task_id, adjudicator, reason=reason, request_id=request_id))
 
-    def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
+    def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         return run(self._awaiting.agreement(run_id, timeout_s=timeout_s))
 
-    def tasks(
-        self, run_id: str, *, state: sampler_pb2.TaskState = sampler_pb2.TASK_STATE_UNSPECIFIED
-    ) -> Iterator[sampler_pb2.JudgedTask]:
-        """Yields the tasks of a run with their valid answers, in the order they were queued."""
+    def tasks(self, run_id: str, *, state: StateName | int | None = None) -> Iterator[values.JudgedTask]:
+        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.tasks(run_id, state=state))
 
-    def watch(self, run_id: str = "", *, from_seq: int = 0) -> Iterator[sampler_pb2.WatchTasksResponse]:
+    def watch(self, run_id: str = "", *, from_seq: int = 0) -> Iterator[values.TaskUpdate]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq))
@@ -647,7 +644,7 @@ class BlockingTrainerClient:
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
-    ) -> trainer_pb2.Job:
+    ) -> values.Job:
         """Starts a training job on the pairs of sampling runs (`run_ids`) and on `data_sets` of the trainer's settings.
 
         It trains against the premise vectors of `corpus`, from `base_version` (default: the space's pre-trained
@@ -699,29 +696,29 @@ class BlockingTrainerClient:
             )
         )
 
-    def job(self, job_id: str) -> trainer_pb2.Job:
+    def job(self, job_id: str) -> values.Job:
         """Gets a job."""
         return run(self._awaiting.job(job_id))
 
-    def jobs(self) -> list[trainer_pb2.Job]:
+    def jobs(self) -> list[values.Job]:
         """Lists all jobs, newest first."""
         return run(self._awaiting.jobs())
 
-    def watch(self, job_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, trainer_pb2.Job]]:
+    def watch(self, job_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
         with Caller() as caller:
             yield from caller.iterate(self._awaiting.watch(job_id, from_seq=from_seq))
 
-    def wait(self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None) -> trainer_pb2.Job:
+    def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
         with Caller() as caller:
             return caller.run(self._awaiting.wait(job_id, on_progress=caller.told(on_progress)))
 
-    def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
         return run(self._awaiting.cancel(job_id, request_id=request_id))
 
-    def resume(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
         return run(self._awaiting.resume(job_id, request_id=request_id))
 
@@ -733,7 +730,7 @@ class BlockingTrainerClient:
         """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
         return run(self._awaiting.delete_checkpoint(version, request_id=request_id))
 
-    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+    def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
         return run(self._awaiting.collect_garbage(dry_run=dry_run, request_id=request_id))
 
@@ -751,7 +748,7 @@ class BlockingTrainerClient:
         ranks: bool = False,
         strict_only: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
-    ) -> types_pb2.EvaluationReport:
+    ) -> values.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
@@ -774,15 +771,15 @@ class BlockingTrainerClient:
                 )
             )
 
-    def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
+    def checkpoints(self) -> list[values.Checkpoint]:
         """Lists all checkpoints, newest first."""
         return run(self._awaiting.checkpoints())
 
-    def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
+    def checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
         return run(self._awaiting.checkpoint(version))
 
-    def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
+    def info(self) -> values.TrainerInfo:
         """Gets the trainer's space, device, active job, limits and state."""
         return run(self._awaiting.info())
 
@@ -806,7 +803,7 @@ class BlockingRegistryClient:
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
-    ) -> registry_pb2.PublishResponse:
+    ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
@@ -834,7 +831,7 @@ class BlockingRegistryClient:
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
-    ) -> registry_pb2.Label:
+    ) -> values.Label:
         """Points a label at a version; `share` as in `publish`."""
         return run(
             self._awaiting.set_label(
@@ -855,7 +852,7 @@ class BlockingRegistryClient:
         expected_revision: int | None = None,
         corpus: str = "",
         request_id: str = "",
-    ) -> registry_pb2.RollbackResponse:
+    ) -> values.Rollback:
         """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
         With `corpus`, takes back a publication that activated a generation of it, encoders and generation together.
@@ -871,11 +868,11 @@ class BlockingRegistryClient:
             )
         )
 
-    def labels(self, *, space_id: str = "") -> list[registry_pb2.Label]:
+    def labels(self, *, space_id: str = "") -> list[values.Label]:
         """Lists all labels, by space and name."""
         return run(self._awaiting.labels(space_id=space_id))
 
-    def rollouts(self, label: str = "stable", *, space_id: str = "") -> registry_pb2.ListRolloutsResponse:
+    def rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Lists, for each live encoder, the revision of the label it serves, or why it does not."""
         return run(self._awaiting.rollouts(label, space_id=space_id))
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from aeenc import values
 from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import Items, each, enum_value
 from aeenc.calls.retrieval import Retrieval
@@ -86,7 +87,7 @@ class TrainerClient:
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
-    ) -> trainer_pb2.Job:
+    ) -> values.Job:
         """Starts a training job on the pairs of sampling runs (`run_ids`) and on `data_sets` of the trainer's settings.
 
         It trains against the premise vectors of `corpus`, from `base_version` (default: the space's pre-trained
@@ -137,35 +138,34 @@ class TrainerClient:
         )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
-    async def job(self, job_id: str) -> trainer_pb2.Job:
+    async def job(self, job_id: str) -> values.Job:
         """Gets a job."""
         return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
 
-    async def jobs(self) -> list[trainer_pb2.Job]:
+    async def jobs(self) -> list[values.Job]:
         """Lists all jobs, newest first."""
         request = trainer_pb2.ListJobsRequest(page_size=1000)
-        return [job async for job in self.channel.pages(self._stub.ListJobs, request, "jobs")]
+        pages = self.channel.pages(self._stub.ListJobs, request, "jobs")
+        return [values.Job.from_message(job) async for job in pages]
 
-    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, trainer_pb2.Job]]:
+    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
         request = trainer_pb2.WatchJobRequest(job_id=job_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchJob, request):
-            yield event.seq, event.job
+            yield event.seq, values.Job.from_message(event.job)
 
-    async def wait(
-        self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
-    ) -> trainer_pb2.Job:
+    async def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
         return await wait_for_end(
             lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
         )
 
-    async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
         request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.CancelJob, request)
 
-    async def resume(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    async def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
         request = trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.ResumeJob, request)
@@ -180,16 +180,16 @@ class TrainerClient:
         request = trainer_pb2.DeleteCheckpointRequest(version=version, request_id=request_id or uuid.uuid4().hex)
         await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
 
-    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
         request = trainer_pb2.TrainerAdminServiceCollectGarbageRequest(
             dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
         )
-        return list((await self._admin_channel.unary(self._admin.CollectGarbage, request)).garbage)
+        response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
+        return [values.Garbage.from_message(one) for one in response.garbage]
 
-    async def _job(self, method: Callable[..., Any], request: Any) -> trainer_pb2.Job:
-        job: trainer_pb2.Job = (await self.channel.unary(method, request)).job
-        return job
+    async def _job(self, method: Callable[..., Any], request: Any) -> values.Job:
+        return values.Job.from_message((await self.channel.unary(method, request)).job)
 
     async def evaluate(
         self,
@@ -205,7 +205,7 @@ class TrainerClient:
         ranks: bool = False,
         strict_only: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
-    ) -> types_pb2.EvaluationReport:
+    ) -> values.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
@@ -224,24 +224,23 @@ class TrainerClient:
             lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees)),
             timeout_s=timeout_s,
         )
-        return response.report
+        return values.EvaluationReport.from_message(response.report)
 
-    async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
+    async def checkpoints(self) -> list[values.Checkpoint]:
         """Lists all checkpoints, newest first."""
         request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
-        return [
-            checkpoint async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
-        ]
+        pages = self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
+        return [values.Checkpoint.from_message(checkpoint) async for checkpoint in pages]
 
-    async def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
+    async def checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(version=version)
-        checkpoint: trainer_pb2.Checkpoint = (await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint
-        return checkpoint
+        return values.Checkpoint.from_message((await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint)
 
-    async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
+    async def info(self) -> values.TrainerInfo:
         """Gets the trainer's space, device, active job, limits and state."""
-        return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+        response = await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+        return values.TrainerInfo.from_message(response)
 
 
 async def _evaluate_items(

@@ -22,14 +22,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from aeenc import Client, Retrieved
+from aeenc import Client, Retrieved, values
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 
 PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
@@ -42,7 +41,7 @@ RerankWeight = Annotated[
 ]
 
 
-def read_facts(path: Path) -> list[types_pb2.Premise]:
+def read_facts(path: Path) -> list[values.Premise]:
     """Reads the facts of a file in order. Raises InvalidArgument naming file and line."""
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -55,7 +54,7 @@ def read_facts(path: Path) -> list[types_pb2.Premise]:
             raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
     if not facts:
         raise InvalidArgument(f"{path}:1: holds no facts; write one a line")
-    return [types_pb2.Premise(id=fact_id, text=text) for fact_id, text in facts.items()]
+    return [values.Premise(id=fact_id, text=text) for fact_id, text in facts.items()]
 
 
 def _facts(path: Path, content: str) -> Iterator[tuple[str, str, str]]:
@@ -113,10 +112,10 @@ class CorpusBuild:
     facts_per_s: float
 
 
-def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
+def premises_of(dataset: Dataset) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
-        types_pb2.Premise(id=found.id, text=found.text, aliases=found.aliases, splits=found.splits)
+        values.Premise(id=found.id, text=found.text, aliases=tuple(found.aliases), splits=tuple(found.splits))
         for found in dataset.candidates()
     ]
 
@@ -124,7 +123,7 @@ def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | Sequence[types_pb2.Premise],
+    source: Dataset | Sequence[values.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
@@ -184,7 +183,7 @@ def build(
     out.result(asdict(built))
 
 
-def read_source(data: Path | None, facts: Path | None) -> Dataset | list[types_pb2.Premise]:
+def read_source(data: Path | None, facts: Path | None) -> Dataset | list[values.Premise]:
     """Reads the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
         return Dataset.load(data)
@@ -194,7 +193,7 @@ def read_source(data: Path | None, facts: Path | None) -> Dataset | list[types_p
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | Sequence[types_pb2.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Dataset | Sequence[values.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:
@@ -274,7 +273,7 @@ def _repair(
     return {"corpus": name, "damaged": damaged, "generation": sound.id, "active": active, "premises": sound.premises}
 
 
-def _premises_of_damaged(client: Client, name: str, generation: str, damage: DataLoss) -> list[types_pb2.Premise]:
+def _premises_of_damaged(client: Client, name: str, generation: str, damage: DataLoss) -> list[values.Premise]:
     """Reads the premises of a generation of which other files are damaged. Raises DataLoss where that is not so."""
     damaged = damage.metadata.get("damaged", PREMISE_FILES)
     if not any(one.startswith(PREMISE_FILES) for one in damaged.split(",")):
