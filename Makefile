@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 # UV=0 installs with pip alone, without uv.
 UV ?= 1
 export UV
+# Tests start hundreds of processes, and each would compile torch and transformers again without its bytecode (8 s).
+unexport PYTHONDONTWRITEBYTECODE
 DATA ?=
 NAME ?=
 TARGET ?=
@@ -24,7 +26,7 @@ BENCH := $(wildcard benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto release up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -51,7 +53,7 @@ test-demo: setup ## run the whole demo as a test
 test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
 	@$(PYTEST) -m integrations --timeout 1800
 
-test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it
+test-sdk: setup ## install the SDK at the lowest and highest versions of its dependencies, and use it; the same in Node
 	@$(PYTEST) -m sdk --timeout 1800
 
 conformance: setup ## ask an index of yours whether it keeps the contract: TARGET=host:port ENCODER=host:port (TOKEN=…)
@@ -87,10 +89,13 @@ table1: setup ## the paper's Table 1 into docs/results: what is not measured yet
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)
 
-proto: setup ## generate clients/python/aeenc/v1 and values from protos/, and the blocking client from the awaiting one
+proto: setup ## generate clients/python/aeenc/v1 from protos/, the blocking client from the awaiting one, and the SDK's values
 	@$(PY) -m tools.protos generate
-	@$(PY) -m tools.values generate
 	@$(PY) -m tools.blocking generate
+	@$(PY) -m tools.values generate
+
+release: setup ## build every distribution twice, check it, write its SBOM into dist/; uploads nothing (needs a package index)
+	@$(PY) -m tools.release build $(ARGS)
 
 up: setup ## start everything on this machine, state under ./.aeenc
 	@$(BIN)/aeenc up
@@ -102,6 +107,6 @@ lock: ## write requirements/*.lock again (UPGRADE=--upgrade moves the pins)
 	@tools/lock.sh $(UPGRADE)
 
 clean: ## remove environments, caches and builds; .aeenc stays, it holds your data
-	@rm -rf .venv .venv-protoc .venv-lock build clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@rm -rf *.egg-info clients/python/*.egg-info
+	@rm -rf .venv .venv-protoc .venv-lock .venv-release build dist clients/python/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf *.egg-info clients/python/*.egg-info clients/typescript/node_modules clients/typescript/build clients/typescript/dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ from services.store.redis import connect
 from services.store.registry import Registry
 from support.milvus_server import MilvusServer, need_milvus
 from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
+
+
+def pytest_configure() -> None:
+    """Lets Ctrl-C end the processes that tests start; a shell ignores it for what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import blocking, values
+from tools import blocking, release, values
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
@@ -33,6 +33,17 @@ CLI_DEPENDENCIES = SDK_DEPENDENCIES | {"click", "rich", "typer"}
 
 # The integrations: folder of clients/, what it may import beside the SDK and the standard library.
 INTEGRATIONS = {
+    "gateway": {
+        "aeenc_gateway",
+        "fastapi",
+        "numpy",
+        "orjson",
+        "pydantic",
+        "pydantic_core",
+        "pydantic_settings",
+        "starlette",
+        "uvicorn",
+    },
     "haystack": {"haystack", "haystack_integrations"},
     "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
     "llama-index": {"llama_index"},
@@ -47,7 +58,7 @@ TOP = {"__init__.py", "__main__.py", "convert.py", "metrics.py", "servicer.py", 
 PICKLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 PICKLING_CALLS = {"torch.load", "torch.save", "torch.jit.load", "pandas.read_pickle"}
 
-TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {".in", ".json", ".lock", ".md", ".proto", ".py", ".sh", ".toml", ".ts", ".txt", ".yaml", ".yml"}
 TEXT_NAMES = {"Dockerfile", "Makefile", "run"}
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "data", "node_modules"}
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(home|Users|root|work|opt/wheels|opt/pypi|tmp/w)/|[A-Z]:\\\\?Users")
@@ -126,6 +137,10 @@ def test_the_blocking_client_is_what_the_awaiting_one_generates():
 def test_the_values_are_what_the_protos_generate():
     stale = [path.name for path, text in values.generated().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "run python -m tools.values generate"
+
+
+def test_every_distribution_states_the_version_of_the_sdk():
+    assert not release.outdated(), "run python -m tools.release stamp"
 
 
 def test_every_proto_element_is_commented_and_lint_clean():

@@ -62,6 +62,10 @@ class _Module:
         classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
         return next(node for node in classes if node.name == ROOT_CLASS or node.name.endswith("Client"))
 
+    def method(self, name: str) -> ast.FunctionDef:
+        """A method of the client that does not await."""
+        return next(node for node in self.client.body if isinstance(node, ast.FunctionDef) and node.name == name)
+
     def use(self, node: ast.expr | None) -> None:
         """Notes the names of an annotation or a default."""
         for part in ast.walk(node) if node is not None else ():
@@ -102,23 +106,29 @@ def _start(module: _Module) -> str:
 
 def _root_start(module: _Module) -> str:
     """Writes the start of the root client, with the options and the parts of the awaiting one."""
-    init = next(node for node in module.client.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    init, with_options = module.method("__init__"), module.method("with_options")
     parts = {
         node.targets[0].attr: node.value.func.id
-        for node in init.body
+        for node in module.method("_open").body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
         if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
     }
-    options = ", ".join(f"{one.arg}={one.arg}" for one in init.args.kwonlyargs)
-    clients = "\n".join(
-        f"        self.{part} = Blocking{client}(self._awaiting.{part})" for part, client in parts.items()
-    )
+    clients = "\n".join(f"        self.{part} = Blocking{client}(awaiting.{part})" for part, client in parts.items())
     return f"""\
     def __init__({_parameters(module, init)}) -> None:
         async def connected() -> {ROOT_CLASS}:  # a channel belongs to the event loop that makes it
-            return {ROOT_CLASS}({options})
+            return {ROOT_CLASS}({_handed_on(init)})
 
-        self._awaiting = LOOP.run(connected())
+        self._open(LOOP.run(connected()))
+
+    def with_options({_parameters(module, with_options)}) -> Client:
+{_docstring(with_options, "        ")}
+        changed = object.__new__(Client)
+        changed._open(self._awaiting.with_options({_handed_on(with_options)}))
+        return changed
+
+    def _open(self, awaiting: {ROOT_CLASS}) -> None:
+        self._awaiting = awaiting
 {clients}
 
     def __enter__(self) -> Self:
@@ -126,6 +136,11 @@ def _root_start(module: _Module) -> str:
 
     def __exit__(self, *_: object) -> None:
         self.close()"""
+
+
+def _handed_on(node: ast.FunctionDef) -> str:
+    """Writes the keyword arguments of a call as they came."""
+    return ", ".join(f"{one.arg}={one.arg}" for one in node.args.kwonlyargs)
 
 
 def _method(module: _Module, node: ast.AsyncFunctionDef) -> str:
@@ -196,7 +211,7 @@ def _text(node: ast.expr | None) -> str:
     return ast.unparse(node).replace("AsyncIterator[", "Iterator[")
 
 
-def _docstring(node: ast.ClassDef | ast.AsyncFunctionDef, indent: str) -> str:
+def _docstring(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, indent: str) -> str:
     text = ast.get_docstring(node, clean=True) or ""
     lines = [f"{indent}{line}".rstrip() for line in text.splitlines()]
     one_line = len(lines) == 1

@@ -19,4 +19,5 @@ compile --excludes requirements/exclude.txt \
     --output-file requirements/cpu.lock "$@" \
     pyproject.toml clients/python/pyproject.toml requirements/install.in
 compile --output-file requirements/protoc.lock "$@" requirements/protoc.in
+compile --output-file requirements/release.lock "$@" requirements/release.in
 compile --output-file requirements/uv.lock "$@" requirements/uv.in

@@ -36,6 +36,16 @@ class PinnedVenv:
         self._uv: Uv | None = None
         self._tries_uv = os.environ.get("UV") != "0"
 
+    @classmethod
+    def locked(cls, path: Path, lock: Path) -> PinnedVenv:
+        """The environment at `path` with what a lock names; makes it on first use."""
+        venv, key = cls(path), key_of((lock,))
+        if not venv.is_current(key):
+            venv.create()
+            venv.install_lock(lock)
+            venv.mark_current(key)
+        return venv
+
     def is_current(self, key: str) -> bool:
         """Whether the environment works and was last installed for this key."""
         return self._stamp.is_file() and self._stamp.read_text().strip() == key and self.python.exists()

@@ -2,6 +2,9 @@
 
 The generator lives in `.venv-protoc`, pinned by `requirements/protoc.lock` and made on first use: generated code
 refuses a runtime older than its generator, so the generator is older than what the services run with.
+
+`generate --typescript` and `check --typescript` do the same for `clients/typescript/src/gen`. They need the packages of
+its lock: run `npm ci` in that folder first.
 """
 
 from __future__ import annotations
@@ -13,51 +16,90 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from tools.pinned_venv import ROOT, PinnedVenv, SetupError, key_of, relative
+from tools.pinned_venv import ROOT, PinnedVenv, SetupError, relative
 
 PROTOS = ROOT / "protos"
-CLIENT = ROOT / "clients" / "python"
 PACKAGE = Path("aeenc", "v1")
 LOCK = ROOT / "requirements" / "protoc.lock"
+TYPESCRIPT = ROOT / "clients" / "typescript"
+
+
+@dataclass(frozen=True)
+class Language:
+    """The generated code of one language: its folder, its files there, protoc's options, protos beyond our own."""
+
+    target: Path
+    patterns: tuple[str, ...]
+    options: tuple[str, ...]  # {out}: the folder to write to
+    sources: tuple[str, ...] = ()
+    remedy: str = "make proto"
+
+
+PYTHON = Language(
+    ROOT / "clients" / "python",
+    tuple(f"{PACKAGE}/*{ending}" for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")),
+    tuple(f"--{kind}_out={{out}}" for kind in ("python", "pyi", "grpc_python")),
+)
+
+
+def typescript(folder: Path = TYPESCRIPT) -> Language:
+    """TypeScript in a folder with the packages of the client's lock. Raises SetupError without them."""
+    plugin = folder / "node_modules" / ".bin" / "protoc-gen-es"
+    if not plugin.is_file():
+        raise SetupError(f"{plugin} is missing. Run `npm ci` in {relative(folder)}.")
+    return Language(
+        folder / "src" / "gen",
+        ("**/*_pb.ts",),
+        (f"--plugin=protoc-gen-es={plugin}", "--es_out={out}", "--es_opt=target=ts,import_extension=js"),
+        ("google/rpc/error_details.proto",),  # @bufbuild/protobuf has google.protobuf, not google.rpc
+        "python -m tools.protos generate --typescript",
+    )
 
 
 def main() -> int:
     """Run one command; returns the exit status."""
-    commands = {"generate": generate, "check": check, "lint": lint, "breaking": breaking}
+    commands = {"generate": generate, "check": check}
+    checks = {"lint": lint, "breaking": breaking}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=commands)
+    parser.add_argument("command", choices=(*commands, *checks))
+    parser.add_argument("--typescript", action="store_true", help="the code of clients/typescript (needs npm ci there)")
+    given = parser.parse_args()
     try:
-        return commands[parser.parse_args().command]()
+        if given.command in checks:
+            return checks[given.command]()
+        return commands[given.command](typescript() if given.typescript else PYTHON)
     except SetupError as error:
         print(f"protos: {error}", file=sys.stderr)
         return 1
 
 
-def generate() -> int:
+def generate(language: Language) -> int:
     """Write the generated files, and remove those whose .proto is gone."""
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = run_protoc(Path(scratch))
-        target = CLIENT / PACKAGE
-        target.mkdir(parents=True, exist_ok=True)
-        for stale in generated_names(target) - generated_names(fresh):
+        fresh, target = Path(scratch), language.target
+        run_protoc(language, fresh)
+        for stale in generated_names(language, target) - generated_names(language, fresh):
             (target / stale).unlink()
-        for name in generated_names(fresh):
+        for name in generated_names(language, fresh):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(fresh / name, target / name)
-        print(f"protos: wrote {len(generated_names(fresh))} files to {relative(target)}")
+        print(f"protos: wrote {len(generated_names(language, fresh))} files below {relative(target)}")
     return 0
 
 
-def check() -> int:
+def check(language: Language) -> int:
     """Fail unless the files in git are what the generator writes."""
     with tempfile.TemporaryDirectory() as scratch:
-        fresh, target = run_protoc(Path(scratch)), CLIENT / PACKAGE
-        names = generated_names(fresh) | generated_names(target)
+        fresh, target = Path(scratch), language.target
+        run_protoc(language, fresh)
+        names = generated_names(language, fresh) | generated_names(language, target)
         stale = sorted(name for name in names if content(fresh / name) != content(target / name))
     if stale:
-        print(f"protos: not what protos/ generates: {', '.join(stale)}. Run `make proto`.", file=sys.stderr)
+        print(f"protos: not what protos/ generates: {', '.join(stale)}. Run `{language.remedy}`.", file=sys.stderr)
     return 1 if stale else 0
 
 
@@ -79,14 +121,9 @@ def breaking() -> int:
         return subprocess.run([buf(), "breaking", "--against", scratch], cwd=ROOT, check=False).returncode
 
 
-def run_protoc(out: Path) -> Path:
-    """Generate into `out`; returns the folder of the generated package."""
-    venv = PinnedVenv(ROOT / ".venv-protoc")
-    key = key_of((LOCK,))
-    if not venv.is_current(key):
-        venv.create()
-        venv.install_lock(LOCK)
-        venv.mark_current(key)
+def run_protoc(language: Language, out: Path) -> None:
+    """Generate the code of a language into `out`."""
+    venv = PinnedVenv.locked(ROOT / ".venv-protoc", LOCK)
     # googleapis-common-protos installs google/rpc/*.proto beside its Python modules.
     site = subprocess.run(
         [str(venv.python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -95,16 +132,16 @@ def run_protoc(out: Path) -> Path:
         text=True,
     ).stdout.strip()
     sources = sorted(str(path.relative_to(PROTOS)) for path in (PROTOS / PACKAGE).glob("*.proto"))
-    outputs = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
-    command = [str(venv.python), "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"-I{site}", *outputs, *sources]
+    options = [option.format(out=out) for option in language.options]
+    command = [str(venv.python), "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"-I{site}", *options]
+    command += [*sources, *language.sources]
     if subprocess.run(command, cwd=PROTOS, check=False).returncode:
         raise SetupError("protoc failed (above)")
-    return out / PACKAGE
 
 
-def generated_names(folder: Path) -> set[str]:
-    """The names of a folder's generated files."""
-    return {path.name for pattern in ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py") for path in folder.glob(pattern)}
+def generated_names(language: Language, folder: Path) -> set[str]:
+    """The generated files below a folder, as paths from there."""
+    return {str(path.relative_to(folder)) for pattern in language.patterns for path in folder.glob(pattern)}
 
 
 def content(path: Path) -> bytes | None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import EncoderClient, errors
+from aeenc import PATIENT, EncoderClient, errors
 from benchmarks.encoder.fleet import EncoderFleet, running_encoder
 from benchmarks.encoder.fuzz import fuzz
 from benchmarks.harness.baselines import run
@@ -148,7 +148,7 @@ async def failing_loads(
     count: int,
 ) -> None:
     """Candidates that must not serve, one after the other, under load."""
-    client = fleet.client(retry=True)
+    client = fleet.client(retry=PATIENT)
     await fleet.point(good)
     kinds = list(DAMAGES)
     bad = {kind: damaged(store, good, kind, number) for number, kind in enumerate(kinds)}

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aeenc import Channel, EncoderClient
+from aeenc import Channel, EncoderClient, Retry
 from benchmarks.harness.checkpoints import register
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.redis import connect
@@ -23,7 +23,7 @@ class EncoderFleet:
     process: ServiceProcess
     registry: Registry
 
-    def client(self, *, retry: bool = False, timeout_s: float = 30.0) -> EncoderClient:
+    def client(self, *, retry: Retry | bool = False, timeout_s: float = 30.0) -> EncoderClient:
         """A client on a connection of its own; without retries, so that every refusal is seen."""
         return EncoderClient(Channel(self.process.target, retry=retry, timeout_s=timeout_s))
 

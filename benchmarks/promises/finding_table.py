@@ -211,6 +211,19 @@ FINDINGS = {
                 "test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_that_has_added",
                 "test_a_record_that_this_release_does_not_read_stops_up_and_down_by_name",
             ),
+            *_of(
+                "sampler/records/test_records.py",
+                "test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_other_run",
+            ),
+            *_of(
+                "index/catalogue/test_requests.py",
+                "test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_stays",
+                "test_what_the_next_minor_release_adds_to_the_note_of_a_build_is_read_over_and_kept",
+            ),
+            *_of(
+                "trainer/jobs/test_job_runner.py",
+                "test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_them",
+            ),
         ),
     ),
     13: Finding(
@@ -306,6 +319,8 @@ FINDINGS = {
             "sampler/records/test_deletion.py",
             "test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a_new_one",
             "test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did",
+            "test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothing_behind",
+            "test_what_was_claimed_for_an_import_that_never_came_expires_and_an_import_is_known_for_good",
             "test_an_import_that_was_deleted_can_be_made_again_under_its_request_id",
             "test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at_the_next_start",
             "test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_run_says_it_before",
@@ -377,11 +392,15 @@ FINDINGS = {
             "test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_remedy",
             "test_a_progress_that_a_power_cut_has_emptied_does_not_end_a_job",
             "test_a_result_whose_checkpoint_is_damaged_is_computed_again",
+            "test_inputs_that_are_damaged_before_anything_is_learned_are_written_anew",
+            "test_a_job_that_has_learned_from_an_input_damaged_since_fails_with_its_name",
+            "test_a_tandem_whose_generation_is_deleted_meanwhile_fails_with_its_name_and_the_remedy",
             "test_two_owners_of_a_directory_report_their_progress_beside_each_other",
         )
         + _of(
             "trainer/learning/test_job.py",
             "test_a_job_killed_after_writing_the_weights_of_an_epoch_that_is_not_the_best_in_the_end_keeps_the_best",
+            "test_a_job_names_what_it_began_with_and_has_been_deleted_since",
         ),
     ),
     28: Finding(

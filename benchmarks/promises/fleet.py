@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from redis.asyncio import Redis
 
-from aeenc import AsyncClient
+from aeenc import PATIENT, AsyncClient
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from benchmarks.harness.rows import ROOT
 from services.launcher.processes import free_port
@@ -62,9 +62,9 @@ class Fleet:
         return ",".join(process.target for process in self.processes[service])
 
     def client(self, number: int = 0, **options: Any) -> AsyncClient:
-        """A client of all encoders, and of one index, sampler and trainer."""
+        """A client of all encoders, and of one index, sampler and trainer; it waits for those that restart."""
         own = {name: self.processes[name][number % len(self.processes[name])].target for name in SERVICES[1:]}
-        return AsyncClient(encoder=self.targets("encoder"), **{**own, "timeout_s": 30.0, **options})
+        return AsyncClient(encoder=self.targets("encoder"), **{**own, "timeout_s": 30.0, "retry": PATIENT, **options})
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Redis]:

@@ -1,9 +1,10 @@
 """Runs, jobs, checkpoints and events come and go with retention on: Redis and the disk must stop growing.
 
-The figures are means: the last third of the time over the middle third. Redis writes its log anew by itself, with the
-launcher's settings. What goes after a day or a hundred thousand entries (notes of requests, events of all queues) would
-still grow after half an hour: each look shortens that in Redis to the soak's measure, and counts the index's notes of
-requests, which are files, by themselves.
+The figures are means: the last third of the time over the middle third. What goes after a day or a hundred thousand
+entries (notes of requests, events of all queues) would still grow after half an hour: each look shortens that in Redis
+to the soak's measure, and counts the index's notes of requests, which are files, by themselves. Redis writes its log
+anew by itself, here when it has grown by a fifth: with the launcher's megabyte it would swing between one and two. Jobs
+start at fixed times, so that a machine that slows down does not keep fewer checkpoints.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ RPCS = (
 OTHER_CORPUS = "other"  # a job's own generation must stay
 COLLECT_EVERY_S = 7.0
 NOTES = "space/artifacts/generations/*/.requests"
-LOOKS = 90  # over the whole time
+JOB_EVERY_S = 15.0
+LOOKS = 600  # over the whole time
+REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}
 MOST = 0.02
 ENDED = (3, 4, 5)  # RunState and JobState: SUCCEEDED, FAILED, CANCELLED
 
@@ -103,12 +106,14 @@ class Traffic:
         await asyncio.sleep(1.0)
 
     async def _job(self, number: int) -> None:
+        slot = asyncio.create_task(asyncio.sleep(JOB_EVERY_S))
         pairs = await self._fleet.import_pairs()  # those of earlier jobs may be gone
         job = await self._client.trainer.start_job(**job_fields(pairs, epochs=1, seed=number))
         ended = await self._client.trainer.wait(job.id)
         if not ended.version:
             raise errors.FailedPrecondition(f"job {job.id} failed: {ended.error}")
         await self._client.registry.publish(ended.version, force=True)
+        await slot
 
     async def _generation(self, number: int) -> None:
         old = [one.id for one in await self._client.index.generations(OTHER_CORPUS) if not one.active]
@@ -168,6 +173,8 @@ async def _look(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
     """Redis's memory for data, its log and the other files, in MB, again and again."""
     found = []
     async with fleet.store() as redis:
+        for name, value in REWRITE.items():
+            await redis.config_set(name, value)
         for _ in range(LOOKS):
             await asyncio.sleep(seconds / LOOKS)
             await _shorten(redis)

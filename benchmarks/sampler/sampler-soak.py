@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aeenc import Channel, SamplerClient, errors, values
+from aeenc import PATIENT, Channel, SamplerClient, errors, values
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import Rows
@@ -69,7 +69,8 @@ async def soak_fleet(retrieval: RetrievalFleet, delay_s: float) -> AsyncIterator
             for child in children:
                 child.start()
             await asyncio.gather(*(child.ready() for child in children))
-            clients = [SamplerClient(Channel(sampler.target, timeout_s=30)) for sampler in samplers]
+            channels = [Channel(sampler.target, timeout_s=30, retry=PATIENT) for sampler in samplers]
+            clients = [SamplerClient(channel) for channel in channels]
             yield SoakFleet(clients, [redis, slow, *samplers], asked)
             await asyncio.gather(*(client.channel.close() for client in clients))
         finally:

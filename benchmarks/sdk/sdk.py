@@ -4,8 +4,10 @@
     start    `import aeenc; aeenc.connect()` over importing what it stands on
     blocking what a blocking call of Retrieve adds to the raw stub's
     llm      a language model's oracle before an endpoint with 1,000 faulty answers
+    gateway  embeddings over HTTP against the same over gRPC (benchmarks/sdk/gateway.py)
+    wheel    both wheels in an empty environment: up, corpus, retrieve, down (benchmarks/sdk/wheel.py; a package index)
 
-Loopback only, no data; a minute. `--only PART` runs one part.
+Loopback only but for `wheel`, no data; four minutes. `--only PART` runs one part.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import LanguageModelOracle
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.sdk.gateway import gateway
+from benchmarks.sdk.wheel import wheel
 from support.model_endpoint import FAULTS, KEY, ModelEndpoint
 
 ROUNDS = 15
@@ -55,7 +59,14 @@ _SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 def main() -> None:
     """Measures the parts and prints a row each."""
-    parts = {"types": types, "start": start, "blocking": calls, "llm": language_model}
+    parts = {
+        "types": types,
+        "start": start,
+        "blocking": calls,
+        "llm": language_model,
+        "gateway": gateway,
+        "wheel": wheel,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
     only = parser.parse_args().only

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from aeenc import Channel, TrainerClient
+from aeenc import PATIENT, Channel, TrainerClient
 from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import FOLDER
@@ -70,7 +70,7 @@ class TrainerFleet:
 
     def client(self, timeout_s: float = 30.0) -> TrainerClient:
         """A client that waits for a trainer that restarts."""
-        return TrainerClient(Channel(self.process.target, timeout_s=timeout_s))
+        return TrainerClient(Channel(self.process.target, timeout_s=timeout_s, retry=PATIENT))
 
     def kill_job(self) -> bool:
         """Kills the process of the running job by SIGKILL. False: no job has a process now."""

@@ -63,6 +63,7 @@ def to_response(result: CallResult) -> encoder_pb2.EncodeResponse:
         timings=_timings(result),
         truncated=result.truncated,
         precision=_TO_PRECISION[result.precision],
+        tokens=result.tokens,
     )
 
 

@@ -36,16 +36,21 @@ async def finish(task: asyncio.Task[Any]) -> None:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks and waits until they have ended.
+    """Cancels tasks and waits until they have ended, however often the waiting task is cancelled meanwhile.
 
     Repeats the cancellation: a library may swallow one (a timeout that fires at the same moment does in Python 3.11),
     and its task would run for ever.
     """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
+    tasks, cancelled = list(tasks), False
+    while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=REPEAT_S)
+        try:
+            await asyncio.wait(pending, timeout=REPEAT_S)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def observe_failure(future: asyncio.Future[Any]) -> None:

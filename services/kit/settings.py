@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from aeenc.transport.channel import PATIENT
+
 
 class ServiceSettings(BaseSettings):
     """Settings that all services have. A service subclasses it with its own fields, `service` and a default port."""
@@ -59,9 +61,9 @@ class ServiceSettings(BaseSettings):
         return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
 
     def peer(self, *, admin: bool = False) -> dict[str, Any]:
-        """Options of `aeenc.Channel` for calls to other services."""
+        """Options of `aeenc.Channel` for calls to other services; they wait for one that restarts."""
         token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token
-        return {"token": token, "ca": self.peer_ca}
+        return {"token": token, "ca": self.peer_ca, "retry": PATIENT}
 
     @classmethod
     def settings_customise_sources(

@@ -1,7 +1,9 @@
-"""`aeenc up`, `aeenc down` and `aeenc demo`: the commands that need the services installed."""
+"""`aeenc up`, `down`, `doctor` and `demo`: the commands that need the services installed."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +68,20 @@ def down(context: typer.Context, home: Home = None) -> None:
     output_of(context).result({"home": str(fleet.home), "ended": ended}, text)
 
 
+def doctor(context: typer.Context, home: Home = None) -> None:
+    """Looks for what is wrong with this machine and the services, each with its remedy; exit code 1 if something is."""
+    from services.launcher.doctor import examine  # brings redis, which other commands do not need
+
+    found = asyncio.run(examine(targets_of(context), Fleet(home or default_home())))
+    wrong = sum(one.state == "wrong" for one in found)
+    rows = [(one.check, one.state, one.about, one.remedy) for one in found]
+    output_of(context).result(
+        {"findings": [asdict(one) for one in found], "wrong": wrong}, table(["check", "", "about", "remedy"], rows)
+    )
+    if wrong:
+        raise typer.Exit(1)
+
+
 def demo(
     context: typer.Context,
     data: Annotated[Path | None, typer.Option(help="Directory in EntailmentBank's layout.  [default: sample]")] = None,
@@ -84,6 +100,7 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("down")(down)
     app.command("demo")(demo)
+    app.command("doctor")(doctor)
 
 
 def _parse_oracle(text: str) -> tuple[str, str]:

@@ -99,7 +99,7 @@ class Fleet:
             url = options.redis_url
             for name in names:
                 if name == "redis":
-                    url = url or self._redis_url(running)
+                    url = url or (self.redis_url() if name in running else "")
                     if not options.redis_url and name not in running:
                         say("starting redis")
                         url, running[name] = self._start_redis()
@@ -146,8 +146,11 @@ class Fleet:
         assert identity is not None  # it has just answered
         return redis.url, identity
 
-    def _redis_url(self, running: dict[str, ProcessId]) -> str:
-        return str(self._read().get("redis_url", "")) if "redis" in running else ""
+    def redis_url(self) -> str:
+        """Returns the URL of the Redis of a running fleet, or ""."""
+        running, options = self.running(), self.options()
+        known = "redis" in running or (running and options and options.redis_url)
+        return str(self._read().get("redis_url", "")) if known else ""
 
     def _start(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> ProcessId:
         log = self.home / "logs" / f"{name}.log"
@@ -212,8 +215,8 @@ class Fleet:
     async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
         encoder, index, sampler, trainer = (targets[name] for name in ("encoder", "index", "sampler", "trainer"))
         async with aeenc.connect_async(
-            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, timeout_s=5.0
-        ) as client:
+            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, ca="", timeout_s=5.0
+        ) as client:  # no TLS here, whatever AEENC_CA says
             for name in SERVICES:
                 await self._await_one(name, running[name], getattr(client, name).info)
                 say(f"{name} serves at {targets[name]}")

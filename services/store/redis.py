@@ -83,13 +83,24 @@ def _is_outage(error: exceptions.ResponseError) -> bool:
 
 
 async def warn_unless_durable(redis: Redis) -> None:
-    """Logs a warning when the server may lose acknowledged writes in a crash."""
-    try:
-        config = await redis.config_get("append*")
-    except exceptions.RedisError:  # managed services forbid CONFIG; their contract says what they keep
-        return
-    if config.get("appendonly") != "yes" or config.get("appendfsync") != "always":
-        log.warning("redis may lose acknowledged writes", remedy="appendonly yes, appendfsync always", found=config)
+    """Logs a warning when the server may lose acknowledged writes."""
+    with contextlib.suppress(exceptions.RedisError):  # managed services forbid CONFIG; see their contract
+        for doubt, remedy in await doubts(redis):
+            log.warning(doubt, remedy=remedy)
+
+
+async def doubts(redis: Redis) -> list[tuple[str, str]]:
+    """Returns why the server may lose acknowledged writes, each with its remedy. Raises RedisError."""
+    config = {**await redis.config_get("append*"), **await redis.config_get("maxmemory*")}
+    found = []
+    appending = {name: config.get(name) for name in ("appendonly", "appendfsync")}
+    if appending != {"appendonly": "yes", "appendfsync": "always"}:
+        said = ", ".join(f"{name} {value}" for name, value in appending.items())
+        found.append((f"redis may lose acknowledged writes in a crash: {said}", "appendonly yes, appendfsync always"))
+    policy = config.get("maxmemory-policy")
+    if config.get("maxmemory") != "0" and policy != "noeviction":
+        found.append((f"redis may drop records when its memory is full: {policy}", "maxmemory-policy noeviction"))
+    return found
 
 
 class Leases:

@@ -110,3 +110,19 @@ def test_hypotheses_have_ids_that_are_unique_in_a_run():
     for split in ("train", "dev", "test"):
         named = hypotheses_of(Dataset.load(SAMPLE), split)
         assert len({name for name, _ in named}) == len({text for _, text in named}) == len(named)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script_of_completion(shell: str) -> None:
+    printed = CliRunner().invoke(app, ["completion", shell])
+    assert (printed.exit_code, f"complete_{shell}" in printed.stdout) == (0, True)
+    environment = {
+        "bash": {"COMP_WORDS": "aeenc corpus re", "COMP_CWORD": "2"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "aeenc corpus re"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "aeenc corpus re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    completed = CliRunner().invoke(
+        app, [], prog_name="aeenc", env={"_AEENC_COMPLETE": f"complete_{shell}", **environment}
+    )
+    assert "repair" in completed.stdout
+    assert "build" not in completed.stdout

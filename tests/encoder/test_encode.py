@@ -87,6 +87,7 @@ async def test_truncation_is_done_when_asked_for_and_counted(serve, tuned) -> No
         assert cut.truncated == 1
         again = await client.encode(["sun " * 62], truncate=False)  # 62 and two special tokens
         np.testing.assert_allclose(cut.vectors[0], again.vectors[0], atol=1e-6)
+        assert (cut.tokens, again.tokens) == (64 + 3, 64)  # as computed: after the cut, with the special tokens
 
 
 async def test_an_unspecified_role_is_refused(serve, tuned) -> None:

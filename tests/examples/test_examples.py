@@ -1,10 +1,11 @@
-"""The examples do what they say: an oracle in ten lines of Python, and one in Node from the protos alone."""
+"""The examples do what they say: an oracle in ten lines of Python; the client in TypeScript and its oracle, in Node."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,15 +17,21 @@ from typing import Any
 
 import pytest
 
+import aeenc
 from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracle import ask as ask_here
 from aeenc.oracles.client import Answer, OracleClient
+from aeenc.v1 import types_pb2
+from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import free_port
+from support.models.tiny_base_models import write_tiny_base
 from support.waiting import reached
+from support.worlds.trainer_world import FACTS
+from tools import protos
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NODE = EXAMPLES / "node_oracle"
+DOCS = EXAMPLES.parent / "docs"
 TEXTS = ["a nail is made of iron", "iron is a kind of metal", "the moon is round", "a magnet can attract iron", ""]
 TASK = Task(
     "t",
@@ -81,10 +88,70 @@ async def expected() -> dict[str, int]:
     return {name: verdict.judgement for name, verdict in verdicts.items()}
 
 
-async def judge_in_node(folder: Path) -> None:
-    """Runs the example in `folder` and compares its verdicts with those of the example in Python."""
+@pytest.fixture(scope="module")
+def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the TypeScript client with the packages of its lock; itself, its examples and its tests are built."""
+    if shutil.which("npm") is None:
+        pytest.skip("Node and npm are not installed")
+    folder = tmp_path_factory.mktemp("npm") / "typescript"
+    shutil.copytree(protos.TYPESCRIPT, folder, ignore=shutil.ignore_patterns("node_modules", "build", "dist"))
+    for number, snippet in enumerate(snippets(folder / "README.md") + snippets(DOCS / "integrations.md")):
+        (folder / "examples" / f"snippet{number}.ts").write_text(snippet)
+    npm(folder, "ci", "--no-audit", "--no-fund")
+    npm(folder, "run", "--silent", "examples")
+    return folder
+
+
+def snippets(page: Path) -> list[str]:
+    found = re.findall(r"```ts\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found, f"{page.name} has no example in TypeScript"
+    return found
+
+
+def npm(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(["npm", *arguments], cwd=folder, check=False, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What `aeenc up` starts, on a tiny model, with the corpus `science` and a place for an oracle.
+
+    Yields the variables that lead there.
+    """
+    root = tmp_path_factory.mktemp("fleet")
+    write_tiny_base(root / "base")
+    oracle = f"127.0.0.1:{free_port(set())}"
+    started = Fleet(root / "home", token="secret")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AEENC_TRAINER_BASE_MODEL", str(root / "base"))
+        patch.setenv("AEENC_TRAINER_MAX_TOKENS", "64")
+        targets = started.up(Options(base_port=0, oracles={"node": oracle}, credentials=started.credentials))
+        try:
+            with aeenc.connect(index=targets["index"], token="secret") as client:
+                client.index.build("science", [types_pb2.Premise(id=text, text=text) for text in FACTS])
+            yield {"AEENC_HOME": str(root / "home"), "AEENC_TOKEN": "secret", "AEENC_TEST_ORACLE": oracle}
+        finally:
+            started.down()
+
+
+@pytest.mark.sdk
+def test_the_typescript_code_is_what_the_protos_generate(typescript: Path, capsys: pytest.CaptureFixture[str]):
+    language = protos.typescript(typescript)
+    assert protos.check(language) == 0, capsys.readouterr().err
+    (language.target / "aeenc" / "v1" / "oracle_pb.ts").write_text("")
+    assert protos.check(language) == 1
+
+
+def test_the_lock_of_the_typescript_client_names_no_registry():
+    assert "http" not in (protos.TYPESCRIPT / "package-lock.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.sdk
+async def test_an_oracle_in_node_judges_as_the_one_in_python(typescript: Path):
     environment = {**os.environ, "AEENC_ORACLE_TOKEN": "secret"}
-    with running(["node", str(folder / "oracle.js"), "127.0.0.1:0"], env=environment) as process:
+    example = str(typescript / "build" / "examples" / "oracle.js")
+    with running(["node", example, "127.0.0.1:0"], env=environment) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
@@ -100,19 +167,24 @@ async def judge_in_node(folder: Path) -> None:
     assert (second.task_id, second.verdicts) == ("other", ())
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
-@pytest.mark.skipif(
-    not (NODE / "node_modules").is_dir(), reason="run `npm ci` in examples/node_oracle, or make test-sdk"
-)
-async def test_an_oracle_in_node_judges_as_the_one_in_python():
-    await judge_in_node(NODE)
-
-
 @pytest.mark.sdk
-@pytest.mark.skipif(shutil.which("npm") is None, reason="Node and npm are not installed")
-async def test_an_oracle_in_node_installs_and_judges(tmp_path: Path):
-    folder = tmp_path / "examples" / "node_oracle"
-    shutil.copytree(NODE, folder, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copytree(EXAMPLES.parent / "protos", tmp_path / "protos")
-    subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, check=True, timeout=300)  # noqa: ASYNC221
-    await judge_in_node(folder)
+def test_the_typescript_client_works_beside_a_running_fleet(typescript: Path, fleet: dict[str, str]):
+    environment = {**os.environ, **fleet}
+
+    def node(*arguments: str) -> str:
+        command = ["node", *arguments]
+        done = subprocess.run(
+            command, cwd=typescript / "build", env=environment, check=False, timeout=100, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    tests = sorted(str(path) for path in (typescript / "build" / "tests").glob("*.test.js"))
+    assert "# skipped 0" in node("--test", "--test-reporter=tap", *tests)
+    assert len(node("examples/retrieve.js").splitlines()) == 5
+    oracle = fleet["AEENC_TEST_ORACLE"]
+    with running(["node", str(typescript / "build" / "examples" / "oracle.js"), oracle]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        told = node("examples/watch.js", "science", "node", FACTS[0])
+    assert " SUCCEEDED: " in told.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""An encoder on a tiny model and an index with the corpus `science`, over real sockets, in the test's own process."""
+"""An encoder on tiny models and an index with the corpus `science`, over real sockets, in the test's own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import TinyCheckpoint, register
+from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_cross_encoder_checkpoint
 from support.waiting import until
 from support.worlds.index_world import facts
 
@@ -33,6 +33,7 @@ async def fleet(
 ) -> AsyncIterator[dict[str, str]]:
     """Serves both; yields the variables that lead to them. Sampler and trainer are away."""
     await register(registry, tiny_checkpoint, label="stable")
+    await register(registry, write_tiny_cross_encoder_checkpoint(artifact_store), label="stable")
     place = {"port": 0, "artifacts_dir": artifact_store.root}
     shared = {"redis_url": redis_url, "namespace": namespace, "poll_s": 0.2, "state_dir": tmp_path / "state"}
     with capture_logs():  # a failure shows the output of the distribution's own tests

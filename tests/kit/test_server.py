@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import math
 import types
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -83,6 +84,12 @@ async def health_of(port: int, service: str) -> str:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+async def test_a_service_waits_for_another_that_is_away():
+    channel = Channel("127.0.0.1:1", **Settings().peer())
+    assert channel._retry.away_s == math.inf
+    await channel.close()
 
 
 async def test_health_says_not_serving_until_the_service_is_ready_and_calls_are_refused_with_the_reason() -> None:

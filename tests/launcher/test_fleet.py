@@ -20,7 +20,9 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import OracleServer
 from aeenc.transport.sync import LOOP
+from aeenc.transport.targets import Targets
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from services.launcher.doctor import examine
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import ProcessId, end
 from services.store.artifacts import sha256_of
@@ -119,6 +121,13 @@ def test_up_again_starts_nothing_twice_and_keeps_the_addresses(home: Path, clien
     assert Fleet(home).targets() == targets
     record = json.loads((home / "fleet.json").read_bytes())
     assert (record["format_version"], json.loads((home / "VERSION").read_bytes())) == (1, {"format_version": 1})
+
+
+def test_the_doctor_finds_a_running_fleet_well(home: Path, client: aeenc.Client):
+    targets = Targets(**Fleet(home).targets())
+    found = LOOP.run(examine(targets, Fleet(home)))
+    told = {one.check: one.state for one in found}
+    assert {told[name] for name in ("redis", "encoder", "index", "sampler", "trainer")} == {"ok"}, found
 
 
 @pytest.mark.slow

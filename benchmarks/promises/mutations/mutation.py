@@ -11,6 +11,7 @@ import functools
 import importlib
 import pkgutil
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -55,7 +56,7 @@ class World:
         await reached(getattr(self.client, service).info, times=100)
 
 
-class Mutation:
+class Mutation(ABC):
     """One RPC that changes something. Subclasses give `rpc`, `prepare` and `states`."""
 
     rpc: ClassVar[str]  # Service.Method
@@ -66,16 +67,16 @@ class Mutation:
     def __init__(self, world: World) -> None:
         self.world = world
 
+    @abstractmethod
     async def prepare(self, count: int) -> list[Subject]:
         """Makes subjects for so many calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         """The state of each subject now."""
-        raise NotImplementedError
 
-    async def tidy(self) -> None:
-        """Ends what subjects have started: nothing."""
+    async def tidy(self) -> None:  # noqa: B027 - most start nothing
+        """Ends what subjects have started."""
 
     async def call(self, request: Any, timeout_s: float | None = None) -> Any:
         """Sends a request once; a list is sent as a stream. Returns the answer, the last one of a stream.

@@ -12,6 +12,7 @@ KINDS = (
     "file artifacts/generations/science/.requests/*.json",
     "file encoder-0/labels.json",
     "file trainer-0/jobs/*/epoch.safetensors",
+    "file trainer-0/jobs/*/inputs.json",
     "file trainer-0/jobs/*/job.json",
     "redis ack:*:canary",
     "redis ack:*:previous",
@@ -34,11 +35,13 @@ KINDS = (
     "redis run:*:verdicts",
     "redis task-events",
 )
-# What no call of the probes reads: answers only while their run works, verdicts are a record for people.
-UNREAD = ("redis run:*:answers", "redis run:*:verdicts")
+# What no call of the probes reads: answers only while their run works, verdicts are a record for people, a job's
+# validation only as long as it has no inputs on disk.
+UNREAD = ("redis job:*:validation", "redis run:*:answers", "redis run:*:verdicts")
 # What its owner writes again at its start, before anybody reads it; with Redis up, an encoder does not read its labels.
 REWRITTEN = (
     "file encoder-0/labels.json",
+    "file trainer-0/jobs/*/job.json",
     "redis ack:*:canary",
     "redis ack:*:previous",
     "redis ack:*:stable",

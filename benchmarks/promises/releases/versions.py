@@ -39,7 +39,8 @@ PAIR = types_pb2.Pair(query="q", premise_id="p", premise="a premise", sign=types
 NAMED = f"format_version {MAJOR}"
 LOOK_S = 3.0  # from the start to a look at what a newer record has done
 LIVE = (trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING)
-JOB_S = 8.0  # after which a job has read what an earlier trainer left
+ANSWER_S = 150.0  # for one call: an index waits two minutes for an encoder that serves
+JOB_S = 60.0  # after which a job has read what an earlier trainer left
 POLL_S = 0.2
 START_S = 15.0
 
@@ -256,11 +257,12 @@ async def _starting(client: AsyncClient) -> bool:
     return False
 
 
-async def _a_while(client: AsyncClient, job_id: str) -> Any:
-    """A job when it has ended, or as it is after a while."""
+async def _gone_on(client: AsyncClient, job_id: str) -> Any:
+    """A job once it, or another of its epochs, has ended; or as it is after a while."""
     job = await client.trainer.job(job_id)
+    epochs = job.progress.epochs_done
     for _ in range(int(JOB_S / POLL_S)):
-        if job.state not in LIVE:
+        if job.state not in LIVE or job.progress.epochs_done > epochs:
             break
         await asyncio.sleep(POLL_S)
         job = await client.trainer.job(job_id)
@@ -269,7 +271,7 @@ async def _a_while(client: AsyncClient, job_id: str) -> Any:
 
 async def _outcome(call: Callable[[], Awaitable[Any]]) -> str:
     try:
-        found = await asyncio.wait_for(call(), 20)
+        found = await asyncio.wait_for(call(), ANSWER_S)
     except errors.AeencError as error:
         return "named" if NAMED in error.message else f"{error.code} {error.message[:160]}"
     except TimeoutError:
@@ -313,7 +315,7 @@ def _probes(client: AsyncClient, state: State) -> dict[str, Callable[[], Awaitab
         "events of a run": lambda: every(client.sampler.watch(state.gold_run)),
         "jobs": client.trainer.jobs,
         "events of a job": lambda: every(client.trainer.watch(state.job)),
-        "half-done job": lambda: _a_while(client, state.half_job),
+        "half-done job": lambda: _gone_on(client, state.half_job),
         "infos": lambda: asyncio.gather(
             client.encoder.info(), client.index.info(), client.sampler.info(), client.trainer.info()
         ),

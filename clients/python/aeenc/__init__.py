@@ -20,7 +20,7 @@ from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
-from aeenc.transport.channel import Channel
+from aeenc.transport.channel import PATIENT, Channel, Retry
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ connect = Client  # client = aeenc.connect()
 connect_async = AsyncClient  # inside a running event loop
 
 __all__ = [
+    "PATIENT",
     "AeencEncoder",
     "AeencError",
     "AsyncClient",
@@ -44,6 +45,7 @@ __all__ = [
     "RegistryClient",
     "Retrieval",
     "Retrieved",
+    "Retry",
     "SamplerClient",
     "Scored",
     "SearchResult",

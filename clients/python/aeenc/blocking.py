@@ -24,8 +24,8 @@ from aeenc.people import PeopleClient, StateName, Ticks
 from aeenc.registry import RegistryClient
 from aeenc.sampler import CollectName, SamplerClient, SignName
 from aeenc.trainer import EVALUATE_TIMEOUT_S, BatchingName, Gold, LossName, ModeName, TrainerClient
+from aeenc.transport.channel import Retry
 from aeenc.transport.sync import LOOP, Caller, given, run
-from aeenc.transport.targets import ENCODER, INDEX, SAMPLER, TRAINER
 from aeenc.trees import Tree
 from aeenc.v1 import sampler_pb2, types_pb2
 
@@ -880,25 +880,28 @@ class BlockingRegistryClient:
 class Client:
     """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
+    What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
+    `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
-    Calls that fail transiently (UNAVAILABLE, RESOURCE_EXHAUSTED) are retried within `timeout_s`, unless `retry` is
-    False.
+    `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
+    UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
+    Raises InvalidArgument for a malformed fleet file, timeout or address, and for half a key pair.
     """
 
     def __init__(
         self,
         *,
-        encoder: str = ENCODER,
-        index: str = INDEX,
-        sampler: str = SAMPLER,
-        trainer: str = TRAINER,
+        encoder: str | None = None,
+        index: str | None = None,
+        sampler: str | None = None,
+        trainer: str | None = None,
         token: str | None = None,
         admin_token: str | None = None,
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
-        timeout_s: float = 60.0,
-        retry: bool = True,
+        timeout_s: float | None = None,
+        retry: Retry | bool = True,
     ) -> None:
         async def connected() -> AsyncClient:  # a channel belongs to the event loop that makes it
             return AsyncClient(
@@ -915,13 +918,35 @@ class Client:
                 retry=retry,
             )
 
-        self._awaiting = LOOP.run(connected())
-        self.encoder = BlockingEncoderClient(self._awaiting.encoder)
-        self.index = BlockingIndexClient(self._awaiting.index)
-        self.sampler = BlockingSamplerClient(self._awaiting.sampler)
-        self.people = BlockingPeopleClient(self._awaiting.people)
-        self.trainer = BlockingTrainerClient(self._awaiting.trainer)
-        self.registry = BlockingRegistryClient(self._awaiting.registry)
+        self._open(LOOP.run(connected()))
+
+    def with_options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        retry: Retry | bool | None = None,
+        token: str | None = None,
+        admin_token: str | None = None,
+    ) -> Client:
+        """Makes a client with other options on the same connections: `client.with_options(timeout_s=5).index.info()`.
+
+        None keeps this client's option. A new `token` replaces the admin credential as well, unless there is an
+        `admin_token`. To close either client closes both.
+        """
+        changed = object.__new__(Client)
+        changed._open(
+            self._awaiting.with_options(timeout_s=timeout_s, retry=retry, token=token, admin_token=admin_token)
+        )
+        return changed
+
+    def _open(self, awaiting: AsyncClient) -> None:
+        self._awaiting = awaiting
+        self.encoder = BlockingEncoderClient(awaiting.encoder)
+        self.index = BlockingIndexClient(awaiting.index)
+        self.sampler = BlockingSamplerClient(awaiting.sampler)
+        self.people = BlockingPeopleClient(awaiting.people)
+        self.trainer = BlockingTrainerClient(awaiting.trainer)
+        self.registry = BlockingRegistryClient(awaiting.registry)
 
     def __enter__(self) -> Self:
         return self

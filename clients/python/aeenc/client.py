@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from aeenc.encoder import EncoderClient
@@ -11,50 +12,90 @@ from aeenc.people import PeopleClient
 from aeenc.registry import RegistryClient
 from aeenc.sampler import SamplerClient
 from aeenc.trainer import TrainerClient
-from aeenc.transport.channel import Channel
-from aeenc.transport.targets import ENCODER, INDEX, SAMPLER, TRAINER
+from aeenc.transport.channel import Channel, Retry
+from aeenc.transport.targets import SERVICES, Targets
 
 
 class AsyncClient:
     """The clients of the four services, of human queues and of the registry. Connects at the first call.
 
+    What is None comes from the environment (AEENC_INDEX, AEENC_TOKEN, AEENC_TIMEOUT_S, …), else from
+    `.aeenc/fleet.json` of a local fleet, else it is the default: the ports 50051 to 50054 of this machine, 60 s.
     `token` is the credential of all calls, `admin_token` of those that change what is served (default: `token`).
-    Calls that fail transiently (UNAVAILABLE, RESOURCE_EXHAUSTED) are retried within `timeout_s`, unless `retry` is
-    False.
+    `timeout_s` is the deadline of a call, its retries included. `retry` says when a call is made again that failed with
+    UNAVAILABLE or RESOURCE_EXHAUSTED; by default a service that is away is given up after 4 s. False: never.
+    Raises InvalidArgument for a malformed fleet file, timeout or address, and for half a key pair.
     """
 
     def __init__(
         self,
         *,
-        encoder: str = ENCODER,
-        index: str = INDEX,
-        sampler: str = SAMPLER,
-        trainer: str = TRAINER,
+        encoder: str | None = None,
+        index: str | None = None,
+        sampler: str | None = None,
+        trainer: str | None = None,
         token: str | None = None,
         admin_token: str | None = None,
         ca: Path | str | None = None,
         cert: Path | str | None = None,
         key: Path | str | None = None,
-        timeout_s: float = 60.0,
-        retry: bool = True,
+        timeout_s: float | None = None,
+        retry: Retry | bool = True,
     ) -> None:
-        def channel(target: str, credential: str | None) -> Channel:
-            opened = Channel(target, token=credential, ca=ca, cert=cert, key=key, timeout_s=timeout_s, retry=retry)
-            self._channels.append(opened)
-            return opened
+        targets = Targets.find(
+            encoder=encoder,
+            index=index,
+            sampler=sampler,
+            trainer=trainer,
+            token=token,
+            admin_token=admin_token,
+            ca=ca,
+            cert=cert,
+            key=key,
+            timeout_s=timeout_s,
+        )
+        plain = {name: targets.channel(name, retry=retry) for name in SERVICES}
+        admin = {name: targets.channel(name, retry=retry, admin=True) for name in SERVICES if name != "encoder"}
+        self._open(plain, admin)
 
-        self._channels: list[Channel] = []
-        admin = admin_token or token
-        self.encoder = EncoderClient(channel(encoder, token))
-        self.index = IndexClient(channel(index, token), channel(index, admin))
-        self.sampler = SamplerClient(channel(sampler, token), channel(sampler, admin))
-        self.people = PeopleClient(self.sampler.channel)
-        self.trainer = TrainerClient(channel(trainer, token), channel(trainer, admin))
-        self.registry = RegistryClient(channel(trainer, admin))
+    def with_options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        retry: Retry | bool | None = None,
+        token: str | None = None,
+        admin_token: str | None = None,
+    ) -> AsyncClient:
+        """Makes a client with other options on the same connections: `client.with_options(timeout_s=5).index.info()`.
+
+        None keeps this client's option. A new `token` replaces the admin credential as well, unless there is an
+        `admin_token`. To close either client closes both.
+        """
+        changed = object.__new__(AsyncClient)
+        changed._open(
+            {
+                name: channel.with_options(timeout_s=timeout_s, retry=retry, token=token)
+                for name, channel in self._plain.items()
+            },
+            {
+                name: channel.with_options(timeout_s=timeout_s, retry=retry, token=admin_token or token)
+                for name, channel in self._admin.items()
+            },
+        )
+        return changed
+
+    def _open(self, plain: Mapping[str, Channel], admin: Mapping[str, Channel]) -> None:
+        self._plain, self._admin = plain, admin
+        self.encoder = EncoderClient(plain["encoder"])
+        self.index = IndexClient(plain["index"], admin["index"])
+        self.sampler = SamplerClient(plain["sampler"], admin["sampler"])
+        self.people = PeopleClient(plain["sampler"])
+        self.trainer = TrainerClient(plain["trainer"], admin["trainer"])
+        self.registry = RegistryClient(admin["trainer"])
 
     async def close(self) -> None:
         """Closes all connections."""
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(channel.close() for channel in (*self._plain.values(), *self._admin.values())))
 
     async def __aenter__(self) -> AsyncClient:
         return self

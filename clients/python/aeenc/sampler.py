@@ -127,8 +127,10 @@ class SamplerClient:
 
     async def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
+        await self.run(run_id)  # a sampler that is away from the beginning is not waited for
+        patient = SamplerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(run_id, from_seq=seq), lambda: self.run(run_id), _END_STATES, on_progress
+            lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.run(run_id), _END_STATES, on_progress
         )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:

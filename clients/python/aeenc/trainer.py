@@ -156,8 +156,10 @@ class TrainerClient:
 
     async def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
+        await self.job(job_id)  # a trainer that is away from the beginning is not waited for
+        patient = TrainerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(job_id, from_seq=seq), lambda: self.job(job_id), _END_STATES, on_progress
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.job(job_id), _END_STATES, on_progress
         )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:

@@ -65,13 +65,14 @@ class ScoreCall:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Rows (n, width) of one version, and the time of each step in seconds."""
+    """Rows (n, width) of one version, the tokens they were computed from, and the time of each step in seconds."""
 
     rows: NDArray[np.float32]
     model_version: str
     space_id: str
     precision: str
     truncated: int
+    tokens: int
     total_s: float
     tokenize_s: float
     queue_s: float
@@ -155,7 +156,8 @@ class Encoder:
                 tokenizing = time.monotonic()
                 tokenized = await self._tokenize(prepared)
                 tokenized_at = time.monotonic()
-                await hold.resize(sum(len(tokens.ids) for tokens in tokenized.tokens), deadline)
+                count = sum(len(tokens.ids) for tokens in tokenized.tokens)
+                await hold.resize(count, deadline)
                 counted_at = time.monotonic()
                 computed = await self._compute(prepared, tokenized.tokens, deadline)
         return CallResult(
@@ -164,6 +166,7 @@ class Encoder:
             space_id=prepared.model.space_id,
             precision=prepared.precision,
             truncated=tokenized.truncated,
+            tokens=count,
             total_s=time.monotonic() - started,
             tokenize_s=tokenized_at - tokenizing,
             queue_s=tokenizing - asked + counted_at - tokenized_at + computed.queue_s,

@@ -30,6 +30,7 @@ from services.index.building.vectors import VectorFile, crc32_of
 from services.index.catalogue.requests import FOLDER, name_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
+from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
 PREFIX = ".build-"
@@ -97,7 +98,8 @@ class Journal:
         """Takes over what is there: `kept`, and `premises` as streamed.
 
         Raises Unavailable while another process builds it, AlreadyExists when the request asked for something else
-        before, FailedPrecondition when fewer than `resume_from` premises are kept.
+        before, FailedPrecondition when fewer than `resume_from` premises are kept, NewerFormat for the journal of a
+        newer release.
         """
         self._lock = _locked(self._directory, make=True)
         if self._lock is None:
@@ -254,13 +256,10 @@ def _crc32_of(said: dict[str, Any]) -> int:
 
 def _read_progress(path: Path) -> tuple[dict[str, Any], DurableState]:
     record = json.loads(path.read_bytes())
-    if record["format_version"] != FORMAT_VERSION:
-        raise ValueError(
-            f"{path.name} has format_version {record['format_version']}, this build reads {FORMAT_VERSION}"
-        )
+    check_format(record, FORMAT_VERSION, str(path))
     if record["crc32"] != _crc32_of({"request": record["request"], "kept": record["kept"]}):
         raise ValueError(f"{path.name} does not match its CRC-32")
-    return record["request"], DurableState(**record["kept"])
+    return record["request"], DurableState(**known_fields(DurableState, record["kept"]))
 
 
 def _read_premises(path: Path, kept: DurableState) -> list[PremiseRecord]:
@@ -314,10 +313,14 @@ class FinishedBuilds:
         self._store = store
 
     def get(self, corpus: str, request_id: str) -> FinishedBuild | None:
-        """Finds what a request built; None when it has not finished, or when its generation was deleted since."""
+        """Finds what a request built; None when it has not finished, or when its generation was deleted since.
+
+        Raises DataLoss for a note that cannot be read, NewerFormat for one of a newer release.
+        """
         path = self._path(corpus, request_id)
         try:
             record = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, str(path))
             finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
         except FileNotFoundError:
             return None
@@ -338,10 +341,10 @@ class FinishedBuilds:
             atomic_write(self._path(corpus, request_id), json.dumps(record).encode())
 
     def mark_activated(self, corpus: str, request_id: str) -> None:
-        """Records durably that a request has activated what it built."""
-        finished = self.get(corpus, request_id)
-        if finished is not None:
-            self.put(corpus, request_id, replace(finished, activated=True))
+        """Records durably that a request has activated what it built. What a later release has added stays."""
+        if self.get(corpus, request_id) is not None:
+            path = self._path(corpus, request_id)
+            atomic_write(path, json.dumps({**json.loads(path.read_bytes()), "activated": True}).encode())
 
     def _path(self, corpus: str, request_id: str) -> Path:
         return self._store.root / folder_of(corpus) / FOLDER / f"{name_of(request_id)}.json"

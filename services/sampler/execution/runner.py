@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from aeenc import errors
 from aeenc.registry import RegistryClient
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.sampler.execution.retrieval import Retrieval
@@ -168,8 +168,7 @@ class Runner:
                 try:
                     self._oracle_of[run_id] = (await self._store.get(run_id)).config.oracle
                 except NewerFormat as error:
-                    log.warning("run is left to samplers of a newer release", run=run_id, reason=error.message)
-                    self._unreadable.add(run_id)
+                    self._leave(run_id, error)
                     continue
             if not self._has_room(run_id):
                 continue
@@ -178,6 +177,10 @@ class Runner:
                 task = asyncio.create_task(self._hold(run_id, lease))
                 self._working[run_id] = task
                 task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
+
+    def _leave(self, run_id: str, error: NewerFormat) -> None:
+        log.warning("run is left to samplers of a newer release", run=run_id, reason=error.message)
+        self._unreadable.add(run_id)
 
     def _has_room(self, run_id: str) -> bool:
         """Whether one more run of this kind may be worked on. Those that wait for people take nobody else's place."""
@@ -211,9 +214,12 @@ class Runner:
             if (error := work.exception()) is not None:
                 log.error("run worker failed", run=run_id, exc_info=error)
         finally:
-            await cancel_all([work])
-            with contextlib.suppress(errors.Unavailable):
-                await lease.release()
+            await finish(asyncio.create_task(self._release(lease, work)))
+
+    async def _release(self, lease: WorkLease, work: asyncio.Task[None]) -> None:
+        await cancel_all([work])
+        with contextlib.suppress(errors.Unavailable):
+            await lease.release()
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         run = await self._store.get(run_id)
@@ -228,6 +234,8 @@ class Runner:
         except RunFailed as error:
             log.warning("run failed", run=run_id, reason=str(error))
             await self._end(run, "FAILED", str(error))
+        except NewerFormat as error:
+            self._leave(run_id, error)
         except Exception as error:  # whatever it is, the run has to report it and stay resumable
             log.exception("run failed unexpectedly", run=run_id)
             reason = f"internal error ({type(error).__name__}); the sampler's log has it; resume the run to try again"

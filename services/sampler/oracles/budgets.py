@@ -14,14 +14,14 @@ from redis.asyncio import Redis
 from services.sampler.records.keys import RunKeys
 from services.store.redis import unavailable_if_down
 
-# KEYS: what the oracle was asked in all, what of it for which node (both by oracle and by run)
+# KEYS: what the oracle was asked in all, what of it for which node of the run, the run
 # ARGV: budget, then node and candidates by turns.  Answers 1 for each node that may be asked; each is counted once.
 _RESERVE = """
 local spent = tonumber(redis.call('GET', KEYS[1]) or '0')
-local granted = {}
+local granted, lives = {}, redis.call('EXISTS', KEYS[3]) == 1
 for i = 2, #ARGV, 2 do
   local again = redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1
-  if not again and spent + ARGV[i + 1] <= tonumber(ARGV[1]) then
+  if not again and lives and spent + ARGV[i + 1] <= tonumber(ARGV[1]) then
     spent = spent + ARGV[i + 1]
     redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
     again = true
@@ -41,10 +41,13 @@ class OracleBudgets:
         self._reserve: Any = redis.register_script(_RESERVE)
 
     async def reserve(self, oracle: str, limit: int, run_id: str, nodes: Sequence[tuple[str, int]]) -> list[bool]:
-        """Takes (node, candidates) from what is left of `limit`, in order; whether each may be asked."""
+        """Takes (node, candidates) from what is left of `limit`, in order; whether each may be asked.
+
+        None may be when the run was deleted meanwhile.
+        """
         async with unavailable_if_down(f"count what oracle {oracle!r} is asked"):
             granted = await self._reserve(
-                keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id)],
+                keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)],
                 args=[limit, *(argument for node in nodes for argument in node)],
             )
         return [bool(one) for one in granted]

@@ -29,6 +29,7 @@ from services.sampler.people.tasks import TaskRecord, VerdictKind, task_name
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
+from services.store.formats import NewerFormat
 
 log = get(__name__)
 
@@ -90,9 +91,13 @@ class PeopleGateway:
         """Queues what is new and looks for what is decided, for all callers of `judge` together."""
         while self._new or self._waiting:
             try:
-                await self._queue_new()
-                for run_id in {run_id for run_id, _ in self._waiting}:
-                    await self._look(await self._run(run_id))
+                await self._put_new()
+                for run_id in {run_id for run_id, _ in (*self._new, *self._waiting)}:
+                    try:
+                        await self._take_over(run_id)
+                        await self._look(await self._run(run_id))
+                    except NewerFormat as error:
+                        self._leave(run_id, error)
             except errors.Unavailable as error:
                 log.warning("human queue waits for redis", queue=self.name, reason=error.message)
                 await asyncio.sleep(AWAY_PAUSE_S)
@@ -101,24 +106,33 @@ class PeopleGateway:
                 await asyncio.sleep(AWAY_PAUSE_S)
             await asyncio.sleep(POLL_S)
 
-    async def _queue_new(self) -> None:
-        new = dict(self._new)
+    async def _put_new(self) -> None:
         await self._tasks.put(
             [
                 TaskRecord(run_id, replace(task, task_id=name), self.settings.overlap, self.settings.policy)
-                for (run_id, name), (task, _) in new.items()
+                for (run_id, name), (task, _) in self._new.items()
             ]
         )
-        for run_id in {run_id for run_id, _ in new}:
-            ids = [task_id for of_run, task_id in new if of_run == run_id]
-            found, _ = await self._tasks.read_many(run_id, ids)
-            for stored in found:
-                record = await self._lowered(stored)
-                key = (run_id, record.task.task_id)
-                if waiting := self._new.pop(key, None):
-                    self._waiting[key] = waiting
-                    if record.settled:  # by a worker that died before it committed it
-                        self._resolve(record)
+
+    async def _take_over(self, run_id: str) -> None:
+        """Waits from now on for those new tasks of a run that are in the queue."""
+        ids = [task_id for of_run, task_id in self._new if of_run == run_id]
+        found, _ = await self._tasks.read_many(run_id, ids) if ids else ([], 0.0)
+        for stored in found:
+            record = await self._lowered(stored)
+            key = (run_id, record.task.task_id)
+            if waiting := self._new.pop(key, None):
+                self._waiting[key] = waiting
+                if record.settled:  # by a worker that died before it committed it
+                    self._resolve(record)
+
+    def _leave(self, run_id: str, error: NewerFormat) -> None:
+        """Tells those who wait for a run's tasks that this release cannot read them."""
+        for asked in (self._new, self._waiting):
+            for key in [key for key in asked if key[0] == run_id]:
+                _, future = asked.pop(key)
+                if not future.done():
+                    future.set_exception(error)
 
     async def _lowered(self, record: TaskRecord) -> TaskRecord:
         """The task, for no more people than the queue wants now: one of those it was put before may have left."""

@@ -65,12 +65,16 @@ class TaskQueue:
             return earlier
         leased: list[LeasedTask] = []
         for run in await self._open_runs(run_id):
-            await self.sweep(run)
-            while len(leased) < wanted:
-                one = await self._take(run, annotator, len(leased), request, content)
-                if one is None:
-                    break
-                leased.append(one)
+            try:
+                await self.sweep(run)
+                while len(leased) < wanted:
+                    one = await self._take(run, annotator, len(leased), request, content)
+                    if one is None:
+                        break
+                    leased.append(one)
+            except NewerFormat:  # a task: it keeps nobody from those of other runs
+                if run_id:
+                    raise
         return leased
 
     async def renew(self, lease_id: str) -> float:

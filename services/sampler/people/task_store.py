@@ -6,7 +6,8 @@
 
 `steps` decides what may happen; one script stores a step whole or not at all. Entries of streams are numbered one by
 one. Those of a run are never trimmed; of the events of all queues the last ones are kept. Every method raises
-Unavailable when Redis is away. What `write` has acknowledged is stored.
+Unavailable when Redis is away, and NewerFormat, naming it, for a task of a newer release. What `write` has acknowledged
+is stored.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ local function place(key, score, task)
 end
 """
 
-# KEYS: task, index, waiting, events, all events
+# KEYS: task, index, waiting, events, all events, run
 # ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept
 _PUT = (
     _APPEND
     + """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
 local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
 if ARGV[6] == '1' then
@@ -128,6 +129,10 @@ class TaskKeys:
     def task(self, run_id: str, task_id: str) -> str:
         """A task: what it asks, its record, its revision, its place in the queue (hash)."""
         return f"{self._run}{run_id}:task:{task_id}"
+
+    def run(self, run_id: str) -> str:
+        """The run's record, which a deletion takes away first (hash)."""
+        return f"{self._run}{run_id}:record"
 
     def index(self, run_id: str) -> str:
         """The ids of the run's tasks in the order in which they were queued (list)."""
@@ -213,7 +218,7 @@ class TaskStore:
         self._corrected: Any = redis.register_script(_CORRECTED)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
-        """Queues tasks; those that exist stay as they are."""
+        """Queues tasks; those that exist stay as they are, and those of a run that was deleted are left out."""
         if not new:
             return
         keys = self._keys
@@ -229,6 +234,7 @@ class TaskStore:
                         keys.waiting(run_id),
                         keys.events(run_id),
                         keys.all_events,
+                        keys.run(run_id),
                     ],
                     args=[
                         task_id,
@@ -253,7 +259,9 @@ class TaskStore:
                 pipe.get(self._keys.request(*request))
             (seconds, microseconds), row, *made = await pipe.execute()
         return TaskSnapshot(
-            _record(row) if row else None, seconds + microseconds / 1e6, (made[0] or "") if made else ""
+            _record(run_id, task_id, row) if row else None,
+            seconds + microseconds / 1e6,
+            (made[0] or "") if made else "",
         )
 
     async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
@@ -264,7 +272,8 @@ class TaskStore:
             for task_id in task_ids:
                 pipe.hgetall(self._keys.task(run_id, task_id))
             (seconds, microseconds), *rows = await pipe.execute()
-        return [_record(row) for row in rows if row], seconds + microseconds / 1e6
+        found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
+        return found, seconds + microseconds / 1e6
 
     async def write(
         self, change: Change, queue: str, at: float, request: Sequence[str] = (), content: str = ""
@@ -455,7 +464,8 @@ def _correction(change: Change, at: float) -> Correction:
     return Correction(record.run_id, record.task.task_id, record.revision + 1, change.corrects, at)
 
 
-def _record(row: dict[str, str]) -> TaskRecord:
+def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
+    check_format(row, records.FORMAT_VERSION, f"task {task_id} of run {run_id}")
     task = records.task_from_json(row["task"])
     return records.from_json(task, row["record"], int(row["place"]), int(row["revision"]))
 

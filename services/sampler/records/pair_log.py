@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import EMIT
+from services.sampler.records.run_store import EMIT, UNFINISHED_TTL_S
 from services.sampler.records.runs import FORMAT_VERSION, Pair, PairSign, RunConfig
 from services.store.formats import check_format
 from services.store.life_cycles import Step, now
@@ -27,15 +27,16 @@ SCANNED = 10_000  # keys that Redis looks at in one step
 CLAIMED = 10 * CHUNK  # more pairs than an import has whose claim does not say how many
 IMPORT = "import "  # before the request id in the idempotency key of an import
 
-# KEYS: run, pairs, events, amended, the run's requests, then a request's key for each CHUNK of pairs
+# KEYS: run, pairs, events, amended, the run's requests, the request's claim, then its key for each CHUNK of pairs
 # ARGV: now, whether there is a request id, then pairs
 _IMPORT = (
     EMIT
     + f"""
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+redis.call('PERSIST', KEYS[6])
 local chunk, added = {CHUNK}, 0
 for first = 3, #ARGV, chunk do
-  local request = KEYS[6 + (first - 3) / chunk]
+  local request = KEYS[7 + (first - 3) / chunk]
   if ARGV[2] == '0' or redis.call('EXISTS', request) == 0 then
     local last = math.min(first + chunk - 1, #ARGV)
     for i = first, last do
@@ -105,12 +106,13 @@ class PairLog:
         """The run that an import's request id stands for: `run_id`, or the one of its first attempt.
 
         Raises AlreadyExists when that attempt had another corpus or other pairs, NewerFormat
-        for a note of a newer release. Times of recording do not count.
+        for a note of a newer release. Times of recording do not count. What no import follows expires.
         """
         asked = {"corpus": corpus, "pairs": len(pairs), "digest": await asyncio.to_thread(_digest_of, pairs)}
         async with unavailable_if_down("import pairs"):
             key = self._keys.import_request(request_id)
-            await self._redis.set(key, json.dumps({"format_version": FORMAT_VERSION, "run": run_id, **asked}), nx=True)
+            claim = json.dumps({"format_version": FORMAT_VERSION, "run": run_id, **asked})
+            await self._redis.set(key, claim, nx=True, ex=UNFINISHED_TTL_S)
             claimed: str = await self._redis.get(key)
         if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
             return claimed
@@ -143,7 +145,8 @@ class PairLog:
         """What `add` does, as a step of the transaction that stores the run."""
         own, request = self._keys, self._keys.import_request(request_id)
         keys = [own.record(run_id), own.pairs(run_id), own.events(run_id), own.amended(run_id)]
-        keys += [own.import_requests(run_id), *(f"{request}{ADDED}{start}" for start in range(0, len(pairs), CHUNK))]
+        keys += [own.import_requests(run_id), request]
+        keys += [f"{request}{ADDED}{start}" for start in range(0, len(pairs), CHUNK)]
         args = [now(), int(bool(request_id)), *(pair.to_json() for pair in pairs)]
 
         async def step(client: Any) -> Any:

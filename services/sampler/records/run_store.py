@@ -43,6 +43,13 @@ redis.call('PERSIST', KEYS[8])
 """
 
 
+# KEYS: run, suspects.  ARGV: nodes.  Answers how many of them are new; of a run that was deleted, all
+_SUSPECT = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return #ARGV end
+return redis.call('SADD', KEYS[2], unpack(ARGV))
+"""
+
+
 class RunStore:
     """Records of all runs of one namespace."""
 
@@ -50,6 +57,7 @@ class RunStore:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
+        self._suspect: Any = redis.register_script(_SUSPECT)
         self.requests = self._cycles.requests
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
@@ -185,8 +193,9 @@ class RunStore:
 
     async def suspect(self, run_id: str, node_ids: Sequence[str]) -> bool:
         """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""
+        keys = [self._keys.record(run_id), self._keys.suspects(run_id)]
         async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
-            return not await self._redis.sadd(self._keys.suspects(run_id), *node_ids)
+            return not await self._suspect(keys=keys, args=list(node_ids))
 
 
 def _idempotency_key(record: Mapping[str, str]) -> str:

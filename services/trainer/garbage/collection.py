@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aeenc import errors
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.store.formats import known_fields
 from services.store.redis import Leases
@@ -128,8 +128,11 @@ class Collection:
             try:
                 yield
             finally:
-                await cancel_all([renewing])
-                await self._leases.release(self._lease, self._owner)
+                await finish(asyncio.create_task(self._pass_on(renewing)))
+
+    async def _pass_on(self, renewing: asyncio.Task[None]) -> None:
+        await cancel_all([renewing])
+        await self._leases.release(self._lease, self._owner)
 
     async def _renew(self) -> None:
         while True:

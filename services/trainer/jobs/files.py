@@ -1,7 +1,7 @@
 """The directory of one training job, through which the trainer and its child process talk.
 
-The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl` and `validation.jsonl`; the child writes `progress.json`
-and `result.json`, and `epoch.safetensors`, from which it resumes.
+The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.jsonl` and last `inputs.json`, their hashes;
+the child writes `progress.json` and `result.json`, and `epoch.safetensors`, from which it resumes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from aeenc.errors import DataLoss
 from services.kit.logs import get
-from services.store.artifacts import atomic_write
+from services.store.artifacts import atomic_write, sha256_of
 from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -23,6 +24,9 @@ from services.trainer.jobs.job import JobConfig
 log = get(__name__)
 
 FORMAT_VERSION = 1
+INPUTS = ("pairs.jsonl", "held_out.jsonl", "validation.jsonl")
+HASHES = "inputs.json"
+EPOCH_STATE = "epoch.safetensors"
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -72,15 +76,37 @@ class JobFiles:
     def write_inputs(
         self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
     ) -> None:
-        """Writes the inputs; `validation.jsonl` comes last and marks them complete."""
+        """Writes the inputs; their hashes come last and mark them complete."""
         self._write_lines("pairs.jsonl", (list(astuple(pair)) for pair in pairs))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
+        hashes = {name: sha256_of(self.directory / name) for name in INPUTS}
+        record = {"format_version": FORMAT_VERSION, "sha256": hashes}
+        atomic_write(self.directory / HASHES, json.dumps(record).encode())
 
-    @property
     def has_inputs(self) -> bool:
-        """Whether the inputs are complete."""
-        return (self.directory / "validation.jsonl").is_file()
+        """Whether the inputs are complete and sound; otherwise they can be written anew.
+
+        Raises DataLoss for a damaged input if an epoch has ended: the job must go on with the same pairs.
+        """
+        has_learned = (self.directory / EPOCH_STATE).is_file()
+        record = self._json(HASHES)
+        if record is None:  # release 0.1 wrote none
+            return has_learned and (self.directory / "validation.jsonl").is_file()
+        check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
+        damaged = [name for name, sha256 in record["sha256"].items() if not self._is_sound(name, sha256)]
+        if damaged and has_learned:
+            raise DataLoss(
+                f"{self.directory / damaged[0]} is damaged, and the job has learned from it; start a new job, or "
+                "restore the file"
+            )
+        if damaged:
+            log.warning("a job's input is damaged and written anew", path=str(self.directory / damaged[0]))
+        return not damaged
+
+    def _is_sound(self, name: str, sha256: str) -> bool:
+        path = self.directory / name
+        return path.is_file() and sha256_of(path) == sha256
 
     def plan(self) -> TrainingPlan:
         """Reads the plan."""
@@ -141,6 +167,10 @@ class JobFiles:
         atomic_write(self.directory / name, data.encode())
 
     def _lines(self, name: str) -> Iterator[Any]:
-        with (self.directory / name).open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
+        path = self.directory / name
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise DataLoss(f"{path} cannot be read at line {number} ({error}); start a new job") from error

@@ -190,7 +190,7 @@ class JobRunner:
         except OSError as error:
             reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
             await self._end(job_id, "FAILED", error=reason)
-        except TRANSIENT:
+        except (*TRANSIENT, NewerFormat):
             raise  # `_hold` postpones the job, which stays RUNNING
         except errors.AeencError as error:
             await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
@@ -215,13 +215,17 @@ class JobRunner:
             row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]
         if premise_version:
             await self._report(job.id, {**(files.progress() or {}), "phase": "building"})
-            await self._tandems.build(job, row.space_id, version, premise_version)
+            try:
+                await self._tandems.build(job, row.space_id, version, premise_version)
+            except errors.NotFound as error:
+                began = f"generation {job.generation} of corpus {job.config.corpus!r}"
+                raise JobFailed(f"{error.message}; if {began} has been deleted, start a new job") from error
         if "error" in result:
             raise JobFailed(str(result["error"]), version)
         return version
 
     async def _prepare(self, job: Job, files: JobFiles) -> None:
-        """Writes the child's inputs once: a resumed job learns from the same pairs."""
+        """Writes the child's inputs once: a resumed job learns from the same pairs. Raises as `has_inputs` does."""
         plan = TrainingPlan(
             job_id=job.id,
             config=job.config,
@@ -230,7 +234,7 @@ class JobRunner:
             means=self._means,
         )
         await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
-        if not files.has_inputs:
+        if not await asyncio.to_thread(files.has_inputs):
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
             await asyncio.to_thread(self._write_inputs, job.config, files, pairs, validation)

@@ -12,7 +12,7 @@ from aeenc import errors
 from aeenc.index import IndexClient
 from services.kit.concurrency import finish
 from services.kit.logs import get
-from services.store.registry import LabelRow, Registry
+from services.store.registry import Registry
 from services.trainer.jobs.job import Job
 from services.trainer.jobs.store import JobStore
 from services.trainer.registry.tandem_publishing import await_all
@@ -47,8 +47,9 @@ class TandemBuilder:
         if (known := await self._tandems.get(version)) is not None:
             return known
         await self._registry.set_space(space_id, premise_version)
-        label = await self._registry.set_label(space_id, f"{LABEL}{job.id}", version)
-        try:
+        name = f"{LABEL}{job.id}"
+        try:  # a label that was asked for may be set even if its answer does not arrive
+            label = await self._registry.set_label(space_id, name, version)
             await await_all(self._registry, label, self._patience_s)
             corpus = job.config.corpus
             premises = [one async for one in self._index.list_premises(corpus, generation=job.generation)]
@@ -69,13 +70,13 @@ class TandemBuilder:
             log.info("tandem built", job=job.id, version=version, generation=generation.id, space=space_id)
             return tandem
         finally:
-            await finish(asyncio.create_task(self._close(label)))
+            await finish(asyncio.create_task(self._close(space_id, name)))
 
     async def sweep(self) -> None:
         """Removes labels of jobs that ended while no trainer worked on them."""
         for row in await self._registry.labels(readable=True):
             if row.name.startswith(LABEL) and await self._has_ended(row.name.removeprefix(LABEL)):
-                await self._close(row)
+                await self._close(row.space_id, row.name)
 
     async def _has_ended(self, job_id: str) -> bool:
         try:
@@ -83,10 +84,10 @@ class TandemBuilder:
         except errors.NotFound:  # not a job's label
             return False
 
-    async def _close(self, label: LabelRow) -> None:
+    async def _close(self, space_id: str, name: str) -> None:
         try:
-            await self._registry.delete_label(label.space_id, label.name)
+            await self._registry.delete_label(space_id, name)
         except errors.NotFound:
             pass
         except errors.Unavailable as error:  # the next start sweeps it
-            log.warning("the label of a job stays", label=label.name, reason=error.message)
+            log.warning("the label of a job stays", label=name, reason=error.message)

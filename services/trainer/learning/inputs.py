@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from aeenc.errors import NotFound
 from services.corpus.generation import Generation, open_generation
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.data.training_set import TrainingSet, build_training_set
@@ -48,12 +50,15 @@ class JobInputs:
     def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
         """Loads what a job's directory names.
 
-        Raises FailedPrecondition for data that its loss cannot use, and for a missing GPU.
+        Raises FailedPrecondition for data that its loss cannot use, and for a missing GPU; NotFound for a generation or
+        checkpoint that has been deleted since the job began.
         """
         plan = files.plan()
         store = ArtifactStore(Path(plan.artifacts_dir))
-        base = store.open(FOLDER, plan.config.base_version)
-        generation = open_generation(store, plan.config.corpus, plan.generation)
+        base = open_checkpoint(store, plan.config.base_version)
+        corpus = plan.config.corpus
+        with _named(f"generation {plan.generation} of corpus {corpus!r}"):
+            generation = open_generation(store, corpus, plan.generation)
         training_set = build_training_set(files.pairs(), generation.premises, plan.config.split, files.held_out())
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)
@@ -139,7 +144,22 @@ class JobInputs:
 
     def _frozen(self, version: str, texts: Sequence[str], prefix: str) -> NDArray[np.float32]:
         """Encodes texts (n, dim) by a version; empty for the space's pre-trained encoder."""
-        artifact = self.store.open(FOLDER, version or self.generation.premise_version)
+        artifact = open_checkpoint(self.store, version or self.generation.premise_version)
         frozen = load_encoder(artifact.path, self.spec).to(self.device)
         vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
         return vectors
+
+
+def open_checkpoint(store: ArtifactStore, version: str) -> Artifact:
+    """Opens a checkpoint that the job needs. Raises NotFound with the remedy if it has been deleted."""
+    with _named(f"checkpoint {version}"):
+        return store.open(FOLDER, version)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says of something that the job needs and that is gone what to do: a later attempt would not find it either."""
+    try:
+        yield
+    except NotFound as error:
+        raise NotFound(f"{what}, which the job began with, has been deleted; start a new job") from error

@@ -9,6 +9,8 @@ A request with an id is noted where its label moves. Its retry gets the first an
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
 from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
 from services.trainer.registry.tandem_publishing import TandemActivation, TandemPublisher
+from services.trainer.registry.tandems import Tandem
 
 log = get(__name__)
 
@@ -47,14 +50,32 @@ class Publication:
     gate: Verdict = field(default_factory=Verdict)
 
 
+@dataclass(frozen=True)
+class _Move:
+    """What a publication is asked for."""
+
+    version: str
+    label: str
+    expected_revision: int | None
+    force: bool
+    share: float | None
+    request: Request
+
+
 class Publisher:
-    """The operations on labels. Callers move labels only through it."""
+    """The operations on labels. Callers move labels only through it.
+
+    Moves are made in the order of their arrival: none follows a later one because its reads took longer, when its
+    caller has given up and asked for something else. A comparison and a rollback need no turn, for they name the
+    revision that they found; a tandem, whose publication asks the index, has turns of its own.
+    """
 
     def __init__(
         self, registry: Registry, checkpoints: Checkpoints, space: PretrainedSpace, tandems: TandemPublisher
     ) -> None:
         self._registry, self._checkpoints, self._space = registry, checkpoints, space
         self._tandems, self._gate = tandems, QualityGate(registry, checkpoints)
+        self._turn = asyncio.Lock()
 
     async def publish(
         self,
@@ -76,47 +97,64 @@ class Publisher:
         _check_share(name, share)
         asked = {"version": version, "label": name, "expected_revision": expected_revision, "force": force}
         request = Request(request_id, "Publish", {**asked, "share": share})
-        record = await self._registry.requests.answer(request) or {}
+        move = _Move(version, name, expected_revision, force, share, request)
+        async with self._turn if force else contextlib.nullcontext():
+            record = await self._registry.requests.answer(request) or {}
+            has_tandem = await self._tandems.has(version)
+            if "version" not in record and not has_tandem:
+                moved, gate = await self._move(move)
         if "version" in record:
             return await self._again(record, wait_s)
-        if done := await self._tandems.begun(version, record.get("to", "")):
-            return await self._activated(request, done, record["answer"])
-        row = await self._checkpoints.get(version)
-        gate = Verdict(not_compared="it was forced")
-        if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
-            before = await self._tandems.active(tandem.corpus)
-            compared = None
-            if not force:
-                compared, gate = await self._gate.compare(version, before.space_id, name)
-            done = await self._tandems.publish(
-                tandem,
-                before,
-                compared=compared,
-                expected_revision=expected_revision,
-                force=force,
-                wait_s=min(wait_s, MAX_WAIT_S),
-                request=request,
-                answer=_answer(gate, tandem.generation),
-            )
-            await self._gate.note(version, row.space_id, name, gate, force=force)
-            return await self._activated(request, done, _answer(gate, done.generation))
-        compared = None
-        if not force:
-            compared, gate = await self._gate.compare(version, row.space_id, name)
-            expected_revision = compared if expected_revision is None else expected_revision
+        if has_tandem:
+            if done := await self._tandems.begun(version, record.get("to", "")):
+                return await self._activated(request, done, record["answer"])
+            if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
+                return await self._publish_tandem(move, tandem, wait_s)
+            moved, gate = await self._move(move)
+        return replace(await self._followed(moved, wait_s), gate=gate)
+
+    async def _move(self, move: _Move) -> tuple[LabelRow, Verdict]:
+        """Compares a version unless the move is forced, then points the label at it."""
+        row = await self._checkpoints.get(move.version)
+        compared, gate = await self._compare(move, row.space_id)
+        expected = compared if move.expected_revision is None else move.expected_revision
         moved = await self._registry.set_label(
             row.space_id,
-            name,
-            version,
-            expected_revision=expected_revision,
-            share=share,
-            request=request,
+            move.label,
+            move.version,
+            expected_revision=expected,
+            share=move.share,
+            request=move.request,
             answer=_answer(gate),
         )
         if moved.revision != compared:
-            await self._gate.note(version, row.space_id, name, gate, force=force)
-        log.info("published", label=name, version=version, revision=moved.revision, gate=gate)
-        return replace(await self._followed(moved, wait_s), gate=gate)
+            await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
+        log.info("published", label=move.label, version=move.version, revision=moved.revision, gate=gate)
+        return moved, gate
+
+    async def _publish_tandem(self, move: _Move, tandem: Tandem, wait_s: float) -> Publication:
+        """Compares a tandem with what its corpus serves unless the move is forced, then activates it."""
+        row = await self._checkpoints.get(move.version)
+        before = await self._tandems.active(tandem.corpus)
+        compared, gate = await self._compare(move, before.space_id)
+        done = await self._tandems.publish(
+            tandem,
+            before,
+            compared=compared,
+            expected_revision=move.expected_revision,
+            force=move.force,
+            wait_s=min(wait_s, MAX_WAIT_S),
+            request=move.request,
+            answer=_answer(gate, tandem.generation),
+        )
+        await self._gate.note(move.version, row.space_id, move.label, gate, force=move.force)
+        return await self._activated(move.request, done, _answer(gate, done.generation))
+
+    async def _compare(self, move: _Move, space_id: str) -> tuple[int | None, Verdict]:
+        """Returns the revision of the space's label that the version was compared with, None where it was not."""
+        if move.force:
+            return None, Verdict(not_compared="it was forced")
+        return await self._gate.compare(move.version, space_id, move.label)
 
     async def set_label(
         self,
@@ -131,26 +169,28 @@ class Publisher:
         _check_share(name, share)
         asked = {"label": name, "version": version, "expected_revision": expected_revision, "share": share}
         request = Request(request_id, "SetLabel", asked)
-        if record := await self._registry.requests.answer(request):
-            return LabelRow.of_hash(record)
-        row = await self._checkpoints.get(version)
-        return await self._registry.set_label(
-            row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
-        )
+        async with self._turn:
+            if record := await self._registry.requests.answer(request):
+                return LabelRow.of_hash(record)
+            row = await self._checkpoints.get(version)
+            return await self._registry.set_label(
+                row.space_id, name, version, expected_revision=expected_revision, share=share, request=request
+            )
 
     async def delete_label(self, label: str, space_id: str, request_id: str = "") -> None:
         """Removes a label; `stable` and `previous` stay in the trainer's own space and in those of corpora."""
         name = _checked(label)
         request = Request(request_id, "DeleteLabel", {"label": name, "space_id": space_id})
-        if await self._registry.requests.answer(request):
-            return
-        place = space_id or await self._space_of(name)
-        if name not in {STABLE, PREVIOUS}:
-            await self._registry.delete_label(place, name, request=request)
-        elif place == self._space.space_id:  # refused also while the index is away
+        async with self._turn:
+            if await self._registry.requests.answer(request):
+                return
+            place = space_id or await self._space_of(name)
+            if name not in {STABLE, PREVIOUS}:
+                await self._registry.delete_label(place, name, request=request)
+                return
+        if place == self._space.space_id:  # refused also while the index is away
             raise errors.FailedPrecondition(f"label {name!r} cannot be deleted; point 'stable' elsewhere instead")
-        else:
-            await self._tandems.close(place, name, request)
+        await self._tandems.close(place, name, request)
 
     async def rollback(
         self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""

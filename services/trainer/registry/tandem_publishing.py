@@ -56,6 +56,10 @@ class TandemPublisher:
         self._registry, self._index, self._tandems = registry, index, tandems
         self._store, self._space = store, space
 
+    async def has(self, version: str) -> bool:
+        """Tells whether a version was trained together with its premises; asks Redis alone."""
+        return await self._tandems.get(version) is not None
+
     async def tandem(self, version: str) -> Tandem | None:
         """Finds a version's tandem if its corpus does not serve that space yet; None if moving a label is enough."""
         tandem = await self._tandems.get(version)

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import Channel, EncoderClient, IndexClient, errors, vectors
+from aeenc import PATIENT, Channel, EncoderClient, IndexClient, Retry, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
@@ -242,6 +242,60 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     await absent.close()
 
 
+async def test_a_service_that_is_away_is_given_up_long_before_the_deadline() -> None:
+    async with served(lambda _: None) as (_, channel):
+        target = channel.target
+    absent = Channel(target, timeout_s=60, retry=Retry(away_s=0.3), remedy="start it with `aeenc up`")
+    started = time.monotonic()
+    with pytest.raises(errors.Unavailable, match=r"connection refused.*; start it with `aeenc up`$") as caught:
+        await EncoderClient(absent).encode(["a"])
+    assert time.monotonic() - started < 1.5
+    assert (caught.value.reason, caught.value.request_id) == ("AWAY", "")
+    waiting = asyncio.ensure_future(EncoderClient(absent.with_options(retry=PATIENT)).encode(["a"], timeout_s=1.0))
+    with pytest.raises(errors.Unavailable):
+        await waiting
+    assert time.monotonic() - started > 0.8
+    await absent.close()
+
+
+async def test_a_service_that_answers_but_is_not_ready_is_waited_for() -> None:
+    starting = errors.Unavailable("the service is starting", retry_after_s=0.2)
+    async with served(first(3, starting), retry=Retry(away_s=0.05)) as (servicer, channel):
+        await EncoderClient(channel).encode(["a"])
+    assert len(servicer.request_ids) == 4
+
+
+async def test_attempts_can_be_counted() -> None:
+    async with served(lambda _: errors.Unavailable("starting"), retry=Retry(attempts=3)) as (servicer, channel):
+        with pytest.raises(errors.Unavailable, match="starting"):
+            await EncoderClient(channel).encode(["a"])
+        assert len(servicer.request_ids) == 3
+        with pytest.raises(errors.Unavailable, match="starting"):
+            await EncoderClient(channel.with_options(retry=False)).encode(["a"])
+        assert len(servicer.request_ids) == 4
+    with pytest.raises(errors.InvalidArgument, match="attempts: must be at least 1, got 0"):
+        Retry(attempts=0)
+
+
+async def test_a_view_of_a_connection_has_its_own_token_and_deadline_and_is_closed_with_it() -> None:
+    class Listening(Failing):
+        async def _answer(self, context: Any) -> None:
+            self.request_ids.append(dict(context.invocation_metadata()).get("authorization", ""))
+            if self.request_ids[-1] == "Bearer slow":
+                await asyncio.sleep(5)
+
+    async with served(lambda _: None, Listening, token="first") as (servicer, channel):
+        view = channel.with_options(token="slow", timeout_s=0.2, retry=False)
+        await EncoderClient(channel).encode(["a"])
+        with pytest.raises(errors.DeadlineExceeded, match=r"within 0\.2 s"):
+            await EncoderClient(view).encode(["a"])
+        assert servicer.request_ids == ["Bearer first", "Bearer slow"]
+        await view.close()
+        for closed in (channel, view):
+            with pytest.raises(errors.FailedPrecondition, match="is closed"):
+                await EncoderClient(closed).encode(["a"])
+
+
 async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
     class Slow(Failing):
         async def _answer(self, context: Any) -> None:
@@ -252,8 +306,9 @@ async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = Channel(f"127.0.0.1:{port}")
-    with pytest.raises(errors.DeadlineExceeded, match=r"did not answer within 0.2 s; allow more time"):
-        await EncoderClient(channel).encode(["a"], timeout_s=0.2)
+    said = r"did not answer within 0.2 s; allow more time \(request of-the-caller\)"
+    with pytest.raises(errors.DeadlineExceeded, match=said):
+        await EncoderClient(channel).encode(["a"], timeout_s=0.2, request_id="of-the-caller")
     await channel.close()
     await server.stop(0)
 
@@ -269,9 +324,9 @@ async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_i
         grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
     )
     channel = Channel("127.0.0.1:1")
-    error = channel._translate(lost, None)
+    error = channel._translate(lost, channel.metadata())
     assert type(error) is errors.Unavailable
     assert "127.0.0.1:1 ended the call while a message was being sent" in error.message
     own = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a bug")
-    assert type(channel._translate(own, None)) is errors.AeencError
+    assert type(channel._translate(own, channel.metadata())) is errors.AeencError
     await channel.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -161,6 +162,54 @@ def test_an_error_is_raised_in_the_calling_thread(served: tuple[Servicer, str]) 
         with pytest.raises(errors.Unavailable, match=r"no service answers at 127\.0\.0\.1:1"):
             client.index.retrieve("science", ["a"])
         assert client.encoder.encode(["a"]).model_version == "v1"
+
+
+def test_a_service_that_is_away_is_named_with_the_command_that_starts_it() -> None:
+    with aeenc.connect(index="127.0.0.1:1", retry=aeenc.Retry(away_s=0.1)) as client:
+        started = time.monotonic()
+        with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 .*`aeenc up`.* index=, --index or AEENC_INDEX"):
+            client.index.info()
+        assert time.monotonic() - started < 2
+
+
+def test_options_of_a_call_leave_the_client_as_it_is(served: tuple[Servicer, str]) -> None:
+    with aeenc.connect(encoder=served[1], timeout_s=5) as client:
+        with pytest.raises(errors.DeadlineExceeded, match=r"within 0\.1 s"):
+            client.with_options(timeout_s=0.1).encoder.encode(["slow"])
+        assert client.encoder.encode(["slow"]).model_version == "v1"
+
+
+def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
+    with aeenc.connect(token="t", admin_token="a") as client:
+        shown = [client, client.with_options(token="u"), client.with_options(token="u", admin_token="b")]
+        shown.append(client.with_options(admin_token="b"))
+        both = [(one._awaiting.index.channel, one._awaiting.registry.channel) for one in shown]
+    tokens = [tuple(channel._options["token"] for channel in channels) for channels in both]
+    assert tokens == [("t", "a"), ("u", "u"), ("u", "b"), ("t", "b")]
+
+
+def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
+    served: tuple[Servicer, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = {"format_version": 1, "targets": {"encoder": served[1], "index": "127.0.0.1:1"}}
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet))
+    monkeypatch.setenv("AEENC_HOME", str(tmp_path))
+    monkeypatch.setenv("AEENC_TOKEN", "of the environment")
+    monkeypatch.setenv("AEENC_TIMEOUT_S", "0.1")
+    monkeypatch.setenv("AEENC_INDEX", "127.0.0.1:2")
+    with aeenc.connect(trainer="127.0.0.1:3") as client:
+        awaiting = client._awaiting
+        channels = [one.channel for one in (awaiting.encoder, awaiting.index, awaiting.trainer, awaiting.sampler)]
+        assert [one.target for one in channels] == [served[1], "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:50053"]
+        assert {one._options["token"] for one in channels} == {"of the environment"}
+        with pytest.raises(errors.DeadlineExceeded, match=r"within 0\.1 s"):
+            client.encoder.encode(["slow"])
+    with aeenc.connect(timeout_s=5, token="") as client:
+        assert client.encoder.encode(["slow"]).model_version == "v1"
+        assert client._awaiting.encoder.channel._metadata == [], "no token rather than that of the environment"
+    monkeypatch.setenv("AEENC_TIMEOUT_S", "soon")
+    with pytest.raises(errors.InvalidArgument, match=r"seconds above 0, got 'soon'; see also AEENC_TIMEOUT_S"):
+        aeenc.connect()
 
 
 def test_calls_of_several_threads_run_at_the_same_time(served: tuple[Servicer, str]) -> None:

@@ -8,8 +8,9 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.generation import folder_of, read_active
+from services.index.building.journal import FinishedBuilds
 from services.index.catalogue.requests import RequestNote, RequestNotes
-from support.worlds.index_world import facts, raises
+from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
 
 
 async def activate(index, generation, *, request_id="a", **more):
@@ -100,6 +101,34 @@ async def test_notes_of_requests_are_removed_by_age(serve):
             os.utime(path, (0, 0))
     async with serve():
         assert [path.exists() for path in notes] == [False, False, True]
+
+
+@pytest.mark.parametrize("of", ["a finished build", "an unfinished build"])
+async def test_a_build_that_a_newer_release_has_noted_is_refused_by_name_and_stays(serve, of: str):
+    async with serve(build_sync_s=0.01, build_batch=8) as index:
+        if of == "a finished build":
+            await index.client.build("science", PREMISES, request_id="r")
+            [path] = (index.store.root / folder_of("science")).glob(".requests/*.json")
+        else:
+            await broken_build(index)
+            path = works(index.store)[0] / "progress.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    before = path.read_text()
+    async with serve() as index:
+        again = index.client.build("science", PREMISES, request_id="r", resume_s=0.1)
+        await raises(errors.FailedPrecondition, again, path.name, "format_version 99")
+        assert path.read_text() == before
+        assert (await index.client.build("science", PREMISES, request_id="s")).premises == len(PREMISES)
+
+
+async def test_what_the_next_minor_release_adds_to_the_note_of_a_build_is_read_over_and_kept(serve):
+    async with serve() as index:
+        built = await index.client.build("science", facts(), request_id="r", activate=False)
+        [path] = (index.store.root / folder_of("science")).glob(".requests/*.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "next": 1}))
+        assert (await index.client.build("science", facts(), request_id="r", activate=False)).id == built.id
+        FinishedBuilds(index.store).mark_activated("science", "r")
+        assert {"next": 1, "activated": True}.items() <= json.loads(path.read_text()).items()
 
 
 async def test_a_note_and_explanations_of_a_newer_release_are_refused_by_name_and_stay(serve):

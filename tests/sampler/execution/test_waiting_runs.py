@@ -94,7 +94,9 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         redis = connect(world.settings["redis_url"])
-        store = TaskStore(redis, TaskKeys(world.settings["namespace"]))
+        keys = TaskKeys(world.settings["namespace"])
+        await redis.hset(keys.run("other"), "state", "RUNNING")
+        store = TaskStore(redis, keys)
         read = await store.read(run_id, lease.task.task_id)
         assert read.record is not None
         more = [TaskRecord("other", aeenc.Task(f"t{n}", "other", "q", (), (), ()), 1, "majority") for n in range(400)]

@@ -134,7 +134,10 @@ async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is
 
 async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(redis_url: str, namespace: str):
     redis = connect(redis_url)
-    budgets = OracleBudgets(redis, RunKeys(namespace))
+    keys = RunKeys(namespace)
+    for run_id in ("run", "other run"):
+        await redis.hset(keys.record(run_id), "state", "RUNNING")
+    budgets = OracleBudgets(redis, keys)
     assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("1-0:0", 6), ("2-0:0", 4)]) == [True, False, True]
     assert await budgets.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
     assert await budgets.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]

@@ -76,7 +76,7 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
         process = ServiceProcess.of("sampler", directory, **settings)
         stack.callback(process.kill)
         process.start()
-        channels = [aeenc.Channel(process.target, timeout_s=timeout_s) for timeout_s in (60.0, 2.0)]
+        channels = [aeenc.Channel(process.target, timeout_s=seconds, retry=aeenc.PATIENT) for seconds in (60.0, 2.0)]
         for channel in channels:
             stack.push_async_callback(channel.close)
         sampler = aeenc.SamplerClient(channels[0])

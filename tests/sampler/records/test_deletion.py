@@ -10,6 +10,9 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, types_pb2
 from services.sampler.execution import retention
+from services.sampler.oracles.budgets import OracleBudgets
+from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
@@ -83,6 +86,48 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
         await gone(client, run.id)
         with pytest.raises(errors.NotFound):
             await people.submit(lease, [])
+        assert await left(redis, world) == set()
+
+
+async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothing_behind(
+    world: SamplerWorld, redis: Any
+) -> None:
+    keys, tasks = RunKeys(world.settings["namespace"]), TaskKeys(world.settings["namespace"])
+    runs, budgets, queue = RunStore(redis, keys), OracleBudgets(redis, keys), TaskStore(redis, tasks)
+
+    async def writes(run_id: str) -> tuple[bool, list[bool], list[str]]:
+        task = aeenc.Task("task", run_id, "q", (), (), ())
+        await queue.put([TaskRecord(run_id, task, 1, "majority")])
+        suspected = [await runs.suspect(run_id, ["0-0"]) for _ in range(2)]
+        return suspected[1], await budgets.reserve("o", 10, run_id, [("0-0:0", 6)]), await queue.task_ids(run_id, 0, 2)
+
+    async with world.sampler() as client:
+        run = await finish(client)
+        assert await writes(run.id) == (True, [True], ["task"])
+        await client.delete(run.id)
+        before = await left(redis, world)
+        assert await writes(run.id) == (False, [False], [])
+        assert await left(redis, world) == before == {key for key in before if key.startswith("oracle:")}
+
+
+async def test_what_was_claimed_for_an_import_that_never_came_expires_and_an_import_is_known_for_good(
+    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed")
+
+    key = RunKeys(world.settings["namespace"]).import_request("i1")
+    async with world.sampler() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunStore, "create", dies)
+            with pytest.raises(errors.AeencError):
+                await client.import_pairs("science", [ONE], request_id="i1")
+        assert 0 < await redis.ttl(key) <= 3600
+        first = await client.import_pairs("science", [ONE], request_id="i1")
+        assert await redis.ttl(key) == -1
+        await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i2")
+        assert (await client.import_pairs("science", [ONE], request_id="i1")).run_id == first.run_id
+        await client.delete(first.run_id)
         assert await left(redis, world) == set()
 
 

@@ -18,6 +18,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
+from support.waiting import eventually
 from support.worlds.sampler_world import (
     HYPOTHESES,
     QUEUE,
@@ -230,6 +231,43 @@ async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other
         assert await aeenc.PeopleClient(client.channel).lease("ann") == []
         assert await pair_set(client, run.id) == brute_force()
     assert await redis.hgetall(keys.record(newer.id)) == before
+    await redis.aclose()
+
+
+async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_other_run(world: SamplerWorld):
+    async def judge_another(client: aeenc.SamplerClient, hypothesis: str) -> None:
+        """A further run, of one task that `ben` gets without naming the run."""
+        options = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0}
+        run, people, leases = (
+            await client.start_run([("t", hypothesis)], **options),
+            aeenc.PeopleClient(client.channel),
+            [],
+        )
+
+        async def leased() -> bool:
+            leases.extend(await people.lease("ben"))
+            return bool(leases)
+
+        await eventually(leased)
+        assert leases[0].run_id == run.id
+        await people.submit(leases[0], [])
+        assert (await client.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+
+    redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
+    async with at_work(world, hypotheses=1) as (people, client, newer):
+        task_id = (await anext(people.tasks(newer))).task.task_id
+        key = tasks.task(newer, task_id)
+        await redis.hset(key, "format_version", 2)
+        before = await redis.hgetall(key)
+        refused = f"task {task_id} of run {newer} has format_version 2, this release reads up to 1"
+        for call in (anext(people.tasks(newer)), people.lease("ben", run_id=newer), people.agreement(newer)):
+            with pytest.raises(errors.FailedPrecondition, match=refused):
+                await call
+        await judge_another(client, "hypothesis 2")
+    async with world.sampler(queues={"team": QUEUE}) as client:  # which takes the first run over
+        await judge_another(client, "hypothesis 3")
+        assert (await client.run(newer)).state == sampler_pb2.RUN_STATE_RUNNING
+    assert await redis.hgetall(key) == before
     await redis.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from aeenc import errors
 from services.store.artifacts import ArtifactStore
+from services.trainer.data.training_set import JudgedPair
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs import runner
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import Job
@@ -121,6 +124,80 @@ async def test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_
     bench.runner.start()
     assert "asked to end 5 times (signal 15)" in (await bench.until("FAILED")).error
     assert len(children) == 5
+
+
+async def test_a_tandem_whose_generation_is_deleted_meanwhile_fails_with_its_name_and_the_remedy(
+    bench: Bench, monkeypatch
+):
+    gone = errors.NotFound("corpus 'c' has no generation 'g'; ListGenerations shows them")
+    monkeypatch.setattr(bench.runner, "_tandems", StandInServices(gone))
+    starting(monkeypatch, MAKES_BOTH_ENCODERS)
+    bench.runner.start()
+    remedy = "if generation g of corpus 'c' has been deleted, start a new job"
+    assert (await bench.until("FAILED")).error == f"{gone.message}; {remedy}"
+
+
+FAILS = """
+import json, pathlib, sys
+(pathlib.Path(sys.argv[1]) / "result.json").write_text(json.dumps({"error": "as always"}))
+"""
+BEFORE = [JudgedPair("q", "p", "a premise", "POSITIVE"), JudgedPair("q", "p2", "another", "NEGATIVE")]
+SINCE = [*BEFORE, JudgedPair("q2", "p", "a premise", "POSITIVE")]
+
+
+class PairLog:
+    """A sampler whose runs have got a further pair since the job began."""
+
+    async def read(self, run_ids: tuple[str, ...]) -> AsyncIterator[JudgedPair]:
+        for pair in SINCE:
+            yield pair
+
+
+async def failed_again(bench: Bench, monkeypatch: Any) -> str:
+    monkeypatch.setattr(bench.runner, "_pairs", PairLog())
+    starting(monkeypatch, FAILS)
+    bench.runner.start()
+    return (await bench.until("FAILED")).error
+
+
+DAMAGE = {
+    "nothing": lambda data: data,
+    "the end": lambda data: data[:-5],
+    "a line": lambda data: data[: data.index(b"\n") + 1],
+    "a letter": lambda data: data.replace(b"another", b"enother"),
+    "all": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("lost", DAMAGE)
+async def test_inputs_that_are_damaged_before_anything_is_learned_are_written_anew(bench: Bench, monkeypatch, lost):
+    files = JobFiles(bench.directory)
+    files.write_inputs(BEFORE, [])
+    path = bench.directory / "pairs.jsonl"
+    path.write_bytes(DAMAGE[lost](path.read_bytes()))
+    assert await failed_again(bench, monkeypatch) == "as always"
+    assert list(files.pairs()) == (BEFORE if lost == "nothing" else SINCE)
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "validation.jsonl"])
+async def test_a_job_that_has_learned_from_an_input_damaged_since_fails_with_its_name(bench: Bench, monkeypatch, name):
+    JobFiles(bench.directory).write_inputs(BEFORE, [EvaluationQuery("q", ("a premise",))])
+    (bench.directory / "epoch.safetensors").touch()
+    (bench.directory / name).write_text('["q", "p')
+    error = await failed_again(bench, monkeypatch)
+    assert error.startswith(f"{bench.directory / name} is damaged, and the job has learned from it; start a new job")
+
+
+async def test_a_job_that_an_earlier_release_began_goes_on_with_its_pairs(bench: Bench, monkeypatch):
+    files = JobFiles(bench.directory)
+    files.write_inputs(BEFORE, [])
+    (bench.directory / "inputs.json").unlink()  # that release wrote none
+    (bench.directory / "epoch.safetensors").touch()
+    assert await failed_again(bench, monkeypatch) == "as always"
+    assert list(files.pairs()) == BEFORE
+    (bench.directory / "pairs.jsonl").write_text('["q", "p')
+    with pytest.raises(errors.DataLoss, match=r"pairs.jsonl cannot be read at line 1 .*; start a new job$"):
+        list(files.pairs())
 
 
 async def test_a_progress_that_a_power_cut_has_emptied_does_not_end_a_job(bench: Bench, monkeypatch):

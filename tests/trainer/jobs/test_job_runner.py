@@ -11,6 +11,7 @@ import pytest
 
 from aeenc import errors
 from services.kit.limits import Limits
+from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import LIVE, JobConfig
 from services.trainer.jobs.training_jobs import TrainingJobs
 from support.waiting import eventually, until
@@ -177,6 +178,20 @@ async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(
             await call
     assert await has_state(bench, bench.job.id, "PENDING"), "nobody has touched it"
     assert f"job {bench.job.id} has format_version 2" in bench.readiness.reason
+
+
+@pytest.mark.parametrize("what", ["validation", "inputs"])
+async def test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_them(bench: Bench, what: str):
+    if what == "validation":
+        await bench.store._redis.set(bench.store._validation(bench.job.id), "[2, []]")
+        newer = f"the validation of job {bench.job.id}"
+    else:
+        JobFiles(bench.directory).write_inputs([], [])
+        newer = str(bench.directory / "inputs.json")
+        (bench.directory / "inputs.json").write_text('{"format_version": 2}')
+    bench.runner.start()
+    await until(lambda: f"{newer} has format_version 2" in bench.readiness.reason)
+    assert await has_state(bench, bench.job.id, "RUNNING")
 
 
 async def test_a_job_that_release_0_1_has_cancelled_knows_the_retry_and_goes_on(bench: Bench):

@@ -13,6 +13,7 @@ import pytest
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from services.corpus.generation import folder_of, read_active
 from services.trainer.data.pair_sources import SampledPairs
 from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
 
@@ -109,6 +110,20 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
             break
         await asyncio.sleep(0.05)
     assert children() == [], "a cancelled job's process ends"
+
+
+@pytest.mark.slow
+async def test_a_job_whose_generation_is_deleted_fails_with_its_name_and_the_remedy(world: TrainerWorld):
+    job = await world.start(epochs=50)
+    await world.trainer.cancel(job.id)
+    active = read_active(world.space.store, world.corpus)
+    assert active is not None
+    world.space.store.delete(folder_of(world.corpus), active)  # as the index does once another one is active
+    await world.trainer.resume(job.id)
+    ended = await world.trainer.wait(job.id)
+    assert ended.state == FAILED
+    gone = f"generation {active} of corpus {world.corpus!r}, which the job began with, has been deleted"
+    assert ended.error == f"{gone}; start a new job"
 
 
 async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failure(world: TrainerWorld, monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from aeenc import IndexClient, errors
+from services.kit.concurrency import cancel_all
+from services.store.registry import Registry
 from services.trainer.jobs.tandem_building import TandemBuilder
 from support.waiting import eventually
 from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, pairs, tandem_space, world
@@ -55,6 +58,23 @@ async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_a
     tandem = await world.tandem(pairs[0], job)
     assert await world.tandem(pairs[0], job) == tandem
     assert len({*asked, f"tandem {job.id}"}) == 1, "the index is asked for the same build again"
+
+
+async def test_a_job_that_is_cancelled_before_it_knows_that_its_label_is_set_leaves_no_label(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_label, moved = Registry.set_label, asyncio.Event()
+
+    async def unanswered(self: Registry, *arguments: Any, **options: Any) -> Any:
+        await set_label(self, *arguments, **options)
+        moved.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Registry, "set_label", unanswered)
+    building = asyncio.create_task(world.tandem(pairs[0]))
+    await moved.wait()
+    await cancel_all([building])
+    assert await world.rows.labels(pairs[0].space_id) == []
 
 
 async def test_labels_of_jobs_that_have_ended_are_swept_at_a_start(

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from aeenc.errors import FailedPrecondition
-from services.corpus.generation import PremiseRecord
+from aeenc.errors import FailedPrecondition, NotFound
+from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU
 from services.store.formats import NewerFormat
@@ -356,3 +356,17 @@ def test_a_step_over_more_premises_than_memory_holds_is_refused_by_name(
 
 def test_the_memory_left_on_this_machine_is_told():
     assert (free_bytes(torch.device("cpu")) or 0) > 10_000_000
+
+
+@pytest.mark.parametrize("what", ["generation", "checkpoint"])
+def test_a_job_names_what_it_began_with_and_has_been_deleted_since(space: Space, make_job: MakeJob, what: str):
+    files = make_job()
+    plan = files.plan()
+    if what == "generation":
+        space.store.delete(folder_of(plan.config.corpus), plan.generation)
+        gone = f"generation {plan.generation} of corpus {plan.config.corpus!r}"
+    else:
+        gone = "checkpoint q0123"
+        files.write_plan(replace(plan, config=replace(plan.config, base_version="q0123")))
+    with pytest.raises(NotFound, match=f"^{gone}, which the job began with, has been deleted; start a new job$"):
+        JobInputs.load(files, Rank())

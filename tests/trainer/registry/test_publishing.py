@@ -150,7 +150,7 @@ async def test_what_another_caller_publishes_while_the_gate_compares_is_not_over
 
     async def overtaken(self: Registry, space_id: str, name: str, version: str, **options: Any) -> Any:
         monkeypatch.setattr(Registry, "set_label", move)
-        await world.registry.set_label(name, better)
+        await move(world.rows, space_id, name, better)  # by another trainer
         return await move(self, space_id, name, version, **options)
 
     for force, version in ((False, better), (True, first)):
@@ -345,3 +345,34 @@ async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other
                 await stub.DeleteLabel(registry_pb2.DeleteLabelRequest(label="mine", request_id="s"))
     assert answers[0] == answers[1]
     assert {row.name for row in await registry.labels(space.space_id)} == {"stable", "mine"}
+
+
+@pytest.mark.parametrize("move", ["set", "publish"])
+async def test_a_move_whose_reads_are_slow_does_not_follow_a_later_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, move: str
+):
+    first, second = [await world.checkpoint(f"j{n}", None) for n in range(2)]
+    get, reading, answered = Checkpoints.get, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Checkpoints, version: str) -> Any:
+        if version == first:
+            reading.set()
+            await answered.wait()
+        return await get(self, version)
+
+    async def ask(version: str) -> None:
+        if move == "set":
+            await world.registry.set_label("stable", version)
+        else:
+            await world.registry.publish(version, force=True)
+
+    monkeypatch.setattr(Checkpoints, "get", slow)
+    moves = [asyncio.create_task(ask(first))]
+    await reading.wait()
+    moves.append(asyncio.create_task(ask(second)))
+    await world.registry.labels()  # by now the second one has arrived, too
+    answered.set()
+    await asyncio.gather(*moves)
+    row = await world.rows.label(world.space.space_id, "stable")
+    assert row is not None
+    assert (row.version, row.previous) == (second, first)

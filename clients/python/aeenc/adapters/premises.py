@@ -68,8 +68,7 @@ class FoundPremise:
 class PremiseRetriever:
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
-    `index`, `token`, `ca` and `timeout_s` (default 8) are those of `aeenc.connect`. An address or credential that is
-    None comes from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, from `.aeenc/fleet.json`, or is the default.
+    `index`, `token`, `ca`, `cert` and `key` are those of `aeenc.connect`, found in the same way where they are None.
     Raises InvalidArgument for an option that `IndexClient.retrieve` does not have.
     """
 
@@ -86,8 +85,7 @@ class PremiseRetriever:
     ) -> None:
         self._corpus = corpus
         self._options = known(options or {})
-        self._targets = Targets.find(index=index, token=token, ca=ca)
-        self._cert, self._key = cert, key
+        self._targets = Targets.find(index=index, token=token, ca=ca, cert=cert, key=key)
         self._client: IndexClient | None = None
 
     def retrieve(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
@@ -111,7 +109,7 @@ class PremiseRetriever:
 
     def _connected(self) -> IndexClient:
         if self._client is None:
-            self._client = IndexClient(self._targets.channel(self._targets.index, cert=self._cert, key=self._key))
+            self._client = IndexClient(self._targets.channel("index"))
         return self._client
 
     async def _close(self) -> None:

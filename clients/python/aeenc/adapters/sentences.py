@@ -39,9 +39,9 @@ class AeencEncoder:
 
     `role` is that of texts without a `prompt_name`: "query" or "premise". `label` or `version` names the query encoder
     (default: label `stable`, whose version may change between calls; `version` pins it). Texts too long for the model
-    are cut, as sentence-transformers does, unless `truncate` is False. `encoder` ("host:port"), `token` and `ca` come
-    from AEENC_ENCODER, AEENC_TOKEN, AEENC_CA or a running fleet's `.aeenc/fleet.json` unless given. `timeout_s`
-    (default 8) limits a call of at most `batch_size` sentences.
+    are cut, as sentence-transformers does, unless `truncate` is False. `encoder` ("host:port"), the
+    credentials and `timeout_s`, which limits a call of at most `batch_size` sentences, are found as those of
+    `aeenc.connect`.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class AeencEncoder:
         truncate: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        self._targets = Targets.find(encoder=encoder, token=token, ca=ca, timeout_s=timeout_s)
-        self._cert, self._key = cert, key
+        self._targets = Targets.find(encoder=encoder, token=token, ca=ca, cert=cert, key=key, timeout_s=timeout_s)
         self._role = role_of(role)
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate
@@ -143,7 +142,7 @@ class AeencEncoder:
 
     def _connected(self) -> EncoderClient:
         if self._client is None:
-            self._client = EncoderClient(self._targets.channel(self._targets.encoder, cert=self._cert, key=self._key))
+            self._client = EncoderClient(self._targets.channel("encoder"))
         return self._client
 
     async def _close(self) -> None:

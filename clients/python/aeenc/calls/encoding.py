@@ -36,7 +36,7 @@ class Encoded:
     """The embeddings of one batch.
 
     `vectors` is (n, dim) float32, rows of unit length; `model_version` computed all of them, in `precision` ("" when
-    the encoder does not say); `truncated` texts were cut.
+    the encoder does not say); `truncated` texts were cut; `tokens` were computed in all (0: the encoder does not say).
     """
 
     vectors: NDArray[np.float32]
@@ -45,6 +45,7 @@ class Encoded:
     timings: values.Timings
     truncated: int
     precision: str = ""
+    tokens: int = 0
 
     @classmethod
     def of(cls, response: encoder_pb2.EncodeResponse) -> Encoded:
@@ -56,6 +57,7 @@ class Encoded:
             timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
             precision=_PRECISION_NAMES.get(response.precision, ""),
+            tokens=response.tokens,
         )
 
 

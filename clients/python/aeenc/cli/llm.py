@@ -120,10 +120,9 @@ def check(
         raise InvalidArgument("give either --remote HOST:PORT or --base-url URL with --model NAME")
     out = output_of(context)
     tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
-    cost: dict[str, float] = {}
+    oracle: RemoteOracle | LanguageModelOracle
     if remote is not None:
-        asked = RemoteOracle(remote, token=remote_token, ca=targets_of(context).ca)
-        agreement = asyncio.run(_measured(asked, tasks))
+        oracle = RemoteOracle(remote, token=remote_token, ca=targets_of(context).ca)
     else:
         oracle = LanguageModelOracle(
             base_url or "",
@@ -134,7 +133,7 @@ def check(
             cache=cache,
             budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
         )
-        agreement = asyncio.run(_measured(oracle, tasks, cost))
+    agreement, cost = asyncio.run(_measured(oracle, tasks))
     figures = {name: _shown(getattr(agreement, name)) for name in _FIGURES}
     lines = [f"{_FIGURES[name]:<42}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]
     lines += [f"{name.replace('_', ' '):<42}{value:g}" for name, value in cost.items()]
@@ -151,18 +150,19 @@ _FIGURES = {
 
 
 async def _measured(
-    oracle: RemoteOracle | LanguageModelOracle, tasks: list[GoldTask], cost: dict[str, float] | None = None
-) -> GoldAgreement:
-    """Compares and closes; adds to `cost` what the model has spent."""
-    before = oracle.usage if isinstance(oracle, LanguageModelOracle) else None
+    oracle: RemoteOracle | LanguageModelOracle, tasks: list[GoldTask]
+) -> tuple[GoldAgreement, dict[str, float]]:
+    """Compares and closes; the second value is what a language model has spent on it."""
+    before = _spent(oracle)
     try:
         agreement = await agreement_with_gold(oracle, tasks)
-        if isinstance(oracle, LanguageModelOracle) and before is not None and cost is not None:
-            spent, known = asdict(oracle.usage), asdict(before)
-            cost.update({name: spent[name] - known[name] for name in spent})
-        return agreement
+        return agreement, {name: value - before[name] for name, value in _spent(oracle).items()}
     finally:
         await oracle.close()
+
+
+def _spent(oracle: RemoteOracle | LanguageModelOracle) -> dict[str, float]:
+    return asdict(oracle.usage) if isinstance(oracle, LanguageModelOracle) else {}
 
 
 def _shown(value: float) -> float | None:

@@ -6,10 +6,11 @@ Commands are functions of the modules beside this one. Other distributions add c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -91,6 +92,7 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     1: (errors.AeencError,),
 }
 INTERRUPTED = 130
+_COMPLETION = "_AEENC_COMPLETE"
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -138,10 +140,12 @@ def options(
         str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential of what changes the serving.")
     ] = None,
     ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="AEENC_CERT", help="Client certificate (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(envvar="AEENC_KEY", help="Its private key (PEM).")] = None,
     timeout_s: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.1, show_default="8", help="Seconds for a call, its retries included."),
-    ] = None,
+        float,
+        typer.Option("--timeout", envvar="AEENC_TIMEOUT_S", min=0.1, help="Seconds for a call, its retries included."),
+    ] = 8.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")] = False,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
@@ -153,7 +157,7 @@ def options(
     output.remember(context, output.Output(as_json=as_json))
     given = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": trainer}
     given |= {"token": token, "admin_token": admin_token}
-    targets.remember(context, {**given, "ca": ca, "timeout_s": timeout_s})
+    targets.remember(context, {**given, "ca": ca, "cert": cert, "key": key, "timeout_s": timeout_s})
 
 
 def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context], None]:
@@ -166,10 +170,27 @@ def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context]
     return callback
 
 
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
+    """Prints the script that completes `aeenc` in a shell.
+
+    bash: aeenc completion bash >> ~/.bashrc
+
+    zsh: aeenc completion zsh >> ~/.zshrc, after the line with compinit
+
+    fish: aeenc completion fish > ~/.config/fish/completions/aeenc.fish
+    """
+    os.environ[_COMPLETION] = f"source_{shell}"  # this is how typer is asked for it
+    try:
+        app(args=[], prog_name="aeenc")
+    finally:
+        del os.environ[_COMPLETION]
+
+
 def _app() -> typer.Typer:
     made = typer.Typer(name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
     for command in _COMMANDS:
         made.command()(command)
+    made.command()(completion)
     for name, (about, commands) in _GROUPS.items():
         group = typer.Typer(help=about, no_args_is_help=True)
         if name == "import":

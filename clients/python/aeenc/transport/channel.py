@@ -7,11 +7,14 @@ static list.
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +25,12 @@ from aeenc.transport import status
 from aeenc.transport.addresses import Address, resolve, split
 
 T = TypeVar("T")
+_Metadata = list[tuple[str, str]]
 
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
 LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
+AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
 _BEST_FIRST = (
@@ -38,13 +43,34 @@ _BEST_FIRST = (
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
+@dataclass(frozen=True)
+class Retry:
+    """When a call that failed with UNAVAILABLE or RESOURCE_EXHAUSTED is made again: within its deadline, and after
+    pauses that grow to 2 s or last as long as the service asks for.
+
+    `attempts` (at least 1) limits the attempts of a call, the first included; None: only the deadline does. A target
+    at which nothing answers is given up after `away_s`; a service that answers and is not ready yet is waited for.
+    """
+
+    attempts: int | None = None
+    away_s: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.attempts is not None and self.attempts < 1:
+            raise errors.InvalidArgument.field("attempts", f"must be at least 1, got {self.attempts}")
+
+
+PATIENT = Retry(away_s=math.inf)  # for programs that outlive restarts of the service, as the services themselves
+
+
 class Channel:
     """A connection to the service at `target`: `host:port`, `unix:path`, `dns:///name:port` or `host:port,host:port`.
 
     Calls go round robin over the servers of a DNS name or of a list.
     `token` travels as `authorization: Bearer …`. With `ca` the connection is TLS; `cert` and `key` add a client
     certificate; the server's must bear `tls_name`, by default the target's host. `timeout_s` is the default deadline of
-    a call. Without `retry` every failure is raised at once.
+    a call. `retry` says when a failed call is made again; with False every failure is raised at once. `remedy` ends the
+    error of a target at which nothing answers.
     Raises InvalidArgument for half a key pair or an empty address.
     """
 
@@ -57,17 +83,18 @@ class Channel:
         cert: Path | str | None = None,
         key: Path | str | None = None,
         timeout_s: float = 60.0,
-        retry: bool = True,
+        retry: Retry | bool = True,
         tls_name: str = "",
+        remedy: str = "is it running there?",
     ) -> None:
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
         self.target = target
         self.timeout_s = timeout_s
-        self._retry = retry
+        self._retry = _policy(retry)
         self._pid = os.getpid()
-        self._is_closed = False
-        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._closed = asyncio.Event()  # one for all views of the connection
+        self._metadata = _credential(token)
         self._tls_name = tls_name
         self._options: dict[str, Any] = {
             "token": token,
@@ -76,6 +103,7 @@ class Channel:
             "key": key,
             "timeout_s": timeout_s,
             "retry": retry,
+            "remedy": remedy,
         }
         options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -87,7 +115,7 @@ class Channel:
         if tls_name:
             options.append(("grpc.ssl_target_name_override", tls_name))
         credentials: grpc.ChannelCredentials | None = None
-        if ca is not None:
+        if ca:
             credentials = grpc.ssl_channel_credentials(
                 Path(ca).read_bytes(),
                 Path(key).read_bytes() if key else None,
@@ -101,7 +129,26 @@ class Channel:
         ]
         self.grpc: Any = channels[0] if len(channels) == 1 else SpreadChannel(channels)
 
-    def metadata(self, request_id: str = "") -> list[tuple[str, str]]:
+    def with_options(
+        self, *, timeout_s: float | None = None, retry: Retry | bool | None = None, token: str | None = None
+    ) -> Channel:
+        """Makes a view of this connection with other options; None keeps this one's. To close either closes both."""
+        changed = {"timeout_s": timeout_s, "retry": retry, "token": token}
+        options = {**self._options, **{name: value for name, value in changed.items() if value is not None}}
+        view = copy.copy(self)
+        vars(view).update(
+            _options=options,
+            timeout_s=options["timeout_s"],
+            _retry=_policy(options["retry"]),
+            _metadata=_credential(options["token"]),
+        )
+        return view
+
+    def patient(self) -> Channel:
+        """Makes a view of this connection that waits for a service that is away, as long as a call may last."""
+        return self.with_options(retry=replace(self._retry, away_s=math.inf))
+
+    def metadata(self, request_id: str = "") -> _Metadata:
         """Makes the metadata of one call: the credential, and the request id, by default a new one.
 
         Raises FailedPrecondition where no call can be made any more: after `close`, or after a fork.
@@ -128,7 +175,7 @@ class Channel:
         async def attempt(left_s: float) -> T:
             return await method(request, timeout=left_s, metadata=metadata)
 
-        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+        return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
 
     async def send_stream(
         self,
@@ -153,28 +200,32 @@ class Channel:
                 sent.reraise()
                 raise
 
-        return await self._repeated(attempt, timeout_s or self.timeout_s, retry)
+        return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
 
-    async def _repeated(self, attempt: Callable[[float], Awaitable[T]], budget_s: float, retry: bool) -> T:
+    async def _repeated(
+        self, attempt: Callable[[float], Awaitable[T]], metadata: _Metadata, budget_s: float, retry: bool
+    ) -> T:
         """Makes attempts with the seconds that are left until one succeeds, or fails for good."""
         deadline = time.monotonic() + budget_s
         refusal: errors.AeencError | None = None
-        for number in range(1_000_000):
-            left_s = deadline - time.monotonic()
+        away_since: float | None = None
+        for number in range(self._retry.attempts or 1_000_000):
+            begun = time.monotonic()
+            left_s = deadline - begun
             try:
                 return await attempt(max(left_s, 0.001))
             except asyncio.CancelledError:
                 self._refuse_closed()
                 raise
             except grpc.aio.AioRpcError as rpc_error:
-                error = self._translate(rpc_error, budget_s)
+                error = self._translate(rpc_error, metadata, budget_s)
                 if refusal is not None and left_s < LAST_ATTEMPT_S and isinstance(error, errors.DeadlineExceeded):
                     raise refusal from None  # the last attempt had no time to say why
                 refusal, pause_s = error, _pause_s(error, number)
-                if (
-                    not (retry and self._retry and isinstance(error, _RETRYABLE))
-                    or pause_s > deadline - time.monotonic()
-                ):
+                away_since = (away_since or begun) if error.reason == AWAY else None
+                give_up = min(deadline, (away_since or math.inf) + self._retry.away_s)
+                is_last = not retry or number + 1 == self._retry.attempts
+                if is_last or not isinstance(error, _RETRYABLE) or time.monotonic() + pause_s > give_up:
                     raise error from None
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
@@ -187,12 +238,13 @@ class Channel:
         No default deadline: a watch may last as long as what it watches.
         """
         sent = _Sent(request) if isinstance(request, AsyncIterator) else None
-        call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=self.metadata())
+        metadata = self.metadata()
+        call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=metadata)
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, timeout_s) from None
+            raise self._translate(rpc_error, metadata, timeout_s) from None
         except asyncio.CancelledError:
             if sent is not None:
                 sent.reraise()
@@ -217,11 +269,12 @@ class Channel:
 
         The call is cancelled at the end, which does nothing to one that has ended.
         """
-        call = method(metadata=self.metadata())
+        metadata = self.metadata()
+        call = method(metadata=metadata)
         try:
             yield call
         except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, None) from None
+            raise self._translate(rpc_error, metadata) from None
         except asyncio.CancelledError:
             self._refuse_closed()
             raise
@@ -239,7 +292,7 @@ class Channel:
 
     async def close(self) -> None:
         """Closes the connection. Calls in flight and later ones raise FailedPrecondition."""
-        self._is_closed = True
+        self._closed.set()
         await self.grpc.close()
 
     def _refuse_unusable(self) -> None:
@@ -253,21 +306,32 @@ class Channel:
     def _refuse_closed(self) -> None:
         """Raises FailedPrecondition once the connection is closed, unless it is the task that is being cancelled."""
         task = asyncio.current_task()
-        if self._is_closed and not (task is not None and task.cancelling()):
+        if self._closed.is_set() and not (task is not None and task.cancelling()):
             raise errors.FailedPrecondition(f"the connection to {self.target} is closed; connect again") from None
 
-    def _translate(self, rpc_error: grpc.aio.AioRpcError, budget_s: float | None) -> errors.AeencError:
+    def _translate(
+        self, rpc_error: grpc.aio.AioRpcError, metadata: _Metadata, budget_s: float | None = None
+    ) -> errors.AeencError:
+        """Makes the error of a call; also where no answer came, the service's log may have it under the request id."""
         error = status.from_rpc_error(rpc_error)
         if _is_ours(rpc_error):
             return error
+        error = self._explained(error, budget_s)
+        if error.reason != AWAY:
+            error.request_id = error.request_id or dict(metadata)[status.REQUEST_ID_KEY]
+        return error
+
+    def _explained(self, error: errors.AeencError, budget_s: float | None) -> errors.AeencError:
+        """Says in our words what gRPC itself reports."""
         if isinstance(error, errors.Unavailable):
             reason = "connection refused" if "refused" in error.message else error.message
-            return errors.Unavailable(f"no service answers at {self.target} ({reason}); is it running there?")
+            message = f"no service answers at {self.target} ({reason}); {self._options['remedy']}"
+            return errors.Unavailable(message, reason=AWAY)
         if isinstance(error, errors.Overloaded) and "larger than max" in error.message:  # grpc's own check of sizes
             return errors.TooLarge(f"a message to or from {self.target} is too large ({error.message}); split the call")
         if isinstance(error, errors.Cancelled):  # not by us: grpc's core drops calls not accepted in time
             return errors.Unavailable(f"{self.target} has dropped the call, as a server with too many does; try later")
-        if rpc_error.code() is grpc.StatusCode.INTERNAL and error.message == _FAILED_WRITE:
+        if type(error) is errors.AeencError and error.message == _FAILED_WRITE:
             return errors.Unavailable(f"{self.target} ended the call while a message was being sent to it; try again")
         if isinstance(error, errors.DeadlineExceeded) and budget_s:
             return errors.DeadlineExceeded(f"{self.target} did not answer within {budget_s:.3g} s; allow more time")
@@ -348,6 +412,16 @@ class SpreadChannel:
         chosen = (ready or hopeful or turns)[0]
         self._turn = chosen + 1
         return chosen
+
+
+def _policy(retry: Retry | bool) -> Retry:
+    if isinstance(retry, Retry):
+        return retry
+    return Retry() if retry else Retry(attempts=1)
+
+
+def _credential(token: str | None) -> _Metadata:
+    return [("authorization", f"Bearer {token}")] if token else []
 
 
 def _is_ours(rpc_error: grpc.aio.AioRpcError) -> bool:

@@ -1,8 +1,8 @@
 """Addresses and credentials of the services: what is given, the environment, the local fleet's file, the defaults.
 
-The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN,
-AEENC_ADMIN_TOKEN and AEENC_CA. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder in
-AEENC_HOME instead, if set); the launcher writes it:
+The variables are AEENC_ENCODER, AEENC_INDEX, AEENC_SAMPLER, AEENC_TRAINER, AEENC_TOKEN, AEENC_ADMIN_TOKEN, AEENC_CA,
+AEENC_CERT, AEENC_KEY and AEENC_TIMEOUT_S. The fleet's file is `.aeenc/fleet.json` of the working directory (the folder
+in AEENC_HOME instead, if set); the launcher writes it:
 
     {"format_version": 1, "targets": {"encoder": "127.0.0.1:50051", "index": …, "sampler": …, "trainer": …,
                                       "oracle": …}}
@@ -17,58 +17,71 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument
-from aeenc.transport.channel import Channel
+from aeenc.transport.channel import Channel, Retry
 
-ENCODER = "127.0.0.1:50051"
-INDEX = "127.0.0.1:50052"
-SAMPLER = "127.0.0.1:50053"
-TRAINER = "127.0.0.1:50054"
-ORACLE = "127.0.0.1:50055"
 FLEET_FORMAT = 1
-NAMES = ("encoder", "index", "sampler", "trainer", "oracle")
-_VARIABLES = ("encoder", "index", "sampler", "trainer", "token", "admin_token", "ca")  # AEENC_ and the name in capitals
+SERVICES = ("encoder", "index", "sampler", "trainer")
+NAMES = (*SERVICES, "oracle")
+_OPTIONS = (*SERVICES, "token", "admin_token", "ca", "cert", "key", "timeout_s")  # AEENC_ and the name in capitals
 
 
 @dataclass(frozen=True)
 class Targets:
     """Addresses and credentials of the services. `timeout_s` limits one call, its retries included."""
 
-    encoder: str = ENCODER
-    index: str = INDEX
-    sampler: str = SAMPLER
-    trainer: str = TRAINER
-    oracle: str = ORACLE
+    encoder: str = "127.0.0.1:50051"
+    index: str = "127.0.0.1:50052"
+    sampler: str = "127.0.0.1:50053"
+    trainer: str = "127.0.0.1:50054"
+    oracle: str = "127.0.0.1:50055"
     token: str | None = None
     admin_token: str | None = None
     ca: Path | str | None = None
-    timeout_s: float = 8.0
+    cert: Path | str | None = None
+    key: Path | str | None = None
+    timeout_s: float = 60.0
 
     @classmethod
     def find(cls, **given: Any) -> Targets:
         """Finds each field: as given unless None, else its variable, else the local fleet's file, else the default.
 
-        Raises InvalidArgument for a malformed fleet file.
+        Raises InvalidArgument for a malformed fleet file or timeout.
         """
-        set_here = {name: os.environ.get(f"AEENC_{name.upper()}") or None for name in _VARIABLES}
-        chosen = {**set_here, **{name: value for name, value in given.items() if value is not None}}
-        return cls(**{**read_fleet(home()), **{name: value for name, value in chosen.items() if value is not None}})
+        found: dict[str, Any] = {name: os.environ.get(f"AEENC_{name.upper()}") or None for name in _OPTIONS}
+        found |= {name: value for name, value in given.items() if value is not None}
+        if found["timeout_s"] is not None:
+            found["timeout_s"] = _seconds(found["timeout_s"])
+        return cls(**{**read_fleet(home()), **{name: value for name, value in found.items() if value is not None}})
 
     def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
-        return {
-            "encoder": self.encoder,
-            "index": self.index,
-            "sampler": self.sampler,
-            "trainer": self.trainer,
-            "token": self.token,
-            "admin_token": self.admin_token,
-            "ca": self.ca,
-            "timeout_s": timeout_s or self.timeout_s,
-        }
+        return {**{name: getattr(self, name) for name in _OPTIONS}, "timeout_s": timeout_s or self.timeout_s}
 
-    def channel(self, target: str, *, cert: Path | str | None = None, key: Path | str | None = None) -> Channel:
-        """Opens a connection to one of the services. Raises InvalidArgument for half a key pair."""
-        return Channel(target, token=self.token, ca=self.ca, cert=cert, key=key, timeout_s=self.timeout_s)
+    def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
+        """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.
+
+        Raises InvalidArgument for half a key pair.
+        """
+        return Channel(
+            getattr(self, service),
+            token=(admin and self.admin_token) or self.token,
+            ca=self.ca,
+            cert=self.cert,
+            key=self.key,
+            timeout_s=self.timeout_s,
+            retry=retry,
+            remedy=f"start it with `aeenc up`, or say where it is: {service}=, --{service} or AEENC_{service.upper()}",
+        )
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise InvalidArgument.field("timeout_s", f"must be seconds above 0, got {value!r}; see also AEENC_TIMEOUT_S")
+    return seconds
 
 
 def home() -> Path:

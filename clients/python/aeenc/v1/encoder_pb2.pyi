@@ -58,20 +58,22 @@ class EncodeRequest(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., space_id: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("embeddings", "model_version", "space_id", "timings", "truncated", "precision")
+    __slots__ = ("embeddings", "model_version", "space_id", "timings", "truncated", "precision", "tokens")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     embeddings: _types_pb2.Embeddings
     model_version: str
     space_id: str
     timings: _types_pb2.Timings
     truncated: int
     precision: _types_pb2.Precision
-    def __init__(self, embeddings: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ...) -> None: ...
+    tokens: int
+    def __init__(self, embeddings: _Optional[_Union[_types_pb2.Embeddings, _Mapping]] = ..., model_version: _Optional[str] = ..., space_id: _Optional[str] = ..., timings: _Optional[_Union[_types_pb2.Timings, _Mapping]] = ..., truncated: _Optional[int] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class EncodeStreamRequest(_message.Message):
     __slots__ = ("batch", "batch_seq")

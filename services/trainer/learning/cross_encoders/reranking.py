@@ -25,10 +25,9 @@ from services.trainer.evaluation.ranking import CLOSE, gold_ranks
 from services.trainer.jobs.job import why_not
 from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBatches, pair_batches
 from services.trainer.learning.cross_encoders.regression_objective import RegressionObjective, TrainedScorer
-from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.inputs import JobInputs, open_checkpoint
 from services.trainer.learning.loop.epoch_state import BEST
 from services.trainer.learning.query_encoder import Encoders
-from services.trainer.registry.checkpoints import FOLDER
 from services.transformer import load_transformer
 
 FIRST = 50  # premises of an encoder's ranking that can become negatives
@@ -123,7 +122,7 @@ class RerankingInputs(JobInputs):
 
     @property
     def _begun_with(self) -> Artifact:
-        return self.store.open(FOLDER, self.generation.premise_version)
+        return open_checkpoint(self.store, self.generation.premise_version)
 
     def _new_model(self) -> nn.Module:
         """Puts the pre-trained transformer below a new head, the same for a seed. Raises FailedPrecondition."""

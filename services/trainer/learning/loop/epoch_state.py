@@ -21,11 +21,12 @@ from aeenc.errors import FailedPrecondition
 from services.kit.logs import get
 from services.store.artifacts import atomic_write, sync_directory
 from services.store.formats import check_format, known_fields
+from services.trainer.jobs.files import EPOCH_STATE
 
 log = get(__name__)
 
 FORMAT_VERSION = 2  # version 1 had neither a head nor a version number
-FILE = "epoch.safetensors"
+FILE = EPOCH_STATE
 BEST, BEST_PREMISES = "best.safetensors", "best_premises.safetensors"  # the second only in mode DUAL
 HASH = "sha256"  # of the tensors and of the other metadata, beside them
 NEXT = "next-"  # before the name of weights that replace these once the state names their epoch

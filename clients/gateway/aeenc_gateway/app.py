@@ -1,0 +1,59 @@
+"""The application: operations, the gate before them, errors, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from aeenc.errors import AeencError
+from aeenc.transport.targets import Targets
+from aeenc_gateway import embeddings, problems, retrieval, tei
+from aeenc_gateway.embeddings import json_response
+from aeenc_gateway.fleet import Fleet
+from aeenc_gateway.gate import Gate
+from aeenc_gateway.operations import PAGE, document
+
+OPERATIONS = [*embeddings.OPERATIONS, *retrieval.OPERATIONS, *tei.OPERATIONS]
+
+
+def make_app(
+    targets: Targets, *, token: str | None = None, timeout_s: float = 60.0, body_bytes: int = 4 * 1024 * 1024
+) -> Starlette:
+    """Makes the ASGI application. It connects when it starts, and runs whether or not the services do.
+
+    `token` is the credential of callers that send none; that of `targets` is not used. `timeout_s` limits a call.
+    """
+
+    @asynccontextmanager
+    async def connected(app: Starlette) -> AsyncIterator[None]:
+        app.state.fleet = fleet = Fleet.connect(targets, timeout_s=timeout_s)
+        yield
+        await fleet.close()
+
+    described = document(OPERATIONS)
+
+    async def openapi(_: Request) -> Response:
+        return json_response(described)
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse(PAGE)
+
+    return Starlette(
+        routes=[*(one.route() for one in OPERATIONS), Route("/openapi.json", openapi), Route("/docs", page)],
+        middleware=[Middleware(Gate, token=token, body_bytes=body_bytes)],
+        exception_handlers={
+            AeencError: problems.on_error,
+            HTTPException: problems.on_http_error,
+            ValidationError: problems.on_invalid_body,
+            Exception: problems.on_bug,
+        },
+        lifespan=connected,
+    )

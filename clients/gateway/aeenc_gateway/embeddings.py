@@ -1,0 +1,137 @@
+"""OpenAI's embeddings and models, as OpenAI's own clients call them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aeenc.errors import InvalidArgument
+from aeenc_gateway.fleet import PREMISE, Fleet
+from aeenc_gateway.operations import Operation
+
+CROSS_ENCODERS = "cross-encoder"  # their space; they compute scores, no vectors
+
+
+def as_texts(value: Any) -> Any:
+    """Makes a list of one text. Raises for token ids, which belong to another model's tokenizer."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and any(isinstance(one, int | list) for one in value):
+        raise PydanticCustomError(
+            "token_ids",
+            "holds token ids of another model's tokenizer; send texts (in LangChain: check_embedding_ctx_length=False)",
+        )
+    return value
+
+
+_ONE_OR_MANY = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+Texts = Annotated[list[str], BeforeValidator(as_texts), WithJsonSchema(_ONE_OR_MANY)]
+
+
+class EmbeddingRequest(BaseModel):
+    """Texts to embed."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"input": ["iron is a metal"], "model": "stable"}})
+
+    input: Texts = Field(description="One text, or several. No token ids.")
+    model: str = Field(
+        "", description="A label or a version of a query encoder, or `premise`. Default: as the encoder chooses."
+    )
+    encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, little-endian.")
+    dimensions: int | None = Field(None, description="Refused: the index knows vectors of full length alone.")
+    user: str = Field("", description="The routing key: calls with the same go to the same version of a canary.")
+    truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
+
+
+class Embedding(BaseModel):
+    """The unit vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """The tokens computed, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """The vectors in the order of the texts. `model` is the version that computed all of them."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    space_id: str
+    truncated: int
+
+
+class Model(BaseModel):
+    """A name for `model`. `created` is always 0."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(BaseModel):
+    """Labels, versions, and `premise`."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """Embeds texts as queries, or with model `premise` as premises."""
+    if body.dimensions is not None:
+        raise InvalidArgument.field(
+            "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
+        )
+    fleet: Fleet = request.app.state.fleet
+    found = await fleet.encode(body.input, body.model, routing_key=body.user, truncate=body.truncate)
+    rows: Any = found.vectors
+    if body.encoding_format == "base64":
+        rows = [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]
+    return json_response(
+        {
+            "object": "list",
+            "data": [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)],
+            "model": found.model_version,
+            "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+            "space_id": found.space_id,
+            "truncated": found.truncated,
+        }
+    )
+
+
+async def models(request: Request) -> Response:
+    """Lists what `model` of an embedding may be."""
+    fleet: Fleet = request.app.state.fleet
+    info = await fleet.encoder.info()
+    loaded = [one for one in info.versions if one.space_id != CROSS_ENCODERS]
+    labels = {label for one in loaded for label in one.labels}
+    names = [*sorted(labels), PREMISE, *(one.version for one in loaded)]
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "aeenc"} for name in names]
+    return json_response({"object": "list", "data": data})
+
+
+def json_response(content: Any) -> Response:
+    """Writes numbers of numpy as they are: float32 in its shortest form."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+OPERATIONS = [
+    Operation("POST", "/v1/embeddings", embeddings, "Embed texts (OpenAI)", EmbeddingRequest, Embeddings),
+    Operation("GET", "/v1/models", models, "List models (OpenAI)", answer=Models),
+]

@@ -1,0 +1,122 @@
+"""Routes of Hugging Face's text-embeddings-inference (TEI): embed, rerank, info, health."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, RootModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aeenc.adapters.sentences import role_of
+from aeenc.errors import InvalidArgument
+from aeenc_gateway.embeddings import Texts, json_response
+from aeenc_gateway.fleet import PREMISE, Fleet
+from aeenc_gateway.operations import Operation
+
+
+class EmbedRequest(BaseModel):
+    """Texts to embed. Vectors have unit length also without `normalize`."""
+
+    inputs: Texts = Field(description="One text, or several. No token ids.")
+    truncate: bool | None = Field(None, description="Whether to cut texts that are too long instead of refusing them.")
+    truncation_direction: Literal["Right", "right"] = Field("Right", description="The end that is cut.")
+    prompt_name: str | None = Field(None, description="`query` (default), or `document` for texts that are searched.")
+    normalize: bool = Field(True, description="Changes nothing.")
+    dimensions: int | None = Field(None, description="Refused: the index knows vectors of full length alone.")
+
+
+class RerankRequest(BaseModel):
+    """A query and the texts to put in order."""
+
+    query: str
+    texts: list[str]
+    raw_scores: bool = Field(False, description="The cross-encoder's own scores instead of ones between 0 and 1.")
+    return_text: bool = False
+    truncate: bool | None = Field(None, description="Whether to cut pairs that are too long instead of refusing them.")
+    truncation_direction: Literal["Right", "right"] = Field("Right", description="The end that is cut.")
+
+
+class Rank(BaseModel):
+    """A text's place in the request, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Vectors(RootModel[list[list[float]]]):
+    """One unit vector for each text."""
+
+
+class Ranks(RootModel[list[Rank]]):
+    """The texts, best first."""
+
+
+class Info(BaseModel):
+    """The encoder: `model_id` is the version of label `stable`."""
+
+    model_id: str
+    model_dtype: str
+    max_input_length: int
+    max_client_batch_size: int
+    version: str
+    space_id: str
+
+
+async def embed(body: EmbedRequest, request: Request) -> Response:
+    """Embeds texts: one unit vector for each."""
+    if body.dimensions is not None:
+        raise InvalidArgument.field(
+            "dimensions", f"is {body.dimensions}; leave it out: the index knows vectors of full length alone"
+        )
+    fleet: Fleet = request.app.state.fleet
+    model = PREMISE if role_of(body.prompt_name or "query") == "premise" else ""
+    found = await fleet.encode(body.inputs, model, truncate=bool(body.truncate))
+    return json_response(np.ascontiguousarray(found.vectors))
+
+
+async def rerank(body: RerankRequest, request: Request) -> Response:
+    """Ranks texts for a query by the cross-encoder, best first."""
+    fleet: Fleet = request.app.state.fleet
+    scored = await fleet.encoder.score(body.query, body.texts, truncate=bool(body.truncate))
+    scores = scored.scores if body.raw_scores else 1.0 / (1.0 + np.exp(-scored.scores))
+    ranks: list[dict[str, Any]] = [
+        {"index": int(n), "score": scores[n]} | ({"text": body.texts[n]} if body.return_text else {})
+        for n in np.argsort(-scored.scores, kind="stable")
+    ]
+    return json_response(ranks)
+
+
+async def info(request: Request) -> Response:
+    """Describes the encoder."""
+    fleet: Fleet = request.app.state.fleet
+    told = await fleet.encoder.info()
+    stable = [one.version for one in told.labels if (one.space_id, one.label) == (told.default_space_id, "stable")]
+    limits = told.service.limits
+    return json_response(
+        {
+            "model_id": "".join(stable),
+            "model_dtype": told.runtime.rpartition("/")[2],
+            "max_input_length": limits.tokens,
+            "max_client_batch_size": limits.items,
+            "version": told.service.software_version,
+            "space_id": told.default_space_id,
+        }
+    )
+
+
+async def health(request: Request) -> Response:
+    """Answers 200 while the encoder serves, without a token too."""
+    fleet: Fleet = request.app.state.fleet
+    await fleet.check()
+    return Response()
+
+
+OPERATIONS = [
+    Operation("POST", "/embed", embed, "Embed texts (TEI)", EmbedRequest, Vectors),
+    Operation("POST", "/rerank", rerank, "Rank texts (TEI)", RerankRequest, Ranks),
+    Operation("GET", "/info", info, "Describe the encoder (TEI)", answer=Info),
+    Operation("GET", "/health", health, "Check the encoder (TEI)"),
+]

@@ -1,0 +1,120 @@
+"""A gateway in the test's own process, over real sockets: before the running fleet, or before a double of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import uvicorn
+from aeenc_gateway import make_app
+from aeenc_gateway.__main__ import listen
+
+from aeenc import errors
+from aeenc.transport import status
+from aeenc.transport.targets import Targets
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2
+
+Serve = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def serving(targets: Targets, **options: Any) -> AsyncIterator[str]:
+    """Serves on a free port; yields the URL."""
+    listening = listen("127.0.0.1", 0)
+    config = uvicorn.Config(make_app(targets, **options), log_level="critical", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    """A gateway before the running fleet."""
+    async with serving(Targets.find()) as served:
+        yield served
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        yield client
+
+
+class Double(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexServiceServicer):
+    """Encoder and index that answer as told, and remember the metadata of each call."""
+
+    def __init__(self) -> None:
+        self.error: errors.AeencError | None = None
+        self.after = 0  # calls that go well, before `error` and `hold` count
+        self.has_labels = True
+        self.metadata: list[dict[str, Any]] = []
+        self.requests: list[Any] = []
+        self.asked = asyncio.Semaphore(0)  # released by each call
+        self.hold: asyncio.Event | None = None
+        self.cancelled = asyncio.Event()
+
+    async def Encode(self, request: Any, context: Any) -> encoder_pb2.EncodeResponse:
+        no_label = errors.VersionNotLoaded(f"label {request.model.label!r} names nothing here")
+        await self._answer(request, context, no_label if request.model.label and not self.has_labels else self.error)
+        vectors = types_pb2.Embeddings(
+            data=bytes(8 * len(request.texts)), dtype=types_pb2.D_TYPE_FLOAT32, rows=len(request.texts), dim=2
+        )
+        return encoder_pb2.EncodeResponse(embeddings=vectors, model_version="q1", tokens=3 * len(request.texts))
+
+    async def Retrieve(self, request: Any, context: Any) -> index_pb2.RetrieveResponse:
+        await self._answer(request, context, self.error)
+        results = [index_pb2.RetrievedPremises() for _ in request.texts]
+        return index_pb2.RetrieveResponse(results=results, model_version="q1", generation="g1")
+
+    async def _answer(self, request: Any, context: Any, error: errors.AeencError | None) -> None:
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.requests.append(request)
+        self.asked.release()
+        if len(self.requests) <= self.after:
+            return
+        if self.hold is not None:
+            try:
+                await self.hold.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        if error is not None:
+            context.set_trailing_metadata(((status.DETAILS_KEY, status.details_of(error)),))
+            await context.abort(status.code_of(error), error.message)
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[Targets]:
+        server = grpc.aio.server()
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
+        index_pb2_grpc.add_IndexServiceServicer_to_server(self, server)
+        target = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await server.start()
+        try:
+            yield Targets(encoder=target, index=target)
+        finally:
+            await server.stop(None)
+
+
+@pytest.fixture
+def double() -> Double:
+    return Double()
+
+
+@pytest.fixture
+async def before(double: Double) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of a gateway before the double."""
+    async with (
+        double.listening() as targets,
+        serving(targets) as served,
+        httpx.AsyncClient(base_url=served) as client,
+    ):
+        yield client

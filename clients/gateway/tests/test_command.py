@@ -1,0 +1,83 @@
+"""The command: where it listens, how it finds the fleet, and what stops its start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("aeenc-gateway"))
+
+
+@asynccontextmanager
+async def running(*arguments: str, **options):
+    process = await asyncio.create_subprocess_exec(COMMAND, *arguments, stderr=asyncio.subprocess.PIPE, **options)
+    try:
+        async with asyncio.timeout(30):
+            told = (await process.stderr.readline()).decode()
+        yield told, re.findall(r"http://\S+", told)[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            await process.wait()
+
+
+async def test_a_running_fleets_file_leads_to_it(tmp_path):
+    targets = {"index": os.environ["AEENC_INDEX"], "encoder": os.environ["AEENC_ENCODER"]}
+    (tmp_path / ".aeenc").mkdir()
+    (tmp_path / ".aeenc" / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": targets}))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AEENC_")}
+    async with running("--port", "0", cwd=tmp_path, env=variables) as (told, url):
+        assert f"(encoder {targets['encoder']}, index {targets['index']})" in told
+        async with httpx.AsyncClient(base_url=url) as http:
+            assert (await http.post("/embed", json={"inputs": "sun"})).status_code == 200
+
+
+async def test_settings_come_from_the_environment_and_flags_win():
+    variables = {**os.environ, "AEENC_GATEWAY_PORT": "0", "AEENC_GATEWAY_BODY_BYTES": "2000"}
+    async with running(env=variables) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        assert (await http.post("/embed", json={"inputs": "sun " * 1000})).status_code == 413
+    async with running("--body-bytes", "8000", env=variables) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        assert (await http.post("/embed", json={"inputs": "sun " * 1000})).status_code == 400  # by the encoder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--host", "0.0.0.0"], 2, "is not loopback"),
+        (["--host", "0.0.0.0", "--token", "t", "--tls-cert", "c", "--tls-key", "k"], 2, "is not loopback"),
+        (["--tls-cert", "c"], 2, "belong together"),
+        (["--port", "70000"], 2, "AEENC_GATEWAY_PORT (--port)"),
+        (["--nonsense"], 2, "--nonsense"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_with_its_name(arguments, status, words):
+    ended = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (status, "")
+    assert words in ended.stderr
+
+
+def test_a_malformed_fleet_file_stops_the_start(tmp_path):
+    (tmp_path / "fleet.json").write_text("{")
+    variables = {**os.environ, "AEENC_HOME": str(tmp_path)}
+    ended = subprocess.run([COMMAND], env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "fleet.json:1: not JSON" in ended.stderr
+
+
+async def test_a_port_that_is_taken_is_named():
+    async with running("--port", "0") as (_, url):
+        port = url.rpartition(":")[2]
+        command = [COMMAND, "--port", port]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: ASYNC221
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr

@@ -1,0 +1,113 @@
+// A connection to one service: credential, request id, deadline, retries, and errors as AeencError.
+
+import { randomUUID } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShape } from "@bufbuild/protobuf";
+import type { StreamResponse, Transport, UnaryResponse } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { AeencError } from "./errors.js";
+
+const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
+const FIRST_PAUSE_MS = 100;
+
+export interface ChannelOptions {
+  token: string | undefined;
+  ca: string | undefined;
+  timeoutMs: number;
+}
+
+/** Calls the service at `target` (`host:port`). Throws INVALID_ARGUMENT for anything else. */
+export class Channel implements Transport {
+  readonly #inner: Transport;
+  readonly #sessions: Http2SessionManager;
+  #isClosed = false;
+
+  constructor(
+    readonly target: string,
+    readonly options: ChannelOptions,
+  ) {
+    if (!/^(\[[^\]]+\]|[^:/,]+):\d+$/.test(target)) {
+      throw new AeencError("INVALID_ARGUMENT", `address ${JSON.stringify(target)} is not host:port; give one server`);
+    }
+    const baseUrl = `${options.ca ? "https" : "http"}://${target}`;
+    const tls = options.ca ? { ca: readFileSync(options.ca) } : {};
+    this.#sessions = new Http2SessionManager(baseUrl, {}, tls);
+    this.#inner = createGrpcTransport({ baseUrl, sessionManager: this.#sessions });
+  }
+
+  /** A unary call: transient failures are repeated with growing pauses within the deadline. */
+  async unary<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    signal: AbortSignal | undefined,
+    timeoutMs: number | undefined,
+    header: HeadersInit | undefined,
+    input: MessageInitShape<I>,
+  ): Promise<UnaryResponse<I, O>> {
+    const budgetMs = timeoutMs ?? this.options.timeoutMs;
+    const deadline = performance.now() + budgetMs;
+    const headers = this.#headers(header);
+    const message = withRequestId(method.input, input);
+    for (let attempt = 0; ; attempt++) {
+      const leftMs = Math.max(Math.ceil(deadline - performance.now()), 1);
+      try {
+        return await this.#inner.unary(method, signal, leftMs, headers, message);
+      } catch (error) {
+        const failure = AeencError.from(error, this.target, budgetMs);
+        const pauseMs = (failure.retryAfterMs ?? FIRST_PAUSE_MS * 2 ** attempt) * (0.8 + 0.4 * Math.random());
+        const isLast = !failure.isTransient || attempt >= RETRIES || pauseMs > deadline - performance.now();
+        if (isLast || signal?.aborted) throw failure;
+        await sleep(pauseMs, undefined, { signal }).catch(() => Promise.reject(failure));
+      }
+    }
+  }
+
+  /** A streaming call; never repeated. No default deadline where the service streams: a watch may last. */
+  async stream<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodStreaming<I, O>,
+    signal: AbortSignal | undefined,
+    timeoutMs: number | undefined,
+    header: HeadersInit | undefined,
+    input: AsyncIterable<MessageInitShape<I>>,
+  ): Promise<StreamResponse<I, O>> {
+    const limitMs = timeoutMs ?? (method.methodKind === "client_streaming" ? this.options.timeoutMs : undefined);
+    const translate = (error: unknown) => AeencError.from(error, this.target, limitMs);
+    try {
+      const response = await this.#inner.stream(method, signal, limitMs, this.#headers(header), input);
+      return { ...response, message: translated(response.message, translate) };
+    } catch (error) {
+      throw translate(error);
+    }
+  }
+
+  /** Ends the connection and the calls in flight. Later calls throw FAILED_PRECONDITION. */
+  close(): void {
+    this.#isClosed = true;
+    this.#sessions.abort();
+  }
+
+  #headers(given: HeadersInit | undefined): Headers {
+    if (this.#isClosed) {
+      throw new AeencError("FAILED_PRECONDITION", `the connection to ${this.target} is closed; connect again`);
+    }
+    const headers = new Headers(given);
+    if (!headers.has("x-request-id")) headers.set("x-request-id", randomUUID().replaceAll("-", ""));
+    if (this.options.token) headers.set("authorization", `Bearer ${this.options.token}`);
+    return headers;
+  }
+}
+
+/** Gives a call that changes something its own `request_id`, so that repeating it changes nothing twice. */
+function withRequestId<I extends DescMessage>(schema: I, input: MessageInitShape<I>): MessageInitShape<I> {
+  const takesOne = schema.fields.some((field) => field.name === "request_id");
+  const given = (input as { requestId?: string }).requestId;
+  return takesOne && !given ? ({ ...input, requestId: randomUUID() } as MessageInitShape<I>) : input;
+}
+
+async function* translated<T>(messages: AsyncIterable<T>, translate: (error: unknown) => AeencError): AsyncIterable<T> {
+  try {
+    yield* messages;
+  } catch (error) {
+    throw translate(error);
+  }
+}

@@ -1,0 +1,245 @@
+// The client: retrieval and runs under one roof, and every other call of the protos through `service`.
+
+import { randomUUID } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
+import type { DescService, MessageInitShape } from "@bufbuild/protobuf";
+import { timestampDate } from "@bufbuild/protobuf/wkt";
+import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
+import { Channel } from "./channel.js";
+import { AeencError } from "./errors.js";
+import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
+import { FusionMethod, IndexService, RetrieveMode } from "./gen/aeenc/v1/index_pb.js";
+import { type Run, RunConfigSchema, SamplerService } from "./gen/aeenc/v1/sampler_pb.js";
+import { TrainerService } from "./gen/aeenc/v1/trainer_pb.js";
+import { Precision, Truncate } from "./gen/aeenc/v1/types_pb.js";
+import { type ConnectOptions, findTargets, type ServiceName, type Targets } from "./targets.js";
+
+const PAUSE_MS = 500;
+const CHUNK_HYPOTHESES = 512;
+
+/** How to match texts and premises: by the encoder, by words (BM25), by both, or by words in rounds. */
+export type Mode = "dense" | "lexical" | "hybrid" | "iterative_lexical";
+
+const MODES: Record<Mode, RetrieveMode> = {
+  dense: RetrieveMode.DENSE,
+  lexical: RetrieveMode.LEXICAL,
+  hybrid: RetrieveMode.HYBRID,
+  iterative_lexical: RetrieveMode.ITERATIVE_LEXICAL,
+};
+const METHODS = { min_max: FusionMethod.MIN_MAX, reciprocal_rank: FusionMethod.RECIPROCAL_RANK };
+const PRECISIONS = { float32: Precision.FLOAT32, float16: Precision.FLOAT16, int8: Precision.INT8 };
+
+/** Options of one call. */
+export interface CallOptions {
+  /** The deadline, retries included, in milliseconds. Default: that of the client. */
+  timeoutMs?: number;
+  /** Ends the call when it is aborted. */
+  signal?: AbortSignal;
+}
+
+/** Options of `retrieve`, as the message RetrieveRequest describes them. */
+export interface RetrieveOptions extends CallOptions {
+  /** The number of premises per text. Default: 10. */
+  k?: number;
+  mode?: Mode;
+  /** How mode `hybrid` combines both rankings; `lexicalWeight` is BM25's share, 0 to 1. */
+  fusion?: { method?: keyof typeof METHODS; lexicalWeight?: number };
+  /** The query encoder by label. Default: `stable`. */
+  label?: string;
+  /** The query encoder by version, instead of `label`. */
+  version?: string;
+  /** Ids of the premises already found, one list per text: seeks what these leave unexplained. */
+  accepted?: readonly (readonly string[])[];
+  /** The share, 0 to 1, of premises that explained similar hypotheses. */
+  prior?: number;
+  /** The share, 0 to 1, of the first premises' direction that is taken off the query. */
+  negativeFeedback?: number;
+  /** How many of the first premises a cross-encoder re-ranks, at least `k`. */
+  rerank?: number;
+  rerankWeight?: number;
+  /** Whether to drop a premise whose text is the query's. Default: true. */
+  dropSelf?: boolean;
+  /** Ids never to return. */
+  exclude?: readonly string[];
+  /** Only premises with one of these splits, or without any. */
+  splits?: readonly string[];
+  /** The generation to search. Default: the active one. */
+  generation?: string;
+  /** Cuts texts that are too long for the model, instead of refusing them. */
+  truncate?: boolean;
+  precision?: keyof typeof PRECISIONS;
+  /** Calls with the same key take the same route while a canary has a share. */
+  routingKey?: string;
+}
+
+/** One premise found; `score` is a cosine in mode `dense`. */
+export interface Hit {
+  id: string;
+  text: string;
+  score: number;
+}
+
+/** The premises found, one list per text, best first, and where they come from. */
+export interface Retrieved {
+  results: Hit[][];
+  modelVersion: string;
+  spaceId: string;
+  generation: string;
+  exact: boolean;
+  rerankVersion: string;
+  /** The splits asked for that no premise of the generation has. */
+  unknownSplits: string[];
+}
+
+/** One event of a run; `run` is its state after the event. */
+export interface RunEvent {
+  seq: number;
+  at: Date | undefined;
+  run: Run;
+}
+
+/** The configuration of a run; `corpus` and `oracle` are needed. */
+export type RunOptions = Omit<MessageInitShape<typeof RunConfigSchema>, "$typeName">;
+
+/** Opens the connections to the services at the first call. Close it when you are done, or Node stays alive. */
+export function connect(options: ConnectOptions = {}): Client {
+  return new Client(options);
+}
+
+/** The four services. All calls throw `AeencError`. */
+export class Client {
+  readonly encoder: ServiceClient<typeof EncoderService>;
+  readonly index: ServiceClient<typeof IndexService>;
+  readonly sampler: ServiceClient<typeof SamplerService>;
+  readonly trainer: ServiceClient<typeof TrainerService>;
+  readonly #targets: Targets;
+  readonly #timeoutMs: number;
+  readonly #channels = new Map<string, Channel>();
+
+  constructor(options: ConnectOptions = {}) {
+    this.#targets = findTargets(options);
+    this.#timeoutMs = options.timeoutMs ?? 60_000;
+    this.encoder = this.service(EncoderService);
+    this.index = this.service(IndexService);
+    this.sampler = this.service(SamplerService);
+    this.trainer = this.service(TrainerService);
+  }
+
+  /** All calls of a service of `aeenc/v1/*`, typed. Admin services get the admin token. */
+  service<S extends DescService>(service: S): ServiceClient<S> {
+    const [, name = "", admin] = /^(\w+?)(Admin)?Service$/.exec(service.name) ?? [];
+    const place = (name === "Registry" ? "trainer" : name.toLowerCase()) as ServiceName;
+    const target = this.#targets[place];
+    if (service.file.proto.package !== "aeenc.v1" || !target) {
+      throw new AeencError("INVALID_ARGUMENT", `${service.typeName} is none of the services; give one of aeenc/v1`);
+    }
+    const key = `${place} ${admin ?? ""}`;
+    let channel = this.#channels.get(key);
+    if (!channel) {
+      const token = admin ? this.#targets.adminToken : this.#targets.token;
+      channel = new Channel(target, { token, ca: this.#targets.ca, timeoutMs: this.#timeoutMs });
+      this.#channels.set(key, channel);
+    }
+    return createClient(service, channel);
+  }
+
+  /** Finds the premises of `corpus` that best explain each text. */
+  async retrieve(corpus: string, texts: readonly string[], options: RetrieveOptions = {}): Promise<Retrieved> {
+    const { k = 10, mode = "dense", label, version, fusion, accepted = [], precision, signal, timeoutMs } = options;
+    const response = await this.index.retrieve(
+      {
+        corpus,
+        texts: [...texts],
+        k,
+        mode: MODES[mode],
+        ...(fusion && {
+          fusion: { method: METHODS[fusion.method ?? "min_max"], lexicalWeight: fusion.lexicalWeight },
+        }),
+        accepted: accepted.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
+        ...(version ? { model: { selector: { case: "version" as const, value: version } } } : {}),
+        ...(label && !version ? { model: { selector: { case: "label" as const, value: label } } } : {}),
+        prior: options.prior,
+        negativeFeedback: options.negativeFeedback,
+        rerank: options.rerank,
+        rerankWeight: options.rerankWeight,
+        dropSelf: options.dropSelf,
+        excludeIds: [...(options.exclude ?? [])],
+        ...(options.splits?.length ? { filter: { anySplit: [...options.splits] } } : {}),
+        generation: options.generation,
+        truncate: options.truncate ? Truncate.END : Truncate.ERROR,
+        ...(precision && { precision: PRECISIONS[precision] }),
+        routingKey: options.routingKey,
+      },
+      { signal, timeoutMs },
+    );
+    return {
+      results: response.results.map(({ premises }) => premises.map(({ id, text, score }) => ({ id, text, score }))),
+      modelVersion: response.modelVersion,
+      spaceId: response.spaceId,
+      generation: response.generation,
+      exact: response.exact,
+      rerankVersion: response.rerankVersion,
+      unknownSplits: response.unknownSplits,
+    };
+  }
+
+  /** Starts a run over hypotheses and returns at once. Makes an idempotency key where none is given. */
+  async startRun(
+    hypotheses: Iterable<{ id: string; text: string }>,
+    config: RunOptions,
+    options: CallOptions = {},
+  ): Promise<Run> {
+    const all = [...hypotheses];
+    const keyed = { ...config, idempotencyKey: config.idempotencyKey || randomUUID() };
+    async function* requests() {
+      yield { config: keyed, hypotheses: all.slice(0, CHUNK_HYPOTHESES) };
+      for (let start = CHUNK_HYPOTHESES; start < all.length; start += CHUNK_HYPOTHESES) {
+        yield { hypotheses: all.slice(start, start + CHUNK_HYPOTHESES) };
+      }
+    }
+    const { run } = await this.sampler.startRun(requests(), options);
+    return present(run);
+  }
+
+  /**
+   * Replays the events of a run from `fromSeq` on and follows them until it ends, across a restart of the sampler
+   * that takes no longer than the client's `timeoutMs`.
+   */
+  async *watchRun(
+    runId: string,
+    options: { fromSeq?: number; signal?: AbortSignal } = {},
+  ): AsyncGenerator<RunEvent, void, undefined> {
+    let next = options.fromSeq ?? 1;
+    let brokenAt: number | undefined;
+    for (;;) {
+      try {
+        const events = this.sampler.watchRun({ runId, fromSeq: BigInt(next) }, { signal: options.signal });
+        for await (const { seq, at, run } of events) {
+          brokenAt = undefined;
+          next = Number(seq) + 1;
+          yield { seq: Number(seq), at: at && timestampDate(at), run: present(run) };
+        }
+        return;
+      } catch (error) {
+        brokenAt ??= performance.now();
+        const isAway = error instanceof AeencError && error.code === "UNAVAILABLE";
+        if (!isAway || performance.now() - brokenAt > this.#timeoutMs) throw error;
+        await sleep(PAUSE_MS, undefined, { signal: options.signal });
+      }
+    }
+  }
+
+  /** Closes all connections. */
+  close(): void {
+    for (const channel of this.#channels.values()) channel.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+function present<T>(value: T | undefined): T {
+  if (value === undefined) throw new AeencError("INTERNAL", "the sampler's answer has no run; is it another release?");
+  return value;
+}

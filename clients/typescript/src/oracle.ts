@@ -1,0 +1,220 @@
+// The oracle's server side: give `judge`, serve it; the sampler calls it over gRPC.
+//
+// An exception in `judge`, and an answer that names no candidates of the task, reach the sampler as UNAVAILABLE, and
+// the task is tried again; they never count as a refusal.
+
+import { createHash, timingSafeEqual } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { createSecureServer, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
+import { BlockList, isIP, type AddressInfo } from "node:net";
+import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
+import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { AeencError } from "./errors.js";
+import { Judgement as JudgementNumber, OracleService, type OracleTask } from "./gen/aeenc/v1/oracle_pb.js";
+import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
+
+/** `refuses` makes a hard negative; `abstains` and `unseen` never make one. */
+export type Judgement = "explains" | "refuses" | "abstains" | "unseen";
+
+const NUMBERS: Record<Judgement, JudgementNumber> = {
+  explains: JudgementNumber.EXPLAINS,
+  refuses: JudgementNumber.DOES_NOT_EXPLAIN,
+  abstains: JudgementNumber.ABSTAIN,
+  unseen: JudgementNumber.UNSEEN,
+};
+
+/** A premise put before the oracle; `rank` counts from 1, `score` is a cosine. */
+export interface Candidate {
+  id: string;
+  text: string;
+  rank: number;
+  score: number;
+}
+
+/** One node to judge: which `candidates` explain `query`? `path` holds the texts from the root to its parent. */
+export interface Task {
+  taskId: string;
+  runId: string;
+  query: string;
+  path: string[];
+  accepted: Candidate[];
+  candidates: Candidate[];
+}
+
+/** The judgement of one candidate. A `leaf` explains the query and needs no explanation itself. */
+export interface Verdict {
+  judgement: Judgement;
+  leaf?: boolean;
+  /** A grade on a scale of yours. */
+  grade?: number;
+  /** Who judged, unless it was the oracle itself. */
+  annotator?: string;
+}
+
+/**
+ * The ids of the candidates that explain, and all others are refused; or judgements by id (a Map or an object), and
+ * what it leaves out is unseen.
+ */
+export type Answer =
+  | readonly string[]
+  | ReadonlySet<string>
+  | ReadonlyMap<string, Judgement | Verdict>
+  | Readonly<Record<string, Judgement | Verdict>>;
+
+export interface Oracle {
+  /** The annotator in the log of pairs. Default: `oracle`. */
+  name?: string;
+  judge(task: Task): Answer | Promise<Answer>;
+}
+
+export interface OracleOptions {
+  /** `host:port`; port 0 takes a free one. Default: 127.0.0.1:50055. */
+  address?: string;
+  /** What callers must send. Needed beyond loopback, unless `allowInsecure`. */
+  token?: string;
+  allowInsecure?: boolean;
+  /** PEM files of the server's certificate and its key: the server speaks TLS. */
+  cert?: string;
+  key?: string;
+}
+
+/** A running oracle. */
+export interface OracleServer {
+  /** Where it listens, as `host:port`. */
+  readonly address: string;
+  /** Stops when the calls in flight are done, after `graceMs` (default: 1,000) at most. */
+  stop(graceMs?: number): Promise<void>;
+}
+
+/** Serves an oracle. Throws INVALID_ARGUMENT for an open address without a token, UNAVAILABLE for a taken port. */
+export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): Promise<OracleServer> {
+  const { address = "127.0.0.1:50055", token, cert, key } = options;
+  const colon = address.lastIndexOf(":");
+  const host = address.slice(0, colon).replace(/^\[|\]$/g, "");
+  if (!token && !options.allowInsecure && !isLoopback(host)) {
+    throw new AeencError(
+      "INVALID_ARGUMENT",
+      `${address} is reachable from other machines; give a token, or allowInsecure: true if you mean it`,
+    );
+  }
+  if (!cert !== !key) throw new AeencError("INVALID_ARGUMENT", "cert and key belong together; give both or neither");
+  const routes = (router: ConnectRouter) =>
+    router.service(OracleService, {
+      async judge({ runId, tasks }, context) {
+        authenticate(context, token);
+        return { answers: await Promise.all(tasks.map((task) => answerOf(oracle, runId, task))) };
+      },
+    });
+  const handler = connectNodeAdapter({ routes, connect: false, grpcWeb: false });
+  const server: Http2Server =
+    cert && key
+      ? createSecureServer({ cert: readFileSync(cert), key: readFileSync(key) }, handler)
+      : createServer(handler);
+  const sessions = new Set<ServerHttp2Session>();
+  server.on("session", (session) => sessions.add(session.once("close", () => sessions.delete(session))));
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", (error) =>
+      reject(new AeencError("UNAVAILABLE", `cannot listen on ${address} (${error.message}); is it taken?`)),
+    );
+    server.listen(Number(address.slice(colon + 1)), host, resolve);
+  });
+  const { port } = server.address() as AddressInfo;
+  return { address: `${address.slice(0, colon)}:${port}`, stop: (graceMs = 1000) => stop(server, sessions, graceMs) };
+}
+
+async function stop(server: Http2Server, sessions: Set<ServerHttp2Session>, graceMs: number): Promise<void> {
+  const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+  for (const session of sessions) session.close();
+  const timer = setTimeout(() => sessions.forEach((session) => session.destroy()), graceMs);
+  await closed;
+  clearTimeout(timer);
+}
+
+function authenticate(context: HandlerContext, token: string | undefined): void {
+  const sent = context.requestHeader.get("authorization") ?? "";
+  if (token && !timingSafeEqual(digest(sent), digest(`Bearer ${token}`))) {
+    throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the oracle needs its token as `authorization: Bearer …`");
+  }
+}
+
+async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
+  const task: Task = {
+    taskId: message.taskId,
+    runId,
+    query: message.query,
+    path: message.path,
+    accepted: message.accepted.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
+    candidates: message.candidates.map(({ premiseId, text, rank, score }) => ({ id: premiseId, text, rank, score })),
+  };
+  const verdicts = readAnswer(task, await judged(oracle, task));
+  return {
+    taskId: task.taskId,
+    annotator: oracle.name ?? "oracle",
+    verdicts: task.candidates.map(({ id }) => {
+      const { judgement, leaf, grade, annotator } = verdicts.get(id) ?? { judgement: "unseen" };
+      return { premiseId: id, judgement: NUMBERS[judgement], leaf, grade, annotator };
+    }),
+  };
+}
+
+async function judged(oracle: Oracle, task: Task): Promise<unknown> {
+  try {
+    return await oracle.judge(task);
+  } catch (error) {
+    console.error("judge failed:", error); // who runs the oracle must see it, not only the sampler
+    const name = error instanceof Error ? error.name : typeof error;
+    throw refusal(Code.Unavailable, "UNAVAILABLE", `the oracle's judge failed with ${name}; its log says more`);
+  }
+}
+
+/** The verdicts by id. Throws UNAVAILABLE for an answer that is not about these candidates. */
+function readAnswer(task: Task, answer: unknown): Map<string, Verdict> {
+  if (typeof answer !== "object" || answer === null) {
+    throw wrong(`is ${short(answer)}; return a list of ids, or judgements by id`);
+  }
+  const isList = Array.isArray(answer) || answer instanceof Set;
+  const named = isList ? [...answer] : answer instanceof Map ? [...answer.keys()] : Object.keys(answer);
+  const ids = new Set(task.candidates.map(({ id }) => id));
+  for (const name of named) {
+    if (!ids.has(name)) throw wrong(`names ${short(name)}, which is not a candidate; return ids of task.candidates`);
+  }
+  if (isList) {
+    const chosen = new Set(named);
+    return new Map([...ids].map((id) => [id, { judgement: chosen.has(id) ? "explains" : "refuses" }]));
+  }
+  const given: [string, unknown][] = answer instanceof Map ? [...answer] : Object.entries(answer);
+  return new Map(given.map(([id, verdict]) => [id, readVerdict(id, verdict)]));
+}
+
+function readVerdict(id: string, given: unknown): Verdict {
+  const verdict = (typeof given === "string" ? { judgement: given } : given) as Verdict | null | undefined;
+  if (verdict && Object.hasOwn(NUMBERS, verdict.judgement)) return verdict;
+  throw wrong(`gives ${short(id)} the verdict ${short(given)}; give ${Object.keys(NUMBERS).join(", ")} or a Verdict`);
+}
+
+function wrong(problem: string): ConnectError {
+  const error = refusal(Code.Unavailable, "WRONG_ANSWER", `the answer of the oracle's judge ${problem}`);
+  console.error(error.rawMessage);
+  return error;
+}
+
+function refusal(code: Code, reason: string, message: string): ConnectError {
+  return new ConnectError(message, code, undefined, [{ desc: ErrorInfoSchema, value: { reason, domain: "aeenc" } }]);
+}
+
+function short(value: unknown): string {
+  const shown = JSON.stringify(value) ?? String(value);
+  return shown.length <= 60 ? shown : `${shown.slice(0, 59)}…`;
+}
+
+function digest(text: string): Buffer {
+  return createHash("sha256").update(text).digest();
+}
+
+const LOOPBACK = new BlockList();
+LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
+LOOPBACK.addAddress("::1", "ipv6");
+
+function isLoopback(host: string): boolean {
+  return host === "localhost" || (isIP(host) > 0 && LOOPBACK.check(host, isIP(host) === 6 ? "ipv6" : "ipv4"));
+}

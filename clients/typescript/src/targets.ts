@@ -1,0 +1,69 @@
+// Addresses and credentials: what is given, AEENC_* variables, the local fleet's file, this machine's default ports.
+
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { AeencError } from "./errors.js";
+
+const DEFAULTS = {
+  encoder: "127.0.0.1:50051",
+  index: "127.0.0.1:50052",
+  sampler: "127.0.0.1:50053",
+  trainer: "127.0.0.1:50054",
+};
+
+/** The services that one can call. */
+export type ServiceName = keyof typeof DEFAULTS;
+
+/** Options of `connect`. What is left out is found: AEENC_INDEX …, `.aeenc/fleet.json`, the default ports. */
+export interface ConnectOptions extends Partial<Record<ServiceName, string>> {
+  /** The credential of all calls. Default: AEENC_TOKEN. */
+  token?: string;
+  /** The credential of calls that change what is served. Default: AEENC_ADMIN_TOKEN, else `token`. */
+  adminToken?: string;
+  /** A PEM file with the authority of the services' certificates: the calls are TLS. Default: AEENC_CA. */
+  ca?: string;
+  /** The default deadline of a call, its retries included, in milliseconds. Default: 60,000. */
+  timeoutMs?: number;
+}
+
+export interface Targets extends Record<ServiceName, string> {
+  token: string | undefined;
+  adminToken: string | undefined;
+  ca: string | undefined;
+}
+
+/** Finds what was not given. Throws INVALID_ARGUMENT for a malformed fleet file. */
+export function findTargets(given: ConnectOptions): Targets {
+  const fleet = readFleet(join(process.env["AEENC_HOME"] || ".aeenc", "fleet.json"));
+  const address = (name: ServiceName) => given[name] || variable(name) || fleet[name] || DEFAULTS[name];
+  const token = given.token || variable("token");
+  return {
+    encoder: address("encoder"),
+    index: address("index"),
+    sampler: address("sampler"),
+    trainer: address("trainer"),
+    token,
+    adminToken: given.adminToken || variable("admin_token") || token,
+    ca: given.ca || variable("ca"),
+  };
+}
+
+function variable(name: string): string | undefined {
+  return process.env[`AEENC_${name.toUpperCase()}`] || undefined;
+}
+
+function readFleet(path: string): Partial<Record<string, string>> {
+  let text: string;
+  try {
+    text = readFileSync(path, "utf8");
+  } catch {
+    return {};
+  }
+  try {
+    const fleet = JSON.parse(text);
+    if (fleet.format_version === 1 && typeof fleet.targets === "object") return fleet.targets;
+  } catch {
+    // not JSON
+  }
+  throw new AeencError("INVALID_ARGUMENT", `${path} is not a fleet file of format_version 1; restart the fleet`);
+}

@@ -1,0 +1,174 @@
+// The client before a server of its own that fails on demand, and before the fleet that the environment names.
+
+import assert from "node:assert/strict";
+import { createServer, type Http2Server } from "node:http2";
+import type { AddressInfo } from "node:net";
+import { after, before, describe, test } from "node:test";
+import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
+import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { AeencError, connect, serveOracle, type Client } from "aeenc";
+import { IndexAdminService, IndexService } from "aeenc/v1/index";
+import { RunState, SamplerService } from "aeenc/v1/sampler";
+
+const failsWith = (code: string) => (error: unknown) => error instanceof AeencError && error.code === code;
+
+describe("before a server that fails on demand", () => {
+  let server: Http2Server;
+  let client: Client;
+  let calls: HandlerContext[] = [];
+  let failures: ConnectError[] = [];
+  const requestIds: string[] = [];
+  const froms: bigint[] = [];
+
+  function note(context: HandlerContext): void {
+    calls.push(context);
+    const failure = failures.shift();
+    if (failure) throw failure;
+  }
+
+  before(async () => {
+    const handler = connectNodeAdapter({
+      routes(router) {
+        router.service(IndexService, {
+          async retrieve({ texts }, context) {
+            note(context);
+            if (texts[0] === "slow") await new Promise((resolve) => context.signal.addEventListener("abort", resolve));
+            return { results: texts.map((text) => ({ premises: [{ id: "p", text, score: 0.5 }] })), generation: "g" };
+          },
+        });
+        router.service(IndexAdminService, {
+          deleteGeneration({ requestId }, context) {
+            requestIds.push(requestId);
+            note(context);
+            return {};
+          },
+        });
+        router.service(SamplerService, {
+          async *watchRun({ fromSeq }) {
+            froms.push(fromSeq);
+            yield { seq: fromSeq, run: { id: "r" } };
+            if (fromSeq < 3n) throw new ConnectError("restarts", Code.Unavailable);
+          },
+        });
+      },
+    });
+    server = createServer(handler);
+    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+    const target = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+    client = connect({ index: target, sampler: target, token: "common", adminToken: "admin" });
+  });
+
+  after(() => {
+    client.close();
+    server.close();
+  });
+
+  test("a transient failure is repeated under the same request id", async () => {
+    calls = [];
+    failures = [new ConnectError("full", Code.ResourceExhausted), new ConnectError("starts", Code.Unavailable)];
+    const { results, generation } = await client.retrieve("science", ["text"]);
+    assert.deepEqual(results, [[{ id: "p", text: "text", score: 0.5 }]]);
+    assert.equal(generation, "g");
+    assert.equal(calls.length, 3);
+    assert.equal(new Set(calls.map((call) => call.requestHeader.get("x-request-id"))).size, 1);
+    assert.equal(calls[0].requestHeader.get("authorization"), "Bearer common");
+  });
+
+  test("a refusal for good is not repeated", async () => {
+    calls = [];
+    failures = [new ConnectError("unknown corpus", Code.NotFound)];
+    await assert.rejects(client.retrieve("nope", ["text"]), failsWith("NOT_FOUND"));
+    assert.equal(calls.length, 1);
+  });
+
+  test("a call that changes something repeats itself under one id of its own, with the admin token", async () => {
+    calls = [];
+    failures = [new ConnectError("starts", Code.Unavailable)];
+    await client.service(IndexAdminService).deleteGeneration({ corpus: "science", generation: "g" });
+    assert.equal(requestIds.length, 2);
+    assert.ok(requestIds[0]);
+    assert.equal(requestIds[0], requestIds[1]);
+    assert.equal(calls[0].requestHeader.get("authorization"), "Bearer admin");
+  });
+
+  test("a deadline ends a call and says so", async () => {
+    await assert.rejects(client.retrieve("science", ["slow"], { timeoutMs: 100 }), {
+      code: "DEADLINE_EXCEEDED",
+      message: /did not answer within 0.1 s; allow more time/,
+    });
+  });
+
+  test("an abort ends a call", async () => {
+    const signal = AbortSignal.timeout(50);
+    await assert.rejects(client.retrieve("science", ["slow"], { signal }), AeencError);
+  });
+
+  test("a watch goes on after the last event that it has seen", async () => {
+    const seen: number[] = [];
+    for await (const { seq } of client.watchRun("r")) seen.push(seq);
+    assert.deepEqual(seen, [1, 2, 3]);
+    assert.deepEqual(froms, [1n, 2n, 3n]);
+  });
+
+  test("a closed client refuses calls", async () => {
+    const other = connect({ index: "127.0.0.1:1" });
+    other.close();
+    await assert.rejects(other.retrieve("science", ["text"]), failsWith("FAILED_PRECONDITION"));
+  });
+});
+
+test("a service that is away fails soon and says where it was looked for", async () => {
+  using client = connect({ index: "127.0.0.1:1" });
+  const startedAt = performance.now();
+  const away = { code: "UNAVAILABLE", message: /127\.0\.0\.1:1 .*running/ };
+  await assert.rejects(client.retrieve("science", ["text"]), away);
+  assert.ok(performance.now() - startedAt < 5000);
+});
+
+test("an address that is not one server is refused by name", () => {
+  assert.throws(() => connect({ index: "dns:///index:50052" }), { code: "INVALID_ARGUMENT", message: /host:port/ });
+});
+
+describe("before a running fleet", { skip: !process.env.AEENC_TEST_ORACLE }, () => {
+  test("premises are found, best first", async () => {
+    using client = connect();
+    const { results, modelVersion } = await client.retrieve("science", ["iron is a metal", "ice is water"], { k: 3 });
+    assert.deepEqual(results.map((hits) => hits.length), [3, 3]);
+    assert.ok(results[0][0].score >= results[0][1].score);
+    assert.ok(modelVersion);
+    const byWords = await client.retrieve("science", ["iron is a metal"], { mode: "lexical", k: 1 });
+    assert.equal(byWords.modelVersion, "");
+  });
+
+  test("an error names the field, the limit and the call", async () => {
+    using client = connect();
+    await assert.rejects(client.retrieve("science", ["text"], { k: 0 }), (error: AeencError) => {
+      assert.deepEqual(error.violations, [{ field: "k", description: "is 0; give 1 to 1,000" }]);
+      assert.match(error.requestId, /^[0-9a-f]{32}$/);
+      return error.code === "INVALID_ARGUMENT" && error.message.includes(error.requestId);
+    });
+  });
+
+  test("a wrong token is refused", async () => {
+    using client = connect({ token: "guess" });
+    await assert.rejects(client.retrieve("science", ["text"]), failsWith("UNAUTHENTICATED"));
+  });
+
+  test("a run asks an oracle of ours and is watched to its end", async () => {
+    const judge = ({ candidates }: { candidates: { id: string }[] }) => candidates.slice(0, 1).map(({ id }) => id);
+    const oracle = await serveOracle({ name: "first", judge }, { address: process.env.AEENC_TEST_ORACLE });
+    try {
+      using client = connect();
+      const hypotheses = [{ id: "one", text: "iron is a metal" }];
+      const { id } = await client.startRun(hypotheses, { corpus: "science", oracle: "node", k: 4, maxJudgements: 4n });
+      let last = (await client.sampler.getRun({ runId: id })).run!;
+      for await (const event of client.watchRun(id)) last = event.run;
+      assert.equal(RunState[last.state], "SUCCEEDED", last.error);
+      assert.deepEqual([last.progress?.positives, last.progress?.negatives], [1n, 3n]);
+      const { pairs } = await client.sampler.listPairs({ runId: id });
+      assert.deepEqual(pairs.map(({ provenance }) => provenance?.annotator), Array(4).fill("first"));
+    } finally {
+      await oracle.stop();
+    }
+  });
+});

@@ -1,0 +1,90 @@
+// The oracle's server, called as the sampler calls it, by a client that knows nothing but the protos.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { createClient, type ConnectError } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { serveOracle, type Answer, type Task } from "aeenc";
+import { Judgement, OracleService } from "aeenc/v1/oracle";
+
+const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premiseId: id, text: id, rank: place + 1, score: 0.5 }));
+
+async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret") {
+  const server = await serveOracle({ name: "test", judge }, { address: "127.0.0.1:0", token: "secret" });
+  const baseUrl = `http://${server.address}`;
+  const sessionManager = new Http2SessionManager(baseUrl);
+  const client = createClient(OracleService, createGrpcTransport({ baseUrl, sessionManager }));
+  try {
+    const tasks = [{ taskId: "t", query: "query", path: ["root"], candidates: CANDIDATES }];
+    const { answers } = await client.judge({ runId: "r", tasks }, { headers: { authorization: `Bearer ${sent}` } });
+    assert.deepEqual(answers.map(({ taskId, annotator }) => [taskId, annotator]), [["t", "test"]]);
+    return Object.fromEntries(answers[0].verdicts.map((verdict) => [verdict.premiseId, verdict]));
+  } finally {
+    sessionManager.abort();
+    await server.stop(0);
+  }
+}
+
+const judgements = (verdicts: Record<string, { judgement: Judgement }>) =>
+  Object.values(verdicts).map(({ judgement }) => Judgement[judgement]);
+
+test("what a list names explains, and all others are refused", async () => {
+  assert.deepEqual(judgements(await ask(() => ["b"])), ["DOES_NOT_EXPLAIN", "EXPLAINS", "DOES_NOT_EXPLAIN"]);
+  assert.deepEqual(judgements(await ask(() => new Set<string>())), Array(3).fill("DOES_NOT_EXPLAIN"));
+});
+
+test("what judgements by id leave out is unseen, never refused", async () => {
+  assert.deepEqual(judgements(await ask(() => new Map([["c", "abstains" as const]]))), ["UNSEEN", "UNSEEN", "ABSTAIN"]);
+  assert.deepEqual(judgements(await ask(() => ({}))), ["UNSEEN", "UNSEEN", "UNSEEN"]);
+});
+
+test("a verdict carries leaf, grade and annotator", async () => {
+  const { a } = await ask(async () => ({ a: { judgement: "explains", leaf: true, grade: 0.5, annotator: "Ada" } }));
+  assert.deepEqual([a.judgement, a.leaf, a.grade, a.annotator], [Judgement.EXPLAINS, true, 0.5, "Ada"]);
+});
+
+test("the task has query, path and candidates", async () => {
+  const tasks: Task[] = [];
+  await ask((task) => (tasks.push(task), []));
+  assert.deepEqual([tasks[0].runId, tasks[0].query, tasks[0].path], ["r", "query", ["root"]]);
+  assert.deepEqual(tasks[0].candidates[1], { id: "b", text: "b", rank: 2, score: 0.5 });
+});
+
+const wrong: [string, unknown, RegExp][] = [
+  ["a text instead of an id", ["iron is a metal"], /not a candidate/],
+  ["one string", "a", /return a list of ids/],
+  ["nothing", undefined, /return a list of ids/],
+  ["an unknown judgement", { a: "perhaps" }, /perhaps/],
+  ["a judgement by an inherited name", { a: "toString" }, /toString/],
+];
+for (const [what, answer, message] of wrong) {
+  test(`${what} leaves the task unanswered and refuses nothing`, async () => {
+    await assert.rejects(ask(() => answer as Answer), (error: ConnectError) => {
+      assert.match(error.rawMessage, message);
+      return error.code === 14; // UNAVAILABLE
+    });
+  });
+}
+
+test("an exception reaches the sampler as UNAVAILABLE, without its message", async () => {
+  const judge = () => {
+    throw new TypeError("password in here");
+  };
+  await assert.rejects(ask(judge), (error: ConnectError) => error.code === 14 && !error.message.includes("password"));
+});
+
+test("a caller without the token is refused", async () => {
+  await assert.rejects(ask(() => [], "guess"), (error: ConnectError) => error.code === 16);
+});
+
+test("an address beyond loopback needs a token", async () => {
+  await assert.rejects(serveOracle({ judge: () => [] }, { address: "0.0.0.0:0" }), { code: "INVALID_ARGUMENT" });
+  const half = { address: "127.0.0.1:0", cert: "oracle.pem" };
+  await assert.rejects(serveOracle({ judge: () => [] }, half), { code: "INVALID_ARGUMENT" });
+});
+
+test("a taken port is named", async () => {
+  const first = await serveOracle({ judge: () => [] }, { address: "127.0.0.1:0" });
+  await assert.rejects(serveOracle({ judge: () => [] }, { address: first.address }), { code: "UNAVAILABLE" });
+  await first.stop();
+});
