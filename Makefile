@@ -72,6 +72,7 @@ check: setup ## ruff, mypy, layers of imports, buf, and whether the generated co
 	@$(PY) -m tools.protos lint
 	@$(PY) -m tools.protos breaking
 	@$(PY) -m tools.protos check
+	@$(PY) -m tools.values check
 	@$(PY) -m tools.blocking check
 
 format: setup ## let ruff put the code in order
@@ -88,9 +89,10 @@ table1: setup ## the paper's Table 1 into docs/results: what is not measured yet
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)
 
-proto: setup ## generate clients/python/aeenc/v1 from protos/, and the blocking client from the awaiting one
+proto: setup ## generate clients/python/aeenc/v1 from protos/, the blocking client from the awaiting one, and the SDK's values
 	@$(PY) -m tools.protos generate
 	@$(PY) -m tools.blocking generate
+	@$(PY) -m tools.values generate
 
 release: setup ## build every distribution twice, check it, write its SBOM into dist/; uploads nothing (needs a package index)
 	@$(PY) -m tools.release build $(ARGS)

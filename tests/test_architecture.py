@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tools import blocking, release
+from tools import blocking, release, values
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
 SDK = ROOT / "clients" / "python" / "aeenc"
-GENERATED = {SDK / "v1", SDK / "blocking.py"}
+GENERATED = {SDK / "v1", SDK / "blocking.py", *(values.FOLDER / f"{name}.py" for name in ("__init__", *values.FILES))}
 
 # The only places of a service that know the transport: the servicer, the wiring, and convert.py, which turns messages
 # into the domain's values and back.
@@ -132,6 +132,11 @@ def test_generated_code_is_what_the_protos_generate():
 
 def test_the_blocking_client_is_what_the_awaiting_one_generates():
     assert blocking.PATH.read_text(encoding="utf-8") == blocking.generated(), "run python -m tools.blocking generate"
+
+
+def test_the_values_are_what_the_protos_generate():
+    stale = [path.name for path, text in values.generated().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run python -m tools.values generate"
 
 
 def test_every_distribution_states_the_version_of_the_sdk():

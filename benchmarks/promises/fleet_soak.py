@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aeenc import AsyncClient, errors
-from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2
+from aeenc import AsyncClient, errors, values
+from aeenc.v1 import trainer_pb2
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.clocks import find_library, shifted
 from benchmarks.promises.fleet import CORPUS, Fleet, job_fields, running_fleet
@@ -59,7 +59,7 @@ class Soak:
         self._clients = [fleet.client(number) for number in range(2)]
         self._ready_since: dict[str, float] = {process.name: time.monotonic() for process in fleet.all()}
         self._tandems: list[str] = []
-        self._acknowledged: dict[tuple[str, str], registry_pb2.Label] = {}  # the last move of each label
+        self._acknowledged: dict[tuple[str, str], values.Label] = {}  # the last move of each label
 
     @property
     def _goes_on(self) -> bool:
@@ -86,7 +86,7 @@ class Soak:
             loss, mode = trainer_pb2.LOSS_TRIPLET_MARGIN, trainer_pb2.MODE_DUAL
             job = await client.start_job(**job_fields(pairs, seed=seed + 1, epochs=1, mode=mode, loss=loss))
             ended = await client.wait(job.id)
-            if ended.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+            if ended.state != values.JobState.SUCCEEDED:
                 raise RuntimeError(f"the job of a tandem failed: {ended.error}")
             self._tandems.append(ended.version)
 
@@ -146,13 +146,13 @@ class Soak:
                 self.seen.counts["tandem"] += 1
         await self._look_for_stable()
 
-    async def _kept(self, what: str, label: registry_pb2.Label) -> None:
+    async def _kept(self, what: str, label: values.Label) -> None:
         """Reads an acknowledged move again: its revision, or one that overtook it."""
         self.seen.counts[what] += 1
         self._acknowledged[label.space_id, label.name] = label
         await self._check(what, label)
 
-    async def _check(self, what: str, label: registry_pb2.Label) -> None:
+    async def _check(self, what: str, label: values.Label) -> None:
         rows = await self._insist(lambda client: client.registry.labels(space_id=label.space_id))
         found = [row for row in rows if row.name == label.name]
         if not found or found[0].revision < label.revision:
@@ -192,7 +192,7 @@ class Soak:
                 await other.people.lease(f"ann-{number}", run_id=run.id)
                 await other.sampler.cancel(run.id, request_id=f"cancel-{number}")
                 state = (await self._insist(lambda client: client.sampler.run(run.id))).state  # noqa: B023
-                if state != sampler_pb2.RUN_STATE_CANCELLED:
+                if state != values.RunState.CANCELLED:
                     self.seen.stuck.append(f"run {run.id} was cancelled and is {state}")
                 self.seen.counts["run cancelled"] += 1
             except PASSING as error:

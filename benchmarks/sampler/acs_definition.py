@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import SamplerClient
+from aeenc import SamplerClient, values
 from aeenc.trees import Candidate, Dataset
-from aeenc.v1 import types_pb2
 
 GAP = 1e-5  # scores closer than this are one rank to float32 embeddings that were computed in other batches
 CHUNK = 256
@@ -92,7 +91,7 @@ class Definition:
 
 async def recorded(client: SamplerClient, run_id: str) -> dict[SignedPair, float]:
     """The pairs of a run with their scores; each must stand once in its log, and the log have no gaps."""
-    signs = {types_pb2.PAIR_SIGN_POSITIVE: "+", types_pb2.PAIR_SIGN_NEGATIVE: "-", types_pb2.PAIR_SIGN_SKIPPED: "?"}
+    signs = {values.PairSign.POSITIVE: "+", values.PairSign.NEGATIVE: "-", values.PairSign.SKIPPED: "?"}
     log = [pair async for pair in client.pairs(run_id)]
     found = {SignedPair(pair.query, pair.premise, signs[pair.sign]): pair.provenance.score for pair in log}
     assert len(found) == len(log), "a pair stands twice in the log"

@@ -12,12 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aeenc import Channel, SamplerClient
+from aeenc import Channel, SamplerClient, values
 from aeenc.oracle import EXPLAINS, REFUSES, Oracle, Task
 from aeenc.oracles.gold import GoldOracle
 from aeenc.oracles.noisy import Noise, NoisyOracle
 from aeenc.trees import Dataset
-from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
+from aeenc.v1 import oracle_pb2
 from benchmarks.harness.rows import Rows
 from services.kit import logs
 from services.launcher.private_redis import start_private_redis
@@ -61,11 +61,11 @@ class RecordingOracle(NoisyOracle):
 class FinishedRun:
     """One run: how it ended, its pairs, the seconds it took."""
 
-    run: sampler_pb2.Run
+    run: values.Run
     seconds: float
-    pairs: list[types_pb2.Pair] = field(default_factory=list)
+    pairs: list[values.Pair] = field(default_factory=list)
 
-    def of(self, sign: types_pb2.PairSign) -> set[tuple[str, str]]:
+    def of(self, sign: values.PairSign) -> set[tuple[str, str]]:
         """(query, premise id) of the pairs of a sign."""
         return {(pair.query, pair.premise_id) for pair in self.pairs if pair.sign == sign}
 
@@ -111,20 +111,20 @@ async def noisy(rows: Rows, index_target: str, corpus: str, dataset: Dataset, *,
     ended = await _run(index_target, corpus, dataset, oracle, count)
 
     progress, told = ended.run.progress, ", ".join(f"{n} {what}" for what, n in sorted(oracle.happened.items()))
-    state = sampler_pb2.RunState.Name(ended.run.state).removeprefix("RUN_STATE_")
+    state = ended.run.state.name
     finished = state == "SUCCEEDED" and progress.trees_done == progress.trees == count
     bar = "SUCCEEDED, every tree"
     rows.add(
         f"noisy oracle, {count} trees: the run", state, "", bar, finished, f"{told}; {ended.run.error or 'no error'}"
     )
 
-    negatives = ended.of(types_pb2.PAIR_SIGN_NEGATIVE)
+    negatives = ended.of(values.PairSign.NEGATIVE)
     unfounded = negatives - oracle.clearly(REFUSES)
     rows.at_most("noisy oracle: negatives without a clear refusal", len(unfounded), "pairs", 0, len(negatives))
     gold = {(query.text, text) for query in dataset.queries(SPLIT) for text in query.gold}
-    wrong = [p for p in ended.pairs if p.sign == types_pb2.PAIR_SIGN_NEGATIVE and (p.query, p.premise) in gold]
+    wrong = [p for p in ended.pairs if p.sign == values.PairSign.NEGATIVE and (p.query, p.premise) in gold]
     rows.at_most("noisy oracle: negatives that the gold trees accept", len(wrong), "pairs", 0, len(negatives))
-    positives = ended.of(types_pb2.PAIR_SIGN_POSITIVE)
+    positives = ended.of(values.PairSign.POSITIVE)
     invented = positives - oracle.clearly(EXPLAINS)
     rows.at_most("noisy oracle: positives that nobody gave", len(invented), "pairs", 0, len(positives))
 
@@ -134,6 +134,6 @@ async def noisy(rows: Rows, index_target: str, corpus: str, dataset: Dataset, *,
     rows.at_most("noisy oracle: pairs without annotator, node or rank", annotated[False], "pairs", 0, len(ended.pairs))
     rows.note("noisy oracle: nodes given up", progress.nodes_failed, "nodes", progress.nodes_judged)
     rows.note("noisy oracle: judgements that decided nothing", progress.skipped, "verdicts", progress.judgements)
-    found = len(positives) / max(1, len(quiet.of(types_pb2.PAIR_SIGN_POSITIVE)))
+    found = len(positives) / max(1, len(quiet.of(values.PairSign.POSITIVE)))
     rows.note("noisy oracle: positives, share of the quiet run's", round(found, 3), "", len(positives))
     rows.note("noisy oracle: seconds, beside the quiet run's", round(ended.seconds, 1), "s", round(quiet.seconds, 1))

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aeenc import PATIENT, Channel, SamplerClient, errors
-from aeenc.v1 import sampler_pb2, types_pb2
+from aeenc import PATIENT, Channel, SamplerClient, errors, values
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import Rows
@@ -126,7 +125,7 @@ class EventFollower:
                     if seq != self.seq + 1:
                         self.wrong.append(f"{seq} after {self.seq}")
                     self.seq = seq
-                    if seen.state == sampler_pb2.RUN_STATE_SUCCEEDED:
+                    if seen.state == values.RunState.SUCCEEDED:
                         return
             await asyncio.sleep(0.05)
 
@@ -147,7 +146,7 @@ class RunStarter:
                 with contextlib.suppress(errors.AeencError):
                     started = await client.start_run(**self.start, timeout_s=5)
                     self.ids.add(started.id)
-                    if started.state == sampler_pb2.RUN_STATE_FAILED:
+                    if started.state == values.RunState.FAILED:
                         await client.resume(started.id)
                         self.resumed += 1
             await asyncio.sleep(TEND_S)
@@ -160,9 +159,9 @@ async def asked_again(client: SamplerClient, run_id: str, asked: Path) -> tuple[
     again, and the pair then bears the later time.
     """
     stored = {
-        (pair.query, pair.premise): pair.provenance.judged_at.ToNanoseconds() / 1e9
+        (pair.query, pair.premise): pair.provenance.judged_at.timestamp() if pair.provenance.judged_at else 0.0
         async for pair in client.pairs(run_id)
-        if pair.sign != types_pb2.PAIR_SIGN_UNSPECIFIED
+        if pair.sign != values.PairSign.UNSPECIFIED
     }
     times = asked_at(asked, run_id)
     assert stored.keys() <= times.keys(), "a pair was recorded that nobody was asked about"
@@ -188,7 +187,7 @@ async def among_dying_processes(rows: Rows, on: SoakFleet, hypotheses: list[tupl
     pairs, progress = await recorded(client, started.id), (await client.run(started.id)).progress
     undisturbed = await client.start_run(hypotheses, **config, oracle="fast")
     ended = await client.wait(undisturbed.id)
-    assert ended.state == sampler_pb2.RUN_STATE_SUCCEEDED, ended.error
+    assert ended.state == values.RunState.SUCCEEDED, ended.error
     swaps, others = differences(pairs, await recorded(client, undisturbed.id))
     same = f"{len(pairs)} pairs, {len(swaps)} in rank-K swaps"
     rows.at_most("pairs unlike an undisturbed run's, but for rank-K swaps", len(others), "pairs", 0, same)

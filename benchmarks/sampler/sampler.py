@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import SamplerClient
+from aeenc import SamplerClient, values
 from aeenc.trees import Dataset
-from aeenc.v1 import sampler_pb2
 from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows
@@ -44,18 +43,18 @@ POLL_S = 0.2
 Hypotheses = Sequence[tuple[str, str]]
 
 
-async def ended(client: SamplerClient, run_id: str) -> sampler_pb2.Run:
+async def ended(client: SamplerClient, run_id: str) -> values.Run:
     """The run once it has ended, looked at now and then: a watcher would take part in what is measured."""
-    live = (sampler_pb2.RUN_STATE_PENDING, sampler_pb2.RUN_STATE_RUNNING)
+    live = (values.RunState.PENDING, values.RunState.RUNNING)
     while (found := await client.run(run_id)).state in live:  # noqa: ASYNC110 -- the run is in another process
         await asyncio.sleep(POLL_S)
-    assert found.state == sampler_pb2.RUN_STATE_SUCCEEDED, found.error
+    assert found.state == values.RunState.SUCCEEDED, found.error
     return found
 
 
 async def sampled(
     retrieval: RetrievalFleet, oracle: str, hypotheses: Hypotheses, *, one_at_a_time: bool
-) -> tuple[float, sampler_pb2.Run, dict[SignedPair, float]]:
+) -> tuple[float, values.Run, dict[SignedPair, float]]:
     """Seconds of a run from its start to its end as the sampler records them, the run, and its pairs."""
     settings = {"wave_nodes": 1} if one_at_a_time else {}
     how = {"target": oracle, **(ONE_AT_A_TIME if one_at_a_time else {})}
@@ -65,7 +64,8 @@ async def sampled(
         )
         done = await ended(sampler.client, started.id)
         pairs = await recorded(sampler.client, started.id)
-    return (done.ended_at.ToDatetime() - done.created_at.ToDatetime()).total_seconds(), done, pairs
+    assert done.ended_at is not None
+    return (done.ended_at - done.created_at).total_seconds(), done, pairs
 
 
 async def encoded(retrieval: RetrievalFleet, texts: Sequence[str]) -> tuple[dict[str, NDArray[np.float32]], float]:

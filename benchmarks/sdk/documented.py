@@ -101,10 +101,10 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, ...]]:
 
 def sdk_names() -> Iterator[tuple[str, ...]]:
     """What `aeenc` and its public modules export, and the public methods and properties of the classes among it."""
-    exported = {f"aeenc.{name}": getattr(aeenc, name) for name in aeenc.__all__}
+    exported: dict[str, Any] = {f"aeenc.{name}": getattr(aeenc, name) for name in aeenc.__all__}
     for module in (import_module(f"aeenc.{name}") for name in MODULES):
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        public = [name for name in getattr(module, "__all__", own) if not name.startswith("_")]
+        local = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        public = [name for name in getattr(module, "__all__", local) if not name.startswith("_")]
         exported |= {f"{module.__name__}.{name}": getattr(module, name) for name in public}
     for name, value in exported.items():
         # A class has several names (`aeenc.Client`, `aeenc.connect`); one of them is described with its methods.

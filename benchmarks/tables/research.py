@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import aeenc
-from aeenc import Retrieval
+from aeenc import Retrieval, values
 from aeenc.cli.learning.evaluation import ensure_corpus, explain_training, training_of
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.loop import Journal, Loop, LoopPlan
 from aeenc.trees import Dataset
-from aeenc.v1 import registry_pb2, trainer_pb2
+from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
 from services.launcher.fleet import Fleet, Options
@@ -78,13 +78,13 @@ class Research:
         """Has the encoder score pairs by a version of a cross-encoder."""
         self._publish(version)
 
-    def _publish(self, version: str) -> registry_pb2.Label:
+    def _publish(self, version: str) -> values.Label:
         published = self.client.registry.publish(version, wait_s=PUBLISH_S, force=True)
         if not published.complete:
             raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
         return published.label
 
-    def cross_encoders(self) -> list[trainer_pb2.Checkpoint]:
+    def cross_encoders(self) -> list[values.Checkpoint]:
         """The cross-encoders that there are, the newest first."""
         return [one for one in self.client.trainer.checkpoints() if one.space_id == CROSS_ENCODERS]
 
@@ -94,7 +94,7 @@ class Research:
         found = [one for one in self.client.trainer.checkpoints() if one.pretrained and one.space_id == space_id]
         return str(found[0].version)
 
-    def train(self, key: str, fields: Mapping[str, Any]) -> trainer_pb2.Job:
+    def train(self, key: str, fields: Mapping[str, Any]) -> values.Job:
         """The job of a key, started unless it was before, to its end; one that fails is resumed once.
 
         It trains against the pre-trained encoder's vectors, whatever served last. Raises Unfinished for one that fails
@@ -109,15 +109,15 @@ class Research:
             idempotency_key=self._key(key, fields),
             **fields,
         )
-        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+        if job.state == values.JobState.CANCELLED:
             self.client.trainer.resume(job.id)
         job = self.client.trainer.wait(job.id, on_progress=_Told(key))
-        if job.state == trainer_pb2.JOB_STATE_FAILED:  # the machine may have been switched off
+        if job.state == values.JobState.FAILED:  # the machine may have been switched off
             self.client.trainer.resume(job.id)
             job = self.client.trainer.wait(job.id, on_progress=_Told(key))
-        if job.state == trainer_pb2.JOB_STATE_CANCELLED:
+        if job.state == values.JobState.CANCELLED:
             raise Unfinished(f"job {job.id} was cancelled; run this again to go on with it")
-        if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+        if job.state != values.JobState.SUCCEEDED:
             raise Unfinished(f"job {job.id} has failed, and once more after it was resumed: {job.error}")
         return job
 
@@ -161,7 +161,7 @@ class _Told:
     def __init__(self, key: str) -> None:
         self._key, self._epochs, self._started = key, 0, time.monotonic()
 
-    def __call__(self, job: trainer_pb2.Job) -> None:
+    def __call__(self, job: values.Job) -> None:
         if job.progress.epochs_done > self._epochs:
             self._epochs = job.progress.epochs_done
             seconds = time.monotonic() - self._started

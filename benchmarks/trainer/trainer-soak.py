@@ -12,7 +12,7 @@ import random
 import time
 from typing import Any
 
-from aeenc import TrainerClient
+from aeenc import TrainerClient, values
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.baselines import run
@@ -29,7 +29,7 @@ from services.store.artifacts import ArtifactStore
 
 SAMPLE = ROOT / "data" / "sample"
 SEED = 2022
-LIVE = (trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING)
+LIVE = (values.JobState.PENDING, values.JobState.RUNNING)
 RECIPES: list[dict[str, Any]] = [
     {"loss": trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX, "epochs": 3},
     {"loss": trainer_pb2.LOSS_TRIPLET_MARGIN, "epochs": 3, "accumulation": 2},
@@ -46,7 +46,7 @@ RECIPES: list[dict[str, Any]] = [
 
 async def job(
     trainer: TrainerClient, corpus: str, validation: list[Any], recipe: dict[str, Any], seed: int
-) -> trainer_pb2.Job:
+) -> values.Job:
     """Starts a job on the sample's gold trees."""
     return await trainer.start_job(
         corpus=corpus, data_sets=["sample"], split="train", validation=validation, seed=seed, **recipe
@@ -54,8 +54,8 @@ async def job(
 
 
 async def disturbed(
-    fleet: TrainerFleet, trainer: TrainerClient, started: trainer_pb2.Job, after_s: float, whole: bool
-) -> tuple[trainer_pb2.Job, str]:
+    fleet: TrainerFleet, trainer: TrainerClient, started: values.Job, after_s: float, whole: bool
+) -> tuple[values.Job, str]:
     """Kills a job's process, or its trainer, after a while, and waits for the job's end. Says what was hit."""
     await asyncio.sleep(after_s)
     phase = (await trainer.job(started.id)).progress.phase
@@ -68,7 +68,7 @@ async def disturbed(
         await asyncio.sleep(0.05)  # between two processes
         hit = fleet.kill_job()
     ended = await trainer.wait(started.id)
-    if ended.state == trainer_pb2.JOB_STATE_FAILED:
+    if ended.state == values.JobState.FAILED:
         await trainer.resume(started.id)
         ended = await trainer.wait(started.id)
     return ended, phase if hit else "nothing"
@@ -106,7 +106,7 @@ async def soak(rows: Rows, jobs: int) -> None:
             ended, phase = await disturbed(fleet, trainer, started, draw.uniform(0, 0.95 * lasted_s), number % 2 == 1)
             overhead_s += time.monotonic() - begun - lasted_s
             hits[phase] = hits.get(phase, 0) + 1
-            ended_well += ended.state == trainer_pb2.JOB_STATE_SUCCEEDED
+            ended_well += ended.state == values.JobState.SUCCEEDED
             same += bool(ended.version) and taken(store, ended.version) == digest
             loss = trainer_pb2.Loss.Name(recipe["loss"]).removeprefix("LOSS_")
             print(f"  {number + 1}/{jobs} {loss} hit while {phase}: {ended.error or 'ok'}", flush=True)

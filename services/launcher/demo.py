@@ -24,14 +24,13 @@ from types import TracebackType
 from typing import Any
 
 import aeenc
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.cli.corpus import build_corpus
 from aeenc.cli.learning.jobs import describe, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
 from aeenc.trees import Dataset, Tree, draw
-from aeenc.v1 import sampler_pb2, trainer_pb2
 from services.launcher.fleet import Fleet, Options
 from services.store.artifacts import atomic_write, sha256_of
 
@@ -181,13 +180,13 @@ def _loop(
     }
 
 
-def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> sampler_pb2.Run:
-    run: sampler_pb2.Run = client.sampler.start_run(
+def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
+    run = client.sampler.start_run(
         hypotheses_of(dataset, "train"), corpus=CORPUS, oracle="gold", k=CANDIDATES_A_NODE, split="train"
     )
     with out.progress("sampling", "trees") as tell:
         run = client.sampler.wait(run.id, on_progress=lambda now: tell(now.progress.trees_done, now.progress.trees, ""))
-    if run.state != sampler_pb2.RUN_STATE_SUCCEEDED:
+    if run.state != values.RunState.SUCCEEDED:
         raise EndedBadly(f"sampling run {run.id} did not succeed: {run.error}")
     progress = run.progress
     out.note(
@@ -198,19 +197,19 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> sampler_pb2.
 
 
 def _train(
-    client: aeenc.Client, run: sampler_pb2.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
-) -> trainer_pb2.Job:
+    client: aeenc.Client, run: values.Run, validation: list[tuple[str, tuple[str, ...]]], epochs: int, out: Output
+) -> values.Job:
     if not epochs:
         steps = max(1, math.ceil(run.progress.nodes_judged / BATCH))  # in one epoch: nearly every node is a query
         epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
-    job: trainer_pb2.Job = client.trainer.start_job(
+    job = client.trainer.start_job(
         validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, batch_size=BATCH, split="train"
     )
     with out.progress("training", "steps") as tell:
         job = client.trainer.wait(
             job.id, on_progress=lambda now: tell(now.progress.steps_done, now.progress.steps, describe(now))
         )
-    if job.state != trainer_pb2.JOB_STATE_SUCCEEDED:
+    if job.state != values.JobState.SUCCEEDED:
         raise EndedBadly(f"training job {job.id} did not succeed: {job.error}")
     out.note(f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {epochs} epochs")
     return job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.trees import Dataset, read_trees
@@ -38,8 +39,7 @@ async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path
         copied = [pair async for pair in sampler.pairs(first.json["run"])]
         assert len(copied) == len(there)
         for old, new in zip(there, copied, strict=True):
-            new.provenance.run_id = old.provenance.run_id
-            assert new == old
+            assert replace(new, provenance=replace(new.provenance, run_id=old.provenance.run_id)) == old
         imported = await sampler.run(first.json["run"])
         assert imported.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert imported.progress.negatives == run["negatives"]

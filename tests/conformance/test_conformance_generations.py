@@ -47,7 +47,7 @@ async def test_of_two_activations_that_expect_the_same_one_wins(subject):
     third = (await subject.index.build(corpus, facts()[:3], activate=False)).id
     calls = (subject.index.activate(corpus, one, expected=first) for one in (second, third))
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert sorted(type(one).__name__ for one in outcomes) == ["Aborted", "ActivateGenerationResponse"]
+    assert sorted(type(one).__name__ for one in outcomes) == ["Aborted", "Activation"]
     won = (second, third)[[isinstance(one, Exception) for one in outcomes].index(False)]
     assert await active(subject, corpus) == won
 
@@ -103,7 +103,7 @@ async def test_a_corpus_without_an_active_generation_says_so(subject):
     await subject.index.build(corpus, facts(), activate=False)
     await raises(errors.NotFound, subject.index.retrieve(corpus, [FACTS[0]]), "no active generation")
     by_name = {one.corpus: one for one in (await subject.index.info()).corpora}
-    assert not by_name[corpus].HasField("active")
+    assert not by_name[corpus].active.id
 
 
 async def test_a_listing_stays_in_its_generation_across_an_activation(subject):

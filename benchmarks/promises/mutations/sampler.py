@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from aeenc import values
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from benchmarks.promises.fleet import CORPUS
 from benchmarks.promises.mutations.mutation import Mutation, Subject, agreed, fresh
@@ -172,7 +173,7 @@ class PeopleMutation(RunMutation):
     def __init__(self, world: Any) -> None:
         super().__init__(world)
         self.run_ids: dict[str, str] = {}  # by task
-        self.leases: dict[str, sampler_pb2.Lease] = {}  # by task
+        self.leases: dict[str, values.Lease] = {}  # by task
         self.names: dict[str, str] = {}  # by task: the person of the lease
         self.answers: dict[str, str] = {}  # by task: the answer's id
 
@@ -291,7 +292,7 @@ class RenewLease(PeopleMutation):
         return lambda: (sampler_pb2.RenewLeaseRequest(lease_id=self.leases[task].lease_id), None, "renewed")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        ends = {task: lease.expires_at.ToMicroseconds() / 1e6 for task, lease in self.leases.items()}
+        ends = {task: lease.expires_at.timestamp() for task, lease in self.leases.items()}
         records = await self.records(subjects)
         return [
             "renewed" if record.leases[0].expires_at > ends[subject.name] + 0.001 else "first"

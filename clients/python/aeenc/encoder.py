@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import numpy as np
 
+from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
 from aeenc.calls.encoding import Encoded, EncodeOptions, Lane, Precision, Role, Scored, refuse_single_text, selector
 from aeenc.calls.inputs import each
@@ -139,13 +140,14 @@ class EncoderClient:
         return Scored(
             scores=np.asarray(response.scores, dtype=np.float32),
             model_version=response.model_version,
-            timings=response.timings,
+            timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
         )
 
-    async def info(self) -> encoder_pb2.EncoderServiceGetInfoResponse:
+    async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
-        return await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
+        response = await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
+        return values.EncoderInfo.from_message(response)
 
 
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

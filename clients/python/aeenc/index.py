@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import errors, vectors
+from aeenc import errors, values, vectors
 from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
 from aeenc.calls.inputs import Items, begins_again, chunks, each
 from aeenc.calls.retrieval import (
@@ -150,7 +150,7 @@ class IndexClient:
             model_version=response.model_version,
             space_id=response.space_id,
             generation=response.generation,
-            timings=response.timings,
+            timings=values.Timings.from_message(response.timings),
             rerank_version=response.rerank_version,
             unknown_splits=tuple(response.unknown_splits),
         )
@@ -172,21 +172,22 @@ class IndexClient:
         call = RankingCall(corpus, retrieval or Retrieval(), label, version, generation, drop_self)
         return await rank(self.retrieve, call, texts, k, accepted)
 
-    async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[types_pb2.Premise]:
+    async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
         request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
-        return list((await self.channel.unary(self._stub.GetPremises, request)).premises)
+        response = await self.channel.unary(self._stub.GetPremises, request)
+        return [values.Premise.from_message(premise) for premise in response.premises]
 
-    async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[types_pb2.Premise]:
+    async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[values.Premise]:
         """Yields all premises of a generation in the order of insertion."""
         request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=1024, generation=generation)
         async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
-            yield premise
+            yield values.Premise.from_message(premise)
 
     async def build(
         self,
         corpus: str,
-        premises: Iterable[types_pb2.Premise] | AsyncIterable[types_pb2.Premise],
+        premises: Iterable[values.Premise | types_pb2.Premise] | AsyncIterable[values.Premise | types_pb2.Premise],
         *,
         activate: bool = True,
         request_id: str = "",
@@ -199,7 +200,7 @@ class IndexClient:
         on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
-    ) -> index_pb2.Generation:
+    ) -> values.Generation:
         """Builds a generation, by default activating it. `on_progress(received, encoded)` is called often.
 
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
@@ -240,7 +241,7 @@ class IndexClient:
                         on_stage(stage)
                     if progress.HasField("generation"):
                         generation = progress.generation
-                return generation
+                return values.Generation.from_message(generation)
             except errors.Unavailable:
                 now = time.monotonic()
                 if reached > before or not stuck_since:
@@ -251,7 +252,7 @@ class IndexClient:
 
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
-    ) -> index_pb2.ActivateGenerationResponse:
+    ) -> values.Activation:
         """Makes searches use a generation. With `expected`, only if that one is active now."""
         request = index_pb2.ActivateGenerationRequest(
             corpus=corpus,
@@ -259,15 +260,16 @@ class IndexClient:
             expected_generation=expected,
             request_id=request_id or uuid.uuid4().hex,
         )
-        return await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
+        response = await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
+        return values.Activation.from_message(response)
 
-    async def generations(self, corpus: str) -> list[index_pb2.Generation]:
+    async def generations(self, corpus: str) -> list[values.Generation]:
         """Lists all generations of a corpus, newest first."""
         request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000)
         pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
-        return [generation async for generation in pages]
+        return [values.Generation.from_message(generation) async for generation in pages]
 
-    async def verify(self, corpus: str, generation: str = "") -> index_pb2.Generation:
+    async def verify(self, corpus: str, generation: str = "") -> values.Generation:
         """Checks every file of a generation, by default of the active one, and changes nothing.
 
         Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
@@ -276,7 +278,7 @@ class IndexClient:
         request = index_pb2.VerifyGenerationRequest(corpus=corpus, generation=generation)
         call = self._admin_channel.unary(self._admin.VerifyGeneration, request, timeout_s=VERIFY_TIMEOUT_S)
         response: index_pb2.VerifyGenerationResponse = await call
-        return response.generation
+        return values.Generation.from_message(response.generation)
 
     async def delete(self, corpus: str, generation: str, *, request_id: str = "") -> None:
         """Deletes a generation that is not active."""
@@ -302,9 +304,10 @@ class IndexClient:
         )
         return int(response.total_size)
 
-    async def info(self) -> index_pb2.IndexServiceGetInfoResponse:
+    async def info(self) -> values.IndexInfo:
         """Gets the index's corpora, active generations, limits and state."""
-        return await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
+        response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
+        return values.IndexInfo.from_message(response)
 
 
 def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
@@ -312,7 +315,7 @@ def _filter(splits: Sequence[str]) -> index_pb2.PremiseFilter | None:
 
 
 async def _build_requests(
-    header: index_pb2.BuildHeader, premises: Items[types_pb2.Premise], done: int
+    header: index_pb2.BuildHeader, premises: Items[values.Premise | types_pb2.Premise], done: int
 ) -> AsyncIterator[index_pb2.BuildGenerationRequest]:
     """Yields the header, then the premises but for the first `done`. Reports change the header meanwhile."""
     yield index_pb2.BuildGenerationRequest(header=header)
@@ -320,13 +323,13 @@ async def _build_requests(
         yield index_pb2.BuildGenerationRequest(chunk=index_pb2.PremiseChunk(premises=chunk))
 
 
-async def _after(count: int, premises: Items[types_pb2.Premise]) -> AsyncIterator[types_pb2.Premise]:
-    """Leaves out the first `count` premises."""
+async def _after(count: int, premises: Items[values.Premise | types_pb2.Premise]) -> AsyncIterator[types_pb2.Premise]:
+    """Yields the messages of all premises but the first `count`."""
     passed = 0
     async for premise in each(premises):
         passed += 1
         if passed > count:
-            yield premise
+            yield premise if isinstance(premise, types_pb2.Premise) else premise.to_message()
 
 
 async def _explanation_requests(

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.blocking import Client
-from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import sampler_pb2, trainer_pb2
 
 __all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "Round"]
 
@@ -153,7 +153,7 @@ class Loop:
         client: Client,
         plan: LoopPlan,
         journal: Journal,
-        report_dict: Callable[[types_pb2.EvaluationReport], dict[str, Any]],
+        report_dict: Callable[[values.EvaluationReport], dict[str, Any]],
         say: Say = lambda _: None,
     ) -> None:
         self._client, self._plan, self._journal = client, plan, journal
@@ -247,7 +247,7 @@ class Loop:
             plan.hypotheses,
             corpus=plan.corpus,
             oracle=plan.oracle,
-            model=types_pb2.ModelSelector(label=plan.label),
+            label=plan.label,
             **{**plan.run, **(plan.later_run if now.number > 1 else {})},
         )
         run = self._finish(now, "run", "sampling", sampler, _RUN, start)

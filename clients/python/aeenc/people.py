@@ -10,15 +10,19 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 from google.protobuf.duration_pb2 import Duration
 
+from aeenc import values
 from aeenc.calls.encoding import refuse_single_text
+from aeenc.calls.inputs import enum_value
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
+StateName = Literal["waiting", "decided", "conflict", "settled"]
 PAGE = 200
 
 
@@ -35,12 +39,13 @@ class PeopleClient:
 
     async def lease(
         self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
-    ) -> list[sampler_pb2.Lease]:
+    ) -> list[values.Lease]:
         """Leases the next tasks of a run, or of any run; none when nothing waits for this person."""
         request = sampler_pb2.LeaseTaskRequest(
             run_id=run_id, annotator=annotator, max_tasks=max_tasks, request_id=request_id or _request_id()
         )
-        return list((await self.channel.unary(self._stub.LeaseTask, request)).leases)
+        response = await self.channel.unary(self._stub.LeaseTask, request)
+        return [values.Lease.from_message(lease) for lease in response.leases]
 
     async def renew(self, lease_id: str) -> datetime:
         """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
@@ -55,14 +60,14 @@ class PeopleClient:
 
     async def submit(
         self,
-        lease: sampler_pb2.Lease,
+        lease: values.Lease,
         verdicts: Ticks,
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
         client_seq: int = 0,
-    ) -> sampler_pb2.SubmitVerdictsResponse:
+    ) -> values.SubmittedVerdicts:
         """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
 
         `note` is a remark to keep with the pairs.
@@ -77,7 +82,7 @@ class PeopleClient:
             client_seq=client_seq or random.getrandbits(63),
             note=note,
         )
-        return await self.channel.unary(self._stub.SubmitVerdicts, request)
+        return values.SubmittedVerdicts.from_message(await self.channel.unary(self._stub.SubmitVerdicts, request))
 
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
@@ -111,7 +116,7 @@ class PeopleClient:
 
     async def close(
         self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", request_id: str = ""
-    ) -> sampler_pb2.JudgedTask:
+    ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
         What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
@@ -124,26 +129,26 @@ class PeopleClient:
             request_id=request_id or _request_id(),
         )
         response: sampler_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
-        return response.task
+        return values.JudgedTask.from_message(response.task)
 
-    async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> sampler_pb2.GetAgreementResponse:
+    async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         request = sampler_pb2.GetAgreementRequest(run_id=run_id)
-        return await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
+        response = await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
+        return values.Agreement.from_message(response)
 
-    async def tasks(
-        self, run_id: str, *, state: sampler_pb2.TaskState = sampler_pb2.TASK_STATE_UNSPECIFIED
-    ) -> AsyncIterator[sampler_pb2.JudgedTask]:
-        """Yields the tasks of a run with their valid answers, in the order they were queued."""
-        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=state, page_size=PAGE)
+    async def tasks(self, run_id: str, *, state: StateName | int | None = None) -> AsyncIterator[values.JudgedTask]:
+        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued."""
+        number = enum_value(sampler_pb2.TaskState, state, "state")
+        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=PAGE)
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
-            yield task
+            yield values.JudgedTask.from_message(task)
 
-    async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
+    async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[values.TaskUpdate]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
         request = sampler_pb2.WatchTasksRequest(run_id=run_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchTasks, request):
-            yield event
+            yield values.TaskUpdate.from_message(event)
 
 
 def _verdicts(ticks: Ticks) -> list[oracle_pb2.Verdict]:

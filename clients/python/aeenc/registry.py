@@ -6,6 +6,7 @@ import uuid
 
 from google.protobuf import duration_pb2
 
+from aeenc import values
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 
@@ -32,7 +33,7 @@ class RegistryClient:
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
-    ) -> registry_pb2.PublishResponse:
+    ) -> values.Publication:
         """Points a label at a checkpoint; with `wait_s`, returns when every live encoder serves it or time is up.
 
         A version that was trained with a premise encoder becomes `stable` together with its generation (`generation` of
@@ -49,7 +50,8 @@ class RegistryClient:
             share=share,
             request_id=request_id or uuid.uuid4().hex,
         )
-        return await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        response = await self.channel.unary(self._stub.Publish, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        return values.Publication.from_message(response)
 
     async def set_label(
         self,
@@ -59,7 +61,7 @@ class RegistryClient:
         expected_revision: int | None = None,
         share: float | None = None,
         request_id: str = "",
-    ) -> registry_pb2.Label:
+    ) -> values.Label:
         """Points a label at a version; `share` as in `publish`."""
         request = registry_pb2.SetLabelRequest(
             label=label,
@@ -68,8 +70,7 @@ class RegistryClient:
             share=share,
             request_id=request_id or uuid.uuid4().hex,
         )
-        moved: registry_pb2.Label = (await self.channel.unary(self._stub.SetLabel, request)).label
-        return moved
+        return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)
 
     async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
@@ -87,7 +88,7 @@ class RegistryClient:
         expected_revision: int | None = None,
         corpus: str = "",
         request_id: str = "",
-    ) -> registry_pb2.RollbackResponse:
+    ) -> values.Rollback:
         """Points a label back at its previous version; `space_id` names a space other than the trainer's own.
 
         With `corpus`, takes back a publication that activated a generation of it, encoders and generation together.
@@ -100,17 +101,19 @@ class RegistryClient:
             request_id=request_id or uuid.uuid4().hex,
             corpus=corpus,
         )
-        return await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        response = await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
+        return values.Rollback.from_message(response)
 
-    async def labels(self, *, space_id: str = "") -> list[registry_pb2.Label]:
+    async def labels(self, *, space_id: str = "") -> list[values.Label]:
         """Lists all labels, by space and name."""
         request = registry_pb2.ListLabelsRequest(space_id=space_id)
-        return list((await self.channel.unary(self._stub.ListLabels, request)).labels)
+        response = await self.channel.unary(self._stub.ListLabels, request)
+        return [values.Label.from_message(label) for label in response.labels]
 
-    async def rollouts(self, label: str = "stable", *, space_id: str = "") -> registry_pb2.ListRolloutsResponse:
+    async def rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Lists, for each live encoder, the revision of the label it serves, or why it does not."""
         request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
-        return await self.channel.unary(self._stub.ListRollouts, request)
+        return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
 
 
 def _duration(seconds: float) -> duration_pb2.Duration | None:

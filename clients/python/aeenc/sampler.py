@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Literal
 
-from aeenc.calls.inputs import begins_again, chunks, each
+from aeenc import values
+from aeenc.calls.encoding import selector
+from aeenc.calls.inputs import begins_again, chunks, each, enum_value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
@@ -14,6 +16,8 @@ from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 CHUNK_HYPOTHESES = 512
 CHUNK_PAIRS = 1024
 CHUNK_BYTES = 2 * 1024 * 1024
+SignName = Literal["positive", "negative", "skipped"]
+CollectName = Literal["both", "positives_only"]
 _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
@@ -34,18 +38,58 @@ class SamplerClient:
         hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis]
         | AsyncIterable[tuple[str, str] | sampler_pb2.Hypothesis],
         *,
-        config: sampler_pb2.RunConfig | None = None,
+        corpus: str = "",
+        oracle: str = "",
+        k: int | None = None,
+        max_depth: int | None = None,
+        max_judgements: int = 0,
+        max_nodes_per_tree: int = 0,
+        max_negatives_per_query: int = 0,
+        collect: CollectName | int | None = None,
+        negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
+        conditioned: bool = False,
+        split: str = "",
+        label: str | None = None,
+        version: str | None = None,
+        idempotency_key: str = "",
+        config: values.RunConfig | sampler_pb2.RunConfig | None = None,
         timeout_s: float | None = None,
-        **fields: Any,
-    ) -> sampler_pb2.Run:
-        """Starts a run over (id, text) pairs; `fields` are those of RunConfig (corpus, oracle, k, split, …).
+    ) -> values.Run:
+        """Starts a run over (id, text) pairs, which asks `oracle` about premises of `corpus`.
+
+        `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
+        `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and
+        `max_negatives_per_query` the refused pairs that are kept, best-scored first; 0: no limit.
+        `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
+        explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
+        hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
+        `label` or `version` names the query encoder (default: label `stable`), which is resolved once.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
-        which cannot begin again.
+        which cannot begin again. `config` is a whole configuration; options given beside it win.
+        Raises InvalidArgument for an option out of range or an unknown oracle, NotFound for an unknown corpus,
+        AlreadyExists for a key used with another configuration.
         """
-        keyed = sampler_pb2.RunConfig(**fields)
+        options = sampler_pb2.RunConfig(
+            corpus=corpus,
+            oracle=oracle,
+            idempotency_key=idempotency_key,
+            k=k,
+            max_depth=max_depth,
+            max_judgements=max_judgements,
+            collect=enum_value(sampler_pb2.Collect, collect, "collect"),
+            model=selector(label, version),
+            split=split,
+            conditioned=conditioned,
+            max_negatives_per_query=max_negatives_per_query,
+            max_nodes_per_tree=max_nodes_per_tree,
+            negative_filter=negative_filter if isinstance(negative_filter, Mapping) else _message(negative_filter),
+        )
+        keyed = sampler_pb2.RunConfig()
         if config is not None:
-            keyed.CopyFrom(config)
+            keyed.CopyFrom(_message(config))
+        keyed.MergeFrom(options)
         keyed.idempotency_key = keyed.idempotency_key or uuid.uuid4().hex
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
@@ -63,26 +107,25 @@ class SamplerClient:
         response: sampler_pb2.StartRunResponse = await self.channel.send_stream(
             self._stub.StartRun, requests, timeout_s=timeout_s, retry=begins_again(hypotheses)
         )
-        return response.run
+        return values.Run.from_message(response.run)
 
-    async def run(self, run_id: str) -> sampler_pb2.Run:
+    async def run(self, run_id: str) -> values.Run:
         """Gets a run."""
         return await self._run(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
 
-    async def runs(self) -> list[sampler_pb2.Run]:
+    async def runs(self) -> list[values.Run]:
         """Lists all runs, newest first."""
         request = sampler_pb2.ListRunsRequest(page_size=1000)
-        return [run async for run in self.channel.pages(self._stub.ListRuns, request, "runs")]
+        pages = self.channel.pages(self._stub.ListRuns, request, "runs")
+        return [values.Run.from_message(run) async for run in pages]
 
-    async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, sampler_pb2.Run]]:
+    async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
         request = sampler_pb2.WatchRunRequest(run_id=run_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchRun, request):
-            yield event.seq, event.run
+            yield event.seq, values.Run.from_message(event.run)
 
-    async def wait(
-        self, run_id: str, *, on_progress: Callable[[sampler_pb2.Run], None] | None = None
-    ) -> sampler_pb2.Run:
+    async def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
         await self.run(run_id)  # a sampler that is away from the beginning is not waited for
         patient = SamplerClient(self.channel.patient())
@@ -90,12 +133,12 @@ class SamplerClient:
             lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.run(run_id), _END_STATES, on_progress
         )
 
-    async def cancel(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
+    async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
         request = sampler_pb2.CancelRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.CancelRun, request)
 
-    async def resume(self, run_id: str, *, request_id: str = "") -> sampler_pb2.Run:
+    async def resume(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Continues a run that was cancelled or failed."""
         request = sampler_pb2.ResumeRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         return await self._run(self._stub.ResumeRun, request)
@@ -105,33 +148,32 @@ class SamplerClient:
         request = sampler_pb2.DeleteRunRequest(run_id=run_id, request_id=request_id or uuid.uuid4().hex)
         await self._admin_channel.unary(self._admin.DeleteRun, request)
 
-    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
         request = sampler_pb2.SamplerAdminServiceCollectGarbageRequest(
             dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
         )
-        return list((await self._admin_channel.unary(self._admin.CollectGarbage, request)).garbage)
+        response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
+        return [values.Garbage.from_message(one) for one in response.garbage]
 
-    async def _run(self, method: Callable[..., Any], request: Any) -> sampler_pb2.Run:
-        run: sampler_pb2.Run = (await self.channel.unary(method, request)).run
-        return run
+    async def _run(self, method: Callable[..., Any], request: Any) -> values.Run:
+        return values.Run.from_message((await self.channel.unary(method, request)).run)
 
-    async def pairs(
-        self, run_id: str, *, sign: types_pb2.PairSign = types_pb2.PAIR_SIGN_UNSPECIFIED
-    ) -> AsyncIterator[types_pb2.Pair]:
-        """Yields all pairs of a run in the order they were recorded."""
-        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=sign)
+    async def pairs(self, run_id: str, *, sign: SignName | int | None = None) -> AsyncIterator[values.Pair]:
+        """Yields all pairs of a run, or those of one sign, in the order they were recorded."""
+        number = enum_value(types_pb2.PairSign, sign, "sign")
+        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=number)
         async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
-            yield pair
+            yield values.Pair.from_message(pair)
 
     async def import_pairs(
         self,
         corpus: str,
-        pairs: Iterable[types_pb2.Pair] | AsyncIterable[types_pb2.Pair],
+        pairs: Iterable[values.Pair | types_pb2.Pair] | AsyncIterable[values.Pair | types_pb2.Pair],
         *,
         run_id: str = "",
         request_id: str = "",
-    ) -> sampler_pb2.ImportPairsResponse:
+    ) -> values.ImportedPairs:
         """Adds any number of pairs judged elsewhere, as a new run or to an earlier import.
 
         With a `request_id` of the caller's, repeating the call adds nothing twice, even after it broke off half-way.
@@ -139,12 +181,13 @@ class SamplerClient:
         total = sampler_pb2.ImportPairsResponse(run_id=run_id)
         request_id = request_id or uuid.uuid4().hex
         number = 0
-        async for chunk in chunks(each(pairs), CHUNK_PAIRS, CHUNK_BYTES):
+        messages = (_message(pair) async for pair in each(pairs))
+        async for chunk in chunks(messages, CHUNK_PAIRS, CHUNK_BYTES):
             await self._import(corpus, chunk, total, f"{request_id}/{number}" if number else request_id)
             number += 1
         if not number:
             await self._import(corpus, [], total, request_id)
-        return total
+        return values.ImportedPairs.from_message(total)
 
     async def _import(
         self, corpus: str, pairs: list[types_pb2.Pair], total: sampler_pb2.ImportPairsResponse, request_id: str
@@ -160,6 +203,12 @@ class SamplerClient:
         async for tree in self.channel.stream(self._stub.ExportTrees, request):
             yield tree.hypothesis_id, tree.record_json
 
-    async def info(self) -> sampler_pb2.SamplerServiceGetInfoResponse:
+    async def info(self) -> values.SamplerInfo:
         """Gets the sampler's oracles, active runs, limits and state."""
-        return await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
+        response = await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
+        return values.SamplerInfo.from_message(response)
+
+
+def _message(given: Any) -> Any:
+    """Returns the message of a value; what is a message already, or None, stays as it is."""
+    return given.to_message() if hasattr(given, "to_message") else given

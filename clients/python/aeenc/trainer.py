@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from aeenc import values
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import Items, each
+from aeenc.calls.inputs import Items, each, enum_value
 from aeenc.calls.retrieval import Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
@@ -18,6 +19,18 @@ CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
 _END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
+ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
+LossName = Literal[
+    "full_corpus_softmax",
+    "triplet_margin",
+    "pairwise_contrastive",
+    "supervised_contrastive",
+    "multiple_negatives_ranking",
+    "gist",
+    "nli_classification",
+    "regression",
+]
+BatchingName = Literal["queries", "items"]
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
 
 
@@ -46,33 +59,102 @@ class TrainerClient:
         self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
         self._admin = trainer_pb2_grpc.TrainerAdminServiceStub(self._admin_channel.grpc)
 
-    async def start_job(self, *, validation: Iterable[Gold] = (), **fields: Any) -> trainer_pb2.Job:
-        """Starts a training job; `fields` are those of JobConfig (corpus, run_ids, data_sets, loss, epochs, …).
+    async def start_job(
+        self,
+        *,
+        corpus: str = "",
+        run_ids: Iterable[str] | None = None,
+        data_sets: Iterable[str] | None = None,
+        validation: Iterable[Gold] = (),
+        split: str = "",
+        mode: ModeName | int | None = None,
+        loss: LossName | int | None = None,
+        base_version: str = "",
+        epochs: int = 0,
+        items_per_epoch: int = 0,
+        batch_size: int = 0,
+        batching: BatchingName | int | None = None,
+        accumulation: int = 0,
+        learning_rate: float = 0.0,
+        temperature: float = 0.0,
+        margin: float | None = None,
+        regularization: float | None = None,
+        initial_share: float = 0.0,
+        refused_weight: float = 0.0,
+        hard_negatives: int | None = None,
+        guide_version: str = "",
+        guide_margin: float | None = None,
+        seed: int = 0,
+        note: str = "",
+        idempotency_key: str = "",
+    ) -> values.Job:
+        """Starts a training job on the pairs of sampling runs (`run_ids`) and on `data_sets` of the trainer's settings.
 
-        Makes an idempotency key where none is given.
+        It trains against the premise vectors of `corpus`, from `base_version` (default: the space's pre-trained
+        encoder), and learns only from texts of `split` ("": all). After each epoch it evaluates `validation`, gold
+        queries as (text, premise texts), and keeps the best epoch by strict MAP; without them it keeps the last.
+
+        `mode` says which encoders to train (default: single), `loss` the objective (default: full_corpus_softmax;
+        regression with mode cross_encoder). 0 and None leave an option to the trainer:
+        `epochs`, 1 to 100 (default: 3), of `items_per_epoch` queries or items (default: all); `batch_size`, 1 to 1,024
+        queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
+        `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
+        losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
+        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
+        checkpoint.
+
+        Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
+        unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
+        AlreadyExists for a key used with another configuration.
         """
-        config = trainer_pb2.JobConfig(validation=[gold_query(query) for query in validation], **fields)
-        config.idempotency_key = config.idempotency_key or uuid.uuid4().hex
+        config = trainer_pb2.JobConfig(
+            corpus=corpus,
+            run_ids=run_ids,
+            idempotency_key=idempotency_key or uuid.uuid4().hex,
+            base_version=base_version,
+            loss=enum_value(trainer_pb2.Loss, loss, "loss"),
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            temperature=temperature,
+            margin=margin,
+            regularization=regularization,
+            refused_weight=refused_weight,
+            seed=seed,
+            validation=[gold_query(query) for query in validation],
+            split=split,
+            note=note,
+            data_sets=data_sets,
+            batching=enum_value(trainer_pb2.Batching, batching, "batching"),
+            hard_negatives=hard_negatives,
+            guide_version=guide_version,
+            guide_margin=guide_margin,
+            accumulation=accumulation,
+            items_per_epoch=items_per_epoch,
+            mode=enum_value(trainer_pb2.Mode, mode, "mode"),
+            initial_share=initial_share,
+        )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
-    async def job(self, job_id: str) -> trainer_pb2.Job:
+    async def job(self, job_id: str) -> values.Job:
         """Gets a job."""
         return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
 
-    async def jobs(self) -> list[trainer_pb2.Job]:
+    async def jobs(self) -> list[values.Job]:
         """Lists all jobs, newest first."""
         request = trainer_pb2.ListJobsRequest(page_size=1000)
-        return [job async for job in self.channel.pages(self._stub.ListJobs, request, "jobs")]
+        pages = self.channel.pages(self._stub.ListJobs, request, "jobs")
+        return [values.Job.from_message(job) async for job in pages]
 
-    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, trainer_pb2.Job]]:
+    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
         request = trainer_pb2.WatchJobRequest(job_id=job_id, from_seq=from_seq)
         async for event in self.channel.stream(self._stub.WatchJob, request):
-            yield event.seq, event.job
+            yield event.seq, values.Job.from_message(event.job)
 
-    async def wait(
-        self, job_id: str, *, on_progress: Callable[[trainer_pb2.Job], None] | None = None
-    ) -> trainer_pb2.Job:
+    async def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
         await self.job(job_id)  # a trainer that is away from the beginning is not waited for
         patient = TrainerClient(self.channel.patient())
@@ -80,12 +162,12 @@ class TrainerClient:
             lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.job(job_id), _END_STATES, on_progress
         )
 
-    async def cancel(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
         request = trainer_pb2.CancelJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.CancelJob, request)
 
-    async def resume(self, job_id: str, *, request_id: str = "") -> trainer_pb2.Job:
+    async def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
         request = trainer_pb2.ResumeJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         return await self._job(self._stub.ResumeJob, request)
@@ -100,16 +182,16 @@ class TrainerClient:
         request = trainer_pb2.DeleteCheckpointRequest(version=version, request_id=request_id or uuid.uuid4().hex)
         await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
 
-    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[types_pb2.Garbage]:
+    async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
         request = trainer_pb2.TrainerAdminServiceCollectGarbageRequest(
             dry_run=dry_run, request_id=request_id or uuid.uuid4().hex
         )
-        return list((await self._admin_channel.unary(self._admin.CollectGarbage, request)).garbage)
+        response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
+        return [values.Garbage.from_message(one) for one in response.garbage]
 
-    async def _job(self, method: Callable[..., Any], request: Any) -> trainer_pb2.Job:
-        job: trainer_pb2.Job = (await self.channel.unary(method, request)).job
-        return job
+    async def _job(self, method: Callable[..., Any], request: Any) -> values.Job:
+        return values.Job.from_message((await self.channel.unary(method, request)).job)
 
     async def evaluate(
         self,
@@ -125,7 +207,7 @@ class TrainerClient:
         ranks: bool = False,
         strict_only: bool = False,
         timeout_s: float = EVALUATE_TIMEOUT_S,
-    ) -> types_pb2.EvaluationReport:
+    ) -> values.EvaluationReport:
         """Evaluates a query encoder on gold queries against all premises of a corpus, under both protocols.
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
@@ -144,24 +226,23 @@ class TrainerClient:
             lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees)),
             timeout_s=timeout_s,
         )
-        return response.report
+        return values.EvaluationReport.from_message(response.report)
 
-    async def checkpoints(self) -> list[trainer_pb2.Checkpoint]:
+    async def checkpoints(self) -> list[values.Checkpoint]:
         """Lists all checkpoints, newest first."""
         request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
-        return [
-            checkpoint async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
-        ]
+        pages = self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
+        return [values.Checkpoint.from_message(checkpoint) async for checkpoint in pages]
 
-    async def checkpoint(self, version: str) -> trainer_pb2.Checkpoint:
+    async def checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(version=version)
-        checkpoint: trainer_pb2.Checkpoint = (await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint
-        return checkpoint
+        return values.Checkpoint.from_message((await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint)
 
-    async def info(self) -> trainer_pb2.TrainerServiceGetInfoResponse:
+    async def info(self) -> values.TrainerInfo:
         """Gets the trainer's space, device, active job, limits and state."""
-        return await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+        response = await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
+        return values.TrainerInfo.from_message(response)
 
 
 async def _evaluate_items(

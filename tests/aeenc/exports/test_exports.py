@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 
 import pytest
-from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aeenc import values
 from aeenc.errors import AlreadyExists, InvalidArgument
 from aeenc.exports import (
     gold_judgements,
@@ -24,19 +26,18 @@ from aeenc.exports import (
 )
 from aeenc.exports.pairs import pair_of, record_of
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 POSITIVE, NEGATIVE, SKIPPED = (
-    types_pb2.PAIR_SIGN_POSITIVE,
-    types_pb2.PAIR_SIGN_NEGATIVE,
-    types_pb2.PAIR_SIGN_SKIPPED,
+    values.PairSign.POSITIVE,
+    values.PairSign.NEGATIVE,
+    values.PairSign.SKIPPED,
 )
 
 words = st.text(st.characters(codec="utf-8"), max_size=20)
 said = words.filter(str.strip)
 provenances = st.builds(
-    types_pb2.Provenance,
+    values.Provenance,
     run_id=words,
     node_id=words,
     rank=st.integers(0, 2**32 - 1),
@@ -45,29 +46,29 @@ provenances = st.builds(
     generation=words,
     oracle=words,
     annotator=words,
-    judged_at=st.none() | st.builds(Timestamp, seconds=st.integers(0, 2**32), nanos=st.integers(0, 10**9 - 1)),
+    judged_at=st.none() | st.datetimes(timezones=st.just(UTC)),
     grade=st.floats(width=32, allow_nan=False, allow_infinity=False).map(lambda grade: grade + 0.0),  # no -0.0
     note=words,
     amended=st.booleans(),
 )
 pairs = st.builds(
-    types_pb2.Pair,
+    values.Pair,
     query=said,
     premise_id=words,
     premise=said,
     sign=st.sampled_from([POSITIVE, NEGATIVE, SKIPPED]),
     reason=words,
-    provenance=provenances.map(lambda origin: origin if origin.ByteSize() else None),
+    provenance=provenances,
 )
 
 
-def pair(query: str, premise: str, sign: types_pb2.PairSign, *, premise_id: str | None = None) -> types_pb2.Pair:
+def pair(query: str, premise: str, sign: values.PairSign, *, premise_id: str | None = None) -> values.Pair:
     name = f"id-{premise}" if premise_id is None else premise_id
-    return types_pb2.Pair(query=query, premise_id=name, premise=premise, sign=sign)
+    return values.Pair(query=query, premise_id=name, premise=premise, sign=sign)
 
 
 @given(pairs)
-def test_a_pair_is_the_same_after_a_line_of_json(one: types_pb2.Pair):
+def test_a_pair_is_the_same_after_a_line_of_json(one: values.Pair):
     assert pair_of(json.loads(json.dumps(record_of(one)))) == one
 
 
@@ -89,8 +90,7 @@ def test_a_file_of_pairs_is_read_back_and_appears_whole(tmp_path: Path):
 
 
 def test_a_grade_that_is_no_number_is_left_out():
-    odd = pair("q", "p", POSITIVE)
-    odd.provenance.grade = float("nan")
+    odd = replace(pair("q", "p", POSITIVE), provenance=values.Provenance(grade=float("nan")))
     assert "grade" not in record_of(odd)
 
 
@@ -149,10 +149,8 @@ def test_triplets_are_positives_times_negatives_without_conflicts(tmp_path: Path
     assert lines(tmp_path / "t.jsonl")[0]["positive_id"] == "id-a"
 
 
-def said_in(run: str, premise: str, sign: types_pb2.PairSign, *, amended: bool = False) -> types_pb2.Pair:
-    one = pair("q", premise, sign)
-    one.provenance.run_id, one.provenance.amended = run, amended
-    return one
+def said_in(run: str, premise: str, sign: values.PairSign, *, amended: bool = False) -> values.Pair:
+    return replace(pair("q", premise, sign), provenance=values.Provenance(run_id=run, amended=amended))
 
 
 def test_the_last_word_on_a_pair_counts_in_its_own_run(tmp_path: Path):

@@ -8,7 +8,7 @@ import ir_measures
 import pytest
 from ir_measures import AP
 
-from aeenc import Channel, IndexClient
+from aeenc import Channel, IndexClient, values
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.evaluation import query_id, read_qrels, read_run
@@ -174,12 +174,12 @@ async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_a
 
 def test_rounds_are_a_table():
     rounds = [
-        Round(0, version="q0", report=report_dict(report())),
-        Round(1, version="q1", report=report_dict(report())),
+        Round(0, version="q0", report=report_dict(values.EvaluationReport.from_message(report()))),
+        Round(1, version="q1", report=report_dict(values.EvaluationReport.from_message(report()))),
         Round(2, run="r2", positives=9),
     ]
     rounds[1].positives, rounds[1].negatives = 1200, 30
     made = rounds_table(rounds)
     assert [str(column.header) for column in made.columns][1:5] == ["version", "pairs", "MAP", "NDCG"]
     assert [str(cell) for cell in made.columns[2].cells] == ["", "1,200+30"]
-    assert report_tables(report_dict(report()))[0].row_count == 7
+    assert report_tables(report_dict(values.EvaluationReport.from_message(report())))[0].row_count == 7

@@ -5,13 +5,15 @@ import json
 import pytest
 from google.protobuf import timestamp_pb2
 
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import metrics_table
 from aeenc.trees import Dataset
-from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
+
+read = values.EvaluationReport.from_message
 
 
 def job(state, **fields):
@@ -53,9 +55,9 @@ async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
         ended = await aeenc(*command, "--oracle", "fake", "-k", 3, *options)
         config = (await sampler.run(ended.json["run"])).config
         assert (config.max_judgements, config.max_negatives_per_query, config.conditioned) == (7, 2, True)
-        assert config.negative_filter == sampler_pb2.NegativeFilter(relative_margin=0.25, rewordings=True)
+        assert config.negative_filter == values.NegativeFilter(relative_margin=0.25, rewordings=True)
         ended = await aeenc(*command, "--oracle", "fake", "-k", 3)
-        assert not (await sampler.run(ended.json["run"])).config.HasField("negative_filter")
+        assert not (await sampler.run(ended.json["run"])).config.negative_filter
 
 
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):
@@ -228,7 +230,11 @@ async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(ae
     command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary")
     ended = await aeenc("--json", *command)
     assert (ended.code, ended.stderr) == (0, "")
-    assert ended.json == {"corpus": corpus_name(Dataset.load(trees)), "split": "dev", **report_dict(report())}
+    assert ended.json == {
+        "corpus": corpus_name(Dataset.load(trees)),
+        "split": "dev",
+        **report_dict(read(report())),
+    }
     assert (ended.json["strict"]["NDCG@10"], ended.json["paper"]["MAP"]) == (0.55, 0.25)
     asked = fleet.trainer.asked[0]
     assert (asked.config.corpus, asked.config.model.label) == (ended.json["corpus"], "canary")
@@ -247,7 +253,10 @@ async def test_an_evaluation_on_a_named_corpus_builds_nothing(aeenc, fleet, tree
 
 
 def test_two_reports_are_compared_metric_by_metric():
-    before, after = report_dict(report()), report_dict(report())
+    before, after = (
+        report_dict(read(report())),
+        report_dict(read(report())),
+    )
     after["strict"]["MAP"] = 0.625
     made = metrics_table(before, after)
     assert [str(column.header) for column in made.columns][1:4] == ["strict before", "strict after", "strict change"]

@@ -118,7 +118,7 @@ async def test_a_corpus_without_an_active_generation_says_so(index):
     await index.client.build("science", facts(), activate=False)
     await raises(errors.NotFound, index.client.retrieve("science", [FACTS[0]]), "no active generation")
     corpus = (await index.client.info()).corpora[0]
-    assert (corpus.corpus, corpus.HasField("active")) == ("science", False)
+    assert (corpus.corpus, corpus.active.id) == ("science", "")
 
 
 def damage(index, generation_id):

@@ -142,7 +142,7 @@ async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
         assert origin.oracle == "fake"
         assert origin.annotator == ("a person" if (pair.query, pair.premise_id) in first else "fake")
         assert origin.grade == (0.25 if (pair.query, pair.premise_id) in last else 0.0)
-        assert run.created_at.ToNanoseconds() <= origin.judged_at.ToNanoseconds() <= run.ended_at.ToNanoseconds()
+        assert run.created_at <= origin.judged_at <= run.ended_at
 
 
 async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: SamplerWorld):

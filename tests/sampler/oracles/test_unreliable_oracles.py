@@ -111,7 +111,7 @@ async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: Samp
         run = await finish(client)
         assert run.state == FAILED
         assert "oracle 'fake' at 127.0.0.1:1 failed 5 times" in run.error
-        assert (await client.info()).active_runs == []
+        assert (await client.info()).active_runs == ()
     async with world.sampler() as client:
         await client.resume(run.id)
         assert (await client.wait(run.id)).state == SUCCEEDED

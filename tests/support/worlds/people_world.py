@@ -110,7 +110,7 @@ class People:
             await self._insist(lambda: self.client.release(lease.lease_id, "not mine"))
             return
         if mood == "come late":
-            left_s = lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
+            left_s = lease.expires_at.timestamp() - datetime.now(UTC).timestamp()
             await asyncio.sleep(max(left_s, 0) + rng.random() * self.think_s)
         elif mood == "renew":
             with contextlib.suppress(errors.FailedPrecondition):  # on a slow machine the lease may be over

@@ -136,7 +136,7 @@ async def test_the_figures_are_the_same_in_whatever_parts_the_index_is_asked(
 async def test_the_papers_protocol_can_be_left_out(world: World):
     for retrieval in (None, Retrieval("lexical")):
         report = await world.evaluate(retrieval=retrieval, strict_only=True, ranks=True)
-        assert not report.HasField("paper")
+        assert report.paper is None
         assert not any(one.paper for one in report.ranks)
         assert report.strict.map == pytest.approx((await world.evaluate(retrieval=retrieval)).strict.map)
 
@@ -158,7 +158,7 @@ async def test_a_conditioned_evaluation_tells_the_premise_found_first_and_looks_
     assert types_pb2.EvaluationPartKind.Name(part.kind) == "EVALUATION_PART_KIND_NOT_CONDITIONED"
     assert report.strict.map == pytest.approx(np.mean(told_values))
     assert part.strict.map == pytest.approx(np.mean(plain_values))
-    assert (report.queries, report.pairs, report.HasField("paper")) == (12, 24, False)
+    assert (report.queries, report.pairs, report.paper) == (12, 24, None)
 
 
 async def test_training_queries_and_trees_add_their_parts_of_the_report(world: World):

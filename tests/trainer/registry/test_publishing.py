@@ -184,9 +184,7 @@ async def test_a_publication_waits_until_every_live_encoder_serves_it(world: Wor
     await world.rows.heartbeat("encoder-1")
     published = await world.registry.publish(good, wait_s=0.3)
     assert (published.complete, [rollout.ok for rollout in published.rollouts]) == (False, [False])
-    row = RolloutRow(
-        "encoder-1", published.label.revision, ok=True, reason="", at=published.label.moved_at.ToDatetime()
-    )
+    row = RolloutRow("encoder-1", published.label.revision, ok=True, reason="", at=published.label.moved_at)
     await world.rows.acknowledge(world.space.space_id, "stable", row)
     assert (await world.registry.publish(good, wait_s=5)).complete
 

@@ -103,7 +103,7 @@ async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
     with pytest.raises(errors.DataLoss, match="sha256"):
         await world.registry.publish(tandem.version, wait_s=20)
     await unmoved(world, pairs[0], before)
-    assert (await world.trainer.checkpoint(tandem.version)).labels == []
+    assert (await world.trainer.checkpoint(tandem.version)).labels == ()
 
 
 async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(

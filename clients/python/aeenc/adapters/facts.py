@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from aeenc.v1 import types_pb2
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
 TEXTS = ("text", "fact", "premise", "sentence", "passage", "content")
@@ -50,7 +50,7 @@ class Facts:
     id_column: str = ""
     text_column: str = ""
 
-    def __iter__(self) -> Iterator[types_pb2.Premise]:
+    def __iter__(self) -> Iterator[values.Premise]:
         """Yields the facts in order. Raises InvalidArgument naming file and line."""
         texts: dict[bytes, bytes] = {}  # by id, both as digests: the facts themselves may be too many
         for place, columns in self._records():
@@ -58,7 +58,7 @@ class Facts:
             key, digest = _digest(fact_id), _digest(text)
             if key not in texts:
                 texts[key] = digest
-                yield types_pb2.Premise(id=fact_id, text=text)
+                yield values.Premise(id=fact_id, text=text)
             elif texts[key] != digest:
                 raise InvalidArgument(f"{place}: the id {fact_id!r} is used twice; give each text its own id")
         if not texts:
@@ -99,7 +99,7 @@ class Facts:
 
 def read_facts(
     path: Path, *, file_format: Format | None = None, id_column: str = "", text_column: str = ""
-) -> Iterable[types_pb2.Premise]:
+) -> Iterable[values.Premise]:
     """Opens a source of facts; standard input can be gone through once, all others again and again.
 
     Raises InvalidArgument for one that cannot be read; what is malformed inside is raised when it is reached.

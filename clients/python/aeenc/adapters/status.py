@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from aeenc import values
 from aeenc.client import AsyncClient
 from aeenc.errors import AeencError
 from aeenc.transport.targets import Targets
-from aeenc.v1 import encoder_pb2, index_pb2, sampler_pb2, trainer_pb2, types_pb2
 
 PATIENCE_S = 3.0
 ServiceReport = dict[str, Any] | AeencError
 
 
-def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, Any]:
+def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
     """Reads the encoder's versions and labels."""
     return {
         **_service(info.service),
@@ -26,7 +26,7 @@ def encoder_dict(info: encoder_pb2.EncoderServiceGetInfoResponse) -> dict[str, A
     }
 
 
-def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
+def index_dict(info: values.IndexInfo) -> dict[str, Any]:
     """Reads the index's corpora and their active generations."""
     corpora = {
         found.corpus: {"generation": found.active.id, "premises": found.active.premises} for found in info.corpora
@@ -34,22 +34,26 @@ def index_dict(info: index_pb2.IndexServiceGetInfoResponse) -> dict[str, Any]:
     return {**_service(info.service), "corpora": corpora}
 
 
-def sampler_dict(info: sampler_pb2.SamplerServiceGetInfoResponse) -> dict[str, Any]:
+def sampler_dict(info: values.SamplerInfo) -> dict[str, Any]:
     """Reads the sampler's oracles and runs."""
     waiting = {run.run_id: run.reason for run in info.waiting_runs}
     told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
     return {**_service(info.service), **told}
 
 
-def trainer_dict(info: trainer_pb2.TrainerServiceGetInfoResponse) -> dict[str, Any]:
+def trainer_dict(info: values.TrainerInfo) -> dict[str, Any]:
     """Reads the trainer's space, device and job."""
     told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
     return {**_service(info.service), **told}
 
 
-def _service(info: types_pb2.ServiceInfo) -> dict[str, Any]:
-    state = types_pb2.ServiceState.Name(info.state).removeprefix("SERVICE_STATE_")
-    return {"state": state, "reason": info.state_reason, "instance": info.instance, "software": info.software_version}
+def _service(info: values.ServiceInfo) -> dict[str, Any]:
+    return {
+        "state": info.state.name,
+        "reason": info.state_reason,
+        "instance": info.instance,
+        "software": info.software_version,
+    }
 
 
 async def ask(targets: Targets) -> dict[str, ServiceReport]:

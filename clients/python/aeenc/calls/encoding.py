@@ -12,7 +12,7 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import vectors
+from aeenc import values, vectors
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 
@@ -42,7 +42,7 @@ class Encoded:
     vectors: NDArray[np.float32]
     model_version: str
     space_id: str
-    timings: types_pb2.Timings
+    timings: values.Timings
     truncated: int
     precision: str = ""
     tokens: int = 0
@@ -54,7 +54,7 @@ class Encoded:
             vectors=vectors.from_proto(response.embeddings),
             model_version=response.model_version,
             space_id=response.space_id,
-            timings=response.timings,
+            timings=values.Timings.from_message(response.timings),
             truncated=response.truncated,
             precision=_PRECISION_NAMES.get(response.precision, ""),
             tokens=response.tokens,
@@ -67,7 +67,7 @@ class Scored:
 
     scores: NDArray[np.float32]
     model_version: str
-    timings: types_pb2.Timings
+    timings: values.Timings
     truncated: int
 
 

@@ -1,11 +1,14 @@
-"""Long inputs of callers, of either kind of iterable: item by item, and cut into messages."""
+"""Inputs of callers: enum values by name, and long inputs of either kind of iterable, cut into messages."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
+
+from aeenc.errors import InvalidArgument
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -41,3 +44,18 @@ async def chunks(items: AsyncIterator[MessageT], most: int, size_bytes: int) -> 
         chunk_bytes += item_bytes
     if chunk:
         yield chunk
+
+
+def enum_value(enum: EnumTypeWrapper, given: str | int | None, field: str) -> Any:
+    """Returns an enum's value for a message, given by a name such as "cross_encoder" or by number.
+
+    Raises InvalidArgument, naming `field` and the choices, for an unknown name. Numbers are the service's to judge.
+    """
+    if not isinstance(given, str):
+        return given
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    name = prefix + given.upper().replace("-", "_").removeprefix(prefix)
+    if name in enum.keys():  # noqa: SIM118 -- not a mapping
+        return enum.Value(name)
+    choices = ", ".join(name.removeprefix(prefix).lower() for name in enum.keys()[1:])
+    raise InvalidArgument.field(field, f"is {given!r}; give one of {choices}")

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import errors
-from aeenc.v1 import index_pb2, trainer_pb2, types_pb2
+from aeenc import errors, values
+from aeenc.v1 import index_pb2, trainer_pb2
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
 PAIRS = 512  # a call that re-ranks, about
@@ -84,7 +84,7 @@ class Retrieved:
     model_version: str
     space_id: str
     generation: str
-    timings: types_pb2.Timings
+    timings: values.Timings
     rerank_version: str = ""
     unknown_splits: tuple[str, ...] = ()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aeenc import errors
-from aeenc.v1 import sampler_pb2, trainer_pb2
 
-Work = TypeVar("Work", sampler_pb2.Run, trainer_pb2.Job)
+if TYPE_CHECKING:
+    from aeenc.values import Job, Run
+
+Work = TypeVar("Work", "Run", "Job")
 
 
 async def wait_for_end(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from aeenc import Client, Retrieved
+from aeenc import Client, Retrieved, values
 from aeenc.adapters.facts import IDS, TEXTS, Format, read_facts
 from aeenc.calls.inputs import begins_again
 from aeenc.cli.output import Output, output_of, table
@@ -20,7 +20,6 @@ from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 
 PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
@@ -45,10 +44,10 @@ class CorpusBuild:
     facts_per_s: float
 
 
-def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
+def premises_of(dataset: Dataset) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
-        types_pb2.Premise(id=found.id, text=found.text, aliases=found.aliases, splits=found.splits)
+        values.Premise(id=found.id, text=found.text, aliases=tuple(found.aliases), splits=tuple(found.splits))
         for found in dataset.candidates()
     ]
 
@@ -56,7 +55,7 @@ def premises_of(dataset: Dataset) -> list[types_pb2.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | Iterable[types_pb2.Premise],
+    source: Dataset | Iterable[values.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
@@ -140,7 +139,7 @@ def read_source(
     file_format: Format | None = None,
     id_column: str = "",
     text_column: str = "",
-) -> Dataset | Iterable[types_pb2.Premise]:
+) -> Dataset | Iterable[values.Premise]:
     """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
         return Dataset.load(data)
@@ -150,7 +149,7 @@ def read_source(
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | Iterable[types_pb2.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Dataset | Iterable[values.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:
@@ -230,7 +229,7 @@ def _repair(
     return {"corpus": name, "damaged": damaged, "generation": sound.id, "active": active, "premises": sound.premises}
 
 
-def _premises_of_damaged(client: Client, name: str, generation: str, damage: DataLoss) -> list[types_pb2.Premise]:
+def _premises_of_damaged(client: Client, name: str, generation: str, damage: DataLoss) -> list[values.Premise]:
     """Reads the premises of a generation of which other files are damaged. Raises DataLoss where that is not so."""
     damaged = damage.metadata.get("damaged", PREMISE_FILES)
     if not any(one.startswith(PREMISE_FILES) for one in damaged.split(",")):

@@ -18,13 +18,12 @@ from typing import Annotated
 
 import typer
 
-from aeenc import Client, exports
+from aeenc import Client, exports, values
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
 from aeenc.exports.whole import whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_trees
-from aeenc.v1 import types_pb2
 
 ENTAILMENTBANK = (
     "https://raw.githubusercontent.com/allenai/entailment_bank/daac2fdb7ab52ec3ef8f2953f59288c1edd7c2f0/"
@@ -140,12 +139,6 @@ class Form(StrEnum):
     SVG = "svg"
 
 
-_SIGNS = {
-    Sign.ALL: types_pb2.PAIR_SIGN_UNSPECIFIED,
-    Sign.POSITIVE: types_pb2.PAIR_SIGN_POSITIVE,
-    Sign.NEGATIVE: types_pb2.PAIR_SIGN_NEGATIVE,
-    Sign.SKIPPED: types_pb2.PAIR_SIGN_SKIPPED,
-}
 _PICTURES: dict[Form, Callable[[Tree], str]] = {Form.DOT: to_dot, Form.SVG: to_svg}
 
 
@@ -160,10 +153,10 @@ def export_pairs(
 
     Of a verdict that was amended only the last word is written.
     """
-    wanted = _SIGNS[sign]
+    wanted = None if sign is Sign.ALL else values.PairSign[sign.name]
     with client(context) as connected:
         found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
-        count = exports.write_pairs(to, (pair for pair in found if not wanted or pair.sign == wanted))
+        count = exports.write_pairs(to, (pair for pair in found if wanted is None or pair.sign == wanted))
     output_of(context).result({"to": str(to), "pairs": count})
 
 
@@ -248,7 +241,7 @@ def import_pairs(
     output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
 
 
-def _pairs(connected: Client, runs: list[str]) -> Iterator[types_pb2.Pair]:
+def _pairs(connected: Client, runs: list[str]) -> Iterator[values.Pair]:
     for run in runs:
         yield from connected.sampler.pairs(run)
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from aeenc import values
 from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
-from aeenc.v1 import registry_pb2, trainer_pb2
 
 
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
@@ -48,12 +48,11 @@ def status(context: typer.Context) -> None:
 
 
 OPTIONAL = {"share", "generation"}  # shown when set
-LabelMove = registry_pb2.PublishResponse | registry_pb2.RollbackResponse
 Label = Annotated[str, typer.Option(help="The label to move.")]
 Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait for every live encoder.")]
 
 
-def moved_dict(moved: LabelMove) -> dict[str, Any]:
+def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
     """Converts a moved label and its rollout to plain values."""
     label = moved.label
     return {
@@ -65,7 +64,7 @@ def moved_dict(moved: LabelMove) -> dict[str, Any]:
         "share": label.share,
         "complete": moved.complete,
         "generation": moved.generation,
-        **({"gate": _gate_dict(moved.gate)} if isinstance(moved, registry_pb2.PublishResponse) else {}),
+        **({"gate": _gate_dict(moved.gate)} if isinstance(moved, values.Publication) else {}),
         "rollouts": [
             {
                 "instance": rollout.instance,
@@ -79,7 +78,7 @@ def moved_dict(moved: LabelMove) -> dict[str, Any]:
     }
 
 
-def _gate_dict(gate: registry_pb2.QualityGate) -> dict[str, Any]:
+def _gate_dict(gate: values.QualityGate) -> dict[str, Any]:
     """Converts what the quality gate compared to plain values."""
     compared = [
         {
@@ -111,7 +110,7 @@ def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
     return [table(["compared with", "queries", "MAP", "its MAP", "p"], rows, right=4)]
 
 
-def _lag(rollout: registry_pb2.Rollout, revision: int) -> str:
+def _lag(rollout: values.Rollout, revision: int) -> str:
     """Says why an encoder does not serve a revision; empty when it does. Ignores reports on earlier revisions."""
     if rollout.revision < revision:
         at = f"is still at revision {rollout.revision}" if rollout.revision else ""
@@ -165,7 +164,7 @@ def checkpoints(context: typer.Context) -> None:
     output_of(context).result({"checkpoints": found}, shown)
 
 
-def checkpoint_dict(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
+def checkpoint_dict(checkpoint: values.Checkpoint) -> dict[str, Any]:
     """Reads a checkpoint: its version, space, labels, quality and size."""
     return {
         "version": checkpoint.version,
@@ -207,7 +206,7 @@ def gc(
     )
 
 
-def _show(out: Output, moved: LabelMove, wait_s: float, version: str = "") -> None:
+def _show(out: Output, moved: values.Publication | values.Rollback, wait_s: float, version: str = "") -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
     apart = {"rollouts", "gate"}

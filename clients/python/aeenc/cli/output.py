@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import typer
-from google.protobuf import timestamp_pb2
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -124,9 +124,9 @@ def fields_table(values: Mapping[str, Any]) -> Table:
     return made
 
 
-def lasted_s(started: timestamp_pb2.Timestamp, ended: timestamp_pb2.Timestamp) -> float | None:
+def lasted_s(started: datetime, ended: datetime | None) -> float | None:
     """Returns the seconds between two points in time; None while the second is not set."""
-    return (ended.ToNanoseconds() - started.ToNanoseconds()) / 1e9 if ended.seconds else None
+    return (ended - started).total_seconds() if ended is not None else None
 
 
 def metrics_table(before: Mapping[str, Any], after: Mapping[str, Any] | None = None) -> Table:

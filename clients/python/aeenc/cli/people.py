@@ -5,16 +5,16 @@ from __future__ import annotations
 import getpass
 import math
 from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from aeenc import values
 from aeenc.cli.output import fields_table, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
-from aeenc.v1 import oracle_pb2, sampler_pb2
 
 RunId = Annotated[str, typer.Argument(help="A run whose oracle is a queue.", metavar="RUN")]
 Ids = Annotated[list[str] | None, typer.Option(metavar="ID", help="A premise's id; repeatable.")]
@@ -35,8 +35,7 @@ def tasks(
     state: Annotated[State | None, typer.Option(help="Only tasks in this state.")] = None,
 ) -> None:
     """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
-    name = f"TASK_STATE_{state.upper() if state else 'UNSPECIFIED'}"
-    wanted = cast("sampler_pb2.TaskState", sampler_pb2.TaskState.Value(name))
+    wanted = values.TaskState[state.name] if state else None
     with client(context) as connected:
         found = [_task_dict(task) for task in connected.people.tasks(run, state=wanted)]
     shown = [line for task in found for line in _lines(task)]
@@ -107,14 +106,14 @@ def _lines(task: dict[str, Any]) -> list[Text]:
     return lines
 
 
-def _task_dict(task: sampler_pb2.JudgedTask) -> dict[str, Any]:
+def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
     texts = {candidate.premise_id: candidate.text for candidate in task.task.candidates}
     said = {
         answer.annotator: {verdict.premise_id: _word(verdict) for verdict in answer.verdicts} for answer in task.answers
     }
     return {
         "task": task.task.task_id,
-        "state": sampler_pb2.TaskState.Name(task.state).removeprefix("TASK_STATE_"),
+        "state": task.state.name,
         "query": task.task.query,
         "answers": [{"answer": a.answer_id, "annotator": a.annotator, "late": a.late} for a in task.answers],
         "conflicts": [
@@ -129,18 +128,18 @@ def _task_dict(task: sampler_pb2.JudgedTask) -> dict[str, Any]:
     }
 
 
-def _report_dict(report: sampler_pb2.AnnotatorReport) -> dict[str, Any]:
+def _report_dict(report: values.AnnotatorReport) -> dict[str, Any]:
     return {
         "annotator": report.annotator,
         "answers": report.answers,
         "late": report.late,
         "controls_right": f"{report.control_correct} of {report.control_verdicts}",
-        "mean_s": round(report.mean_elapsed.ToNanoseconds() / 1e9, 1),
+        "mean_s": round(report.mean_elapsed.total_seconds(), 1),
     }
 
 
-def _word(verdict: oracle_pb2.Verdict) -> str:
-    return oracle_pb2.Judgement.Name(verdict.judgement).removeprefix("JUDGEMENT_").lower().replace("_", " ")
+def _word(verdict: values.Verdict) -> str:
+    return verdict.judgement.name.lower().replace("_", " ")
 
 
 def _number(figure: float) -> float | None:

@@ -29,12 +29,11 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition
 from aeenc.oracle import ABSTAINS, EXPLAINS, Verdict
-from aeenc.v1 import sampler_pb2
 
 END = ""  # the input is closed
 
@@ -88,7 +87,7 @@ Show = Callable[[RenderableType], None]
 class Screen:
     """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown."""
 
-    lease: sampler_pb2.Lease
+    lease: values.Lease
     ticked: set[str] = field(default_factory=set)
     leaves: set[str] = field(default_factory=set)
     page: int = 0
@@ -196,7 +195,7 @@ class JudgingSession:
 
     def _idle(self) -> str:
         """Waits a while for a key; `q` when the session is over."""
-        if not self._wait or (self._run_id and self._await(lambda: self._runs.run(self._run_id)).ended_at.seconds):
+        if not self._wait or (self._run_id and self._await(lambda: self._runs.run(self._run_id)).ended_at):
             return "q"
         self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
         key = self._keys.key(IDLE_S)
@@ -275,10 +274,10 @@ class JudgingSession:
         return screens
 
     @contextlib.contextmanager
-    def _held(self, lease: sampler_pb2.Lease) -> Iterator[None]:
+    def _held(self, lease: values.Lease) -> Iterator[None]:
         """Renews a lease while its task is on the screen; if this process dies, somebody else gets it."""
         done = threading.Event()
-        left_s = max(lease.expires_at.ToDatetime(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp(), 3.0)
+        left_s = max(lease.expires_at.timestamp() - datetime.now(UTC).timestamp(), 3.0)
 
         def renew() -> None:
             while not done.wait(left_s / 3):

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.exports.judgements import Judgements, judgements_of
 from aeenc.exports.whole import whole_folder
 from aeenc.trees import Dataset
-from aeenc.v1 import types_pb2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
 
 
 def write_pairs_as_beir(
-    folder: Path | str, premises: Iterable[tuple[str, str]], pairs: Iterable[types_pb2.Pair], *, split: str
+    folder: Path | str, premises: Iterable[tuple[str, str]], pairs: Iterable[values.Pair], *, split: str
 ) -> Beir:
     """Writes the judgements of pairs; `premises` (id, text) is the corpus they were retrieved from."""
     by_query, conflicts = judgements_of(pairs)

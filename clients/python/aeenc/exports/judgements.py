@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from aeenc import values
 from aeenc.exports.whole import whole_file
-from aeenc.v1 import types_pb2
 
 FORMAT_VERSION = 1
-POSITIVE, NEGATIVE = types_pb2.PAIR_SIGN_POSITIVE, types_pb2.PAIR_SIGN_NEGATIVE
 
 
 @dataclass
@@ -28,12 +27,12 @@ class Judgements:
     negatives: dict[str, str] = field(default_factory=dict)
 
 
-def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
+def last_words(pairs: Iterable[values.Pair]) -> Iterator[values.Pair]:
     """Yields pairs in order without those that a later amended pair of the same run replaces.
 
     Holds all pairs in memory, about a kilobyte each, because the last one may be an amendment.
     """
-    held: dict[int, types_pb2.Pair] = {}
+    held: dict[int, values.Pair] = {}
     standing: dict[tuple[str, str, str, str], list[int]] = {}
     for number, pair in enumerate(pairs):
         origin = pair.provenance
@@ -47,16 +46,16 @@ def last_words(pairs: Iterable[types_pb2.Pair]) -> Iterator[types_pb2.Pair]:
     yield from held.values()
 
 
-def judgements_of(pairs: Iterable[types_pb2.Pair]) -> tuple[dict[str, Judgements], int]:
+def judgements_of(pairs: Iterable[values.Pair]) -> tuple[dict[str, Judgements], int]:
     """Returns judgements by query, and the number of premises both accepted and refused, which are in neither list.
 
     Skipped pairs add nothing, but an amended one takes back the earlier verdicts of its run.
     """
     by_query: dict[str, Judgements] = {}
     for pair in last_words(pairs):
-        if pair.sign in {POSITIVE, NEGATIVE}:
+        if pair.sign in {values.PairSign.POSITIVE, values.PairSign.NEGATIVE}:
             judged = by_query.setdefault(pair.query, Judgements())
-            side = judged.positives if pair.sign == POSITIVE else judged.negatives
+            side = judged.positives if pair.sign == values.PairSign.POSITIVE else judged.negatives
             side.setdefault(pair.premise, pair.premise_id)
     conflicts = 0
     for judged in by_query.values():
@@ -103,7 +102,7 @@ def triplets_of(by_query: Mapping[str, Judgements], *, per_query: int = 0, seed:
             yield Triplet(query, positive, negative, positive_id, negative_id)
 
 
-def write_triplets(path: Path | str, pairs: Iterable[types_pb2.Pair], *, per_query: int = 0, seed: int = 0) -> Triplets:
+def write_triplets(path: Path | str, pairs: Iterable[values.Pair], *, per_query: int = 0, seed: int = 0) -> Triplets:
     """Writes a file of triplets. A reader sees the whole file or none of it."""
     by_query, conflicts = judgements_of(pairs)
     count = 0

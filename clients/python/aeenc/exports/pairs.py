@@ -12,40 +12,37 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.exports.whole import whole_file
-from aeenc.v1 import types_pb2
+from aeenc.values.reading import timestamp
 
 FORMAT_VERSION = 1
-_SIGNS = {
-    "positive": types_pb2.PAIR_SIGN_POSITIVE,
-    "negative": types_pb2.PAIR_SIGN_NEGATIVE,
-    "skipped": types_pb2.PAIR_SIGN_SKIPPED,
-}
-_NAMES = {number: name for name, number in _SIGNS.items()}
+_SIGNS = ("positive", "negative", "skipped")
 _TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
 _NUMBERS = {"rank": int, "score": float, "grade": float}
 
 
-def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
+def record_of(pair: values.Pair) -> dict[str, Any]:
     """Converts a pair to a JSON object without its empty fields."""
     record: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "query": pair.query,
         "premise_id": pair.premise_id,
         "premise": pair.premise,
-        "sign": _NAMES.get(pair.sign, "skipped"),
+        "sign": sign if (sign := pair.sign.name.lower()) in _SIGNS else "skipped",
     }
     origin = pair.provenance
     record |= {name: value for name in _TEXTS if (value := getattr(origin, name))}
     record |= {name: value for name in _NUMBERS if (value := getattr(origin, name)) and math.isfinite(value)}
-    if origin.HasField("judged_at"):
-        record["judged_at"] = origin.judged_at.ToJsonString()
+    if origin.judged_at is not None:
+        record["judged_at"] = timestamp(origin.judged_at).ToJsonString()
     if origin.amended:
         record["amended"] = True
     if pair.reason:
@@ -55,7 +52,7 @@ def record_of(pair: types_pb2.Pair) -> dict[str, Any]:
     return record
 
 
-def pair_of(record: object) -> types_pb2.Pair:
+def pair_of(record: object) -> values.Pair:
     """Reads a pair from a JSON object; the sampler sets `seq`. Raises InvalidArgument naming the field."""
     if not isinstance(record, dict):
         raise InvalidArgument("the line must be a JSON object; write one a line")
@@ -66,22 +63,21 @@ def pair_of(record: object) -> types_pb2.Pair:
             raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
-    pair = types_pb2.Pair(query=record["query"], premise=record["premise"], sign=_SIGNS[record["sign"]])
-    pair.premise_id, pair.reason = _text(record, "premise_id"), _text(record, "reason")
-    origin = types_pb2.Provenance()
-    for name in _TEXTS:
-        setattr(origin, name, _text(record, name))
-    for name, kind in _NUMBERS.items():
-        setattr(origin, name, _number(record, name, kind))
-    if at := _text(record, "judged_at"):
-        origin.judged_at.CopyFrom(_time(at))
-    origin.amended = _flag(record, "amended")
-    if origin.ByteSize():
-        pair.provenance.CopyFrom(origin)
-    return pair
+    told: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
+    told |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
+    at = _text(record, "judged_at")
+    origin = values.Provenance(**told, judged_at=_time(at) if at else None, amended=_flag(record, "amended"))
+    return values.Pair(
+        query=record["query"],
+        premise_id=_text(record, "premise_id"),
+        premise=record["premise"],
+        sign=values.PairSign[record["sign"].upper()],
+        provenance=origin,
+        reason=_text(record, "reason"),
+    )
 
 
-def write_pairs(path: Path | str, pairs: Iterable[types_pb2.Pair]) -> int:
+def write_pairs(path: Path | str, pairs: Iterable[values.Pair]) -> int:
     """Writes a file of pairs; returns how many. A reader sees the whole file or none of it."""
     count = 0
     with whole_file(path) as file:
@@ -91,7 +87,7 @@ def write_pairs(path: Path | str, pairs: Iterable[types_pb2.Pair]) -> int:
     return count
 
 
-def read_pairs(path: Path | str) -> Iterator[types_pb2.Pair]:
+def read_pairs(path: Path | str) -> Iterator[values.Pair]:
     """Reads a file of pairs line by line. Raises InvalidArgument whose message starts with `file:line:`."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -131,10 +127,10 @@ def _number(record: dict[str, Any], name: str, kind: type[int] | type[float]) ->
     return kind(value)
 
 
-def _time(text: str) -> Timestamp:
+def _time(text: str) -> datetime:
     at = Timestamp()
     try:
         at.FromJsonString(text)
     except ValueError:
         raise InvalidArgument(f"`judged_at` is {text!r}; write it as 2026-01-31T12:00:00Z") from None
-    return at
+    return at.ToDatetime(tzinfo=UTC)

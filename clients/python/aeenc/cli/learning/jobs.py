@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from aeenc import Client
+from aeenc import Client, values
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
 from aeenc.trees import Dataset
-from aeenc.v1 import sampler_pb2, trainer_pb2
 
 TRAINING_SPLIT = "train"
 
@@ -53,10 +52,10 @@ def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ..
     return [(query.text, query.gold) for query in dataset.queries(split)]
 
 
-def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
+def job_dict(job: values.Job) -> dict[str, Any]:
     """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
-    values = {
+    told = {
         "version": job.version,
         "epochs": progress.epochs_done,
         "steps": progress.steps_done,
@@ -69,10 +68,10 @@ def job_dict(job: trainer_pb2.Job) -> dict[str, Any]:
         "skipped": progress.skipped,
         "outside": progress.outside,
     }
-    return work_dict("job", job, trainer_pb2.JobState.Name(job.state), values)
+    return work_dict("job", job, told)
 
 
-def describe(job: trainer_pb2.Job) -> str:
+def describe(job: values.Job) -> str:
     """Describes the progress of a job in a few words."""
     progress = job.progress
     words = [f"job {job.id}", progress.phase]
@@ -83,16 +82,15 @@ def describe(job: trainer_pb2.Job) -> str:
     return " ".join(words)
 
 
-def follow_job(client: Client, job: trainer_pb2.Job, out: Output) -> trainer_pb2.Job:
+def follow_job(client: Client, job: values.Job, out: Output) -> values.Job:
     """Waits for the end of a job behind a progress bar."""
     with out.progress(f"job {job.id}", "steps") as report:
-        ended: trainer_pb2.Job = client.trainer.wait(
+        return client.trainer.wait(
             job.id, on_progress=lambda now: report(now.progress.steps_done, now.progress.steps, describe(now))
         )
-    return ended
 
 
-def show_job(job: trainer_pb2.Job, out: Output) -> None:
+def show_job(job: values.Job, out: Output) -> None:
     """Writes a job as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = job_dict(job)
     out.result(result)
@@ -164,11 +162,11 @@ def train(
             run_ids=runs,
             data_sets=data_sets,
             base_version=base_version,
-            mode=trainer_pb2.Mode.Value(f"MODE_{mode.name}"),
-            loss=trainer_pb2.Loss.Value(f"LOSS_{loss.name}") if loss else None,
+            mode=values.Mode[mode.name],
+            loss=values.Loss[loss.name] if loss else None,
             epochs=epochs,
             batch_size=batch_size,
-            batching=trainer_pb2.Batching.Value(f"BATCHING_{batching.name}") if batching else None,
+            batching=values.Batching[batching.name] if batching else None,
             items_per_epoch=items_per_epoch,
             accumulation=accumulation,
             initial_share=initial_share,
@@ -187,13 +185,12 @@ def train(
         show_job(follow_job(connected, job, out) if wait else job, out)
 
 
-RunOrJob = sampler_pb2.Run | trainer_pb2.Job
 Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 
 
-def find(client: Client, work_id: str) -> RunOrJob:
+def find(client: Client, work_id: str) -> values.Run | values.Job:
     """Finds the run or the job of this id. Raises NotFound when it is neither."""
-    found: RunOrJob
+    found: values.Run | values.Job
     for get in (client.sampler.run, client.trainer.job):
         try:
             found = get(work_id)
@@ -203,8 +200,8 @@ def find(client: Client, work_id: str) -> RunOrJob:
     raise NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
 
 
-def _follow(client: Client, work: RunOrJob, out: Output) -> None:
-    if isinstance(work, sampler_pb2.Run):
+def _follow(client: Client, work: values.Run | values.Job, out: Output) -> None:
+    if isinstance(work, values.Run):
         show_run(follow_run(client, work, out), out)
     else:
         show_job(follow_job(client, work, out), out)
@@ -220,14 +217,14 @@ def resume(context: typer.Context, work_id: Id) -> None:
     """Continues a run or a job that failed or was cancelled, and follows it. What is done is not done again."""
     with client(context) as connected:
         work = find(connected, work_id)
-        service = connected.sampler if isinstance(work, sampler_pb2.Run) else connected.trainer
+        service = connected.sampler if isinstance(work, values.Run) else connected.trainer
         _follow(connected, service.resume(work_id), output_of(context))
 
 
 def cancel(context: typer.Context, work_id: Id) -> None:
     """Stops a run or a job. What it has recorded stays."""
     with client(context) as connected:
-        if isinstance(find(connected, work_id), sampler_pb2.Run):
+        if isinstance(find(connected, work_id), values.Run):
             stopped = run_dict(connected.sampler.cancel(work_id))
         else:
             stopped = job_dict(connected.trainer.cancel(work_id))
@@ -264,5 +261,5 @@ def jobs(context: typer.Context) -> None:
 
 def _list(context: typer.Context, name: str, found: list[dict[str, Any]], *columns: str) -> None:
     shown = [columns[0], "state", *columns[1:], "error"]
-    rows = [[values[column] for column in shown] for values in found]
+    rows = [[told[column] for column in shown] for told in found]
     output_of(context).result({name: found}, table([column.replace("_", " ") for column in shown], rows))

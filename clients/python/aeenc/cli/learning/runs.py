@@ -7,13 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from aeenc import Client
-from aeenc.calls.encoding import selector
+from aeenc import Client, values
 from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.trees import Dataset
-from aeenc.v1 import sampler_pb2, trainer_pb2
 
 
 def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
@@ -31,11 +29,10 @@ def hypotheses_of(dataset: Dataset, split: str) -> list[tuple[str, str]]:
     return list(named.items())
 
 
-def work_dict(kind: str, work: sampler_pb2.Run | trainer_pb2.Job, state: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Puts `values` of a run or a job between its id, state and error and the seconds that it took."""
-    state = state.removeprefix(f"{kind.upper()}_STATE_")
+def work_dict(kind: str, work: values.Run | values.Job, told: dict[str, Any]) -> dict[str, Any]:
+    """Puts what is `told` of a run or a job between its id, state and error and the seconds that it took."""
     seconds = lasted_s(work.created_at, work.ended_at)
-    return {kind: work.id, "state": state, "error": work.error, **values, "seconds": seconds}
+    return {kind: work.id, "state": work.state.name, "error": work.error, **told, "seconds": seconds}
 
 
 def check_end(kind: str, result: dict[str, Any]) -> None:
@@ -45,10 +42,10 @@ def check_end(kind: str, result: dict[str, Any]) -> None:
         raise EndedBadly(f"{kind} {result[kind]} has {result['state'].lower()}: {reason}")
 
 
-def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
+def run_dict(run: values.Run) -> dict[str, Any]:
     """Converts a run to plain values: id, state, model and generation, and counts."""
     progress = run.progress
-    values = {
+    told = {
         "model_version": run.model_version,
         "generation": run.generation,
         "trees": progress.trees,
@@ -61,19 +58,18 @@ def run_dict(run: sampler_pb2.Run) -> dict[str, Any]:
         "negatives": progress.negatives,
         "skipped": progress.skipped,
     }
-    return work_dict("run", run, sampler_pb2.RunState.Name(run.state), values)
+    return work_dict("run", run, told)
 
 
-def follow_run(client: Client, run: sampler_pb2.Run, out: Output) -> sampler_pb2.Run:
+def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
     """Waits for the end of a run behind a progress bar."""
     with out.progress(f"run {run.id}", "trees") as report:
-        ended: sampler_pb2.Run = client.sampler.wait(
+        return client.sampler.wait(
             run.id, on_progress=lambda now: report(now.progress.trees_done, now.progress.trees, "")
         )
-    return ended
 
 
-def show_run(run: sampler_pb2.Run, out: Output) -> None:
+def show_run(run: values.Run, out: Output) -> None:
     """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = run_dict(run)
     out.result(result)
@@ -119,10 +115,10 @@ def sample(
             max_depth=max_depth,
             max_judgements=max_judgements,
             max_negatives_per_query=max_negatives,
-            negative_filter=sampler_pb2.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
+            negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
             conditioned=conditioned,
             split=split,
-            model=selector(label, None),
+            label=label,
         )
         out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
         show_run(follow_run(connected, run, out) if wait else run, out)

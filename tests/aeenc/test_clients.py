@@ -1,0 +1,106 @@
+"""The signatures of the typed clients, beside the contract that they speak."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from google.protobuf.message import Message
+
+import aeenc
+from aeenc import blocking, errors, people, sampler, trainer
+from aeenc.calls.inputs import enum_value
+from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+
+AWAITING = (
+    aeenc.EncoderClient,
+    aeenc.IndexClient,
+    aeenc.SamplerClient,
+    aeenc.PeopleClient,
+    aeenc.TrainerClient,
+    aeenc.RegistryClient,
+)
+CLIENTS = (*AWAITING, *(getattr(blocking, f"Blocking{client.__name__}") for client in AWAITING))
+CLIENTS += (aeenc.AsyncClient, aeenc.Client)
+
+
+def methods() -> list[tuple[str, Callable[..., Any]]]:
+    return [
+        (f"{client.__name__}.{name}", method)
+        for client in CLIENTS
+        for name, method in inspect.getmembers(client, inspect.isfunction)
+        if not name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "config", "also"),
+    [
+        (aeenc.SamplerClient.start_run, sampler_pb2.RunConfig, {"hypotheses", "config", "timeout_s"}),
+        (aeenc.TrainerClient.start_job, trainer_pb2.JobConfig, set()),
+    ],
+)
+def test_what_a_call_takes_is_what_its_configuration_has(start, config, also):
+    names = set(config.DESCRIPTOR.fields_by_name)
+    if "model" in names:
+        names = names - {"model"} | {"label", "version"}
+    assert set(inspect.signature(start).parameters) - {"self"} == names | also
+
+
+@pytest.mark.parametrize(
+    ("names", "enum"),
+    [
+        (sampler.CollectName, sampler_pb2.Collect),
+        (sampler.SignName, types_pb2.PairSign),
+        (people.StateName, sampler_pb2.TaskState),
+        (trainer.ModeName, trainer_pb2.Mode),
+        (trainer.LossName, trainer_pb2.Loss),
+        (trainer.BatchingName, trainer_pb2.Batching),
+    ],
+)
+def test_the_names_that_an_editor_offers_are_the_contracts(names, enum):
+    assert [enum_value(enum, name, "x") for name in get_args(names)] == enum.values()[1:]
+    assert [enum_value(enum, given, "x") for given in (99, None)] == [99, None], "the service judges numbers"
+    with pytest.raises(errors.InvalidArgument, match=f"colour: is 'blue'; give one of {get_args(names)[0]}, "):
+        enum_value(enum, "blue", "colour")
+
+
+def test_every_method_says_what_it_takes():
+    vague = []
+    for name, method in methods():
+        for parameter in inspect.signature(method).parameters.values():
+            is_typed = parameter.annotation is not parameter.empty and parameter.annotation != "Any"
+            if parameter.name != "self" and not is_typed:
+                vague.append(f"{name}({parameter.name})")
+    assert len(methods()) > 80
+    assert not vague
+
+
+def parts(kind: object, seen: set[object]) -> Iterator[type]:
+    """The classes in an annotation, and in the fields of those that are dataclasses."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    for argument in get_args(kind):
+        if not isinstance(argument, str):
+            yield from parts(argument, seen)
+    if isinstance(kind, type) and not get_args(kind):
+        yield kind
+        if is_dataclass(kind):
+            hints = get_type_hints(kind)
+            for field in fields(kind):
+                yield from parts(hints[field.name], seen)
+
+
+def test_no_method_returns_a_message():
+    seen: set[object] = set()
+    raw = []
+    for name, method in methods():
+        for kind in parts(get_type_hints(method)["return"], seen):
+            if issubclass(kind, Message):
+                raw.append(f"{name} -> {kind.__name__}")
+            if is_dataclass(kind):
+                assert kind.__dataclass_params__.frozen, f"{name} -> {kind.__name__} is not frozen"
+    assert len(seen) > 60
+    assert not raw, "give callers values of aeenc.values"
