@@ -16,8 +16,8 @@ TARGET ?=
 ENCODER ?= 127.0.0.1:50051
 TOKEN ?=
 PYTEST_ARGS ?=
-# Test processes. Three suit two cores: half of a test's time is waiting.
-WORKERS ?= 3
+# Test processes. Four suit two cores: half of a test's time is waiting.
+WORKERS ?= 4
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
