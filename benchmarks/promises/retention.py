@@ -54,6 +54,7 @@ NOTES = "space/artifacts/generations/*/.requests"
 JOB_EVERY_S = 15.0
 LOOKS = 600  # over the whole time
 REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}
+PART = "disk, "
 MOST = 0.02
 ENDED = (3, 4, 5)  # RunState and JobState: SUCCEEDED, FAILED, CANCELLED
 
@@ -179,11 +180,11 @@ async def _look(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
             await asyncio.sleep(seconds / LOOKS)
             await _shorten(redis)
             memory = (await redis.info("memory"))["used_memory_dataset"]  # without the buffers of a rewrite
-            folders = await asyncio.to_thread(lambda: {one.name: _size_mb(one) for one in fleet.home.iterdir()})
-            log = folders.pop("redis")
-            disk = sum(size for name, size in folders.items() if not name.endswith(".log"))
-            notes = sum(_size_mb(folder) for folder in fleet.home.glob(NOTES))
-            found.append({"Redis memory": memory / 1e6, "Redis's log": log, "disk": disk - notes, NOTES: notes})
+            folders = await asyncio.to_thread(_folders, fleet.home)
+            log, notes = folders.pop("redis"), sum(_size_mb(folder) for folder in fleet.home.glob(NOTES))
+            disk = sum(folders.values()) - notes
+            measured = {"Redis memory": memory / 1e6, "Redis's log": log, "disk": disk, NOTES: notes}
+            found.append({**measured, **{f"{PART}{name}": size for name, size in folders.items()}})
     return found
 
 
@@ -194,6 +195,14 @@ async def _shorten(redis: Any) -> None:
             if await redis.ttl(key) > KEEP_S:
                 await redis.expire(key, int(KEEP_S))
     await redis.xtrim(f"{key_prefix(NAMESPACE)}task-events", maxlen=EVENTS_KEPT, approximate=False)
+
+
+def _folders(home: Path) -> dict[str, float]:
+    """Sizes of what services keep, without their logs; the store's folders apart."""
+    artifacts = home / "space" / "artifacts"
+    found = {one.name: _size_mb(one) for one in home.iterdir() if one.suffix != ".log"}
+    parts = {one.name: _size_mb(one) for one in artifacts.iterdir()}
+    return {**found, **parts, "space": found["space"] - sum(parts.values())}
 
 
 def _size_mb(path: Path) -> float:
@@ -208,8 +217,14 @@ def _size_mb(path: Path) -> float:
 
 def growth(values: Sequence[float]) -> float:
     """The mean of the last third over that of the middle third, less one."""
+    middle, last = _thirds(values)
+    return statistics.mean(last) / statistics.mean(middle) - 1
+
+
+def _thirds(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """The middle third and the last one."""
     third = len(values) // 3
-    return statistics.mean(values[-third:]) / statistics.mean(values[third:-third]) - 1
+    return values[third:-third], values[-third:]
 
 
 def _report(
@@ -219,6 +234,11 @@ def _report(
     rows.note(f"{name}: what came and went", counts.total(), "times", dict(counts))
     kept_a_day = [look.pop(NOTES) for look in looks]
     rows.note(f"{name}: the index's notes of requests, kept for a day", kept_a_day[-1] * 1e3, "kB")
+    for part in sorted({name for look in looks for name in look if name.startswith(PART)}):
+        thirds = _thirds([look.pop(part, 0.0) for look in looks])
+        rows.note(
+            f"{name}: {part}, middle third and last third", [round(statistics.mean(one), 3) for one in thirds], "MB"
+        )
     for what in looks[0]:
         values = [look[what] for look in looks]
         told = f"{values[0]:.2f} MB at first, {values[len(values) // 2]:.2f}, {values[-1]:.2f} in the end"
