@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aeenc import errors
+from aeenc import IndexClient, errors
 from aeenc.calls.retrieval import Fusion
 from aeenc.v1 import encoder_pb2, index_pb2
 from services.corpus.generation import open_generation
@@ -97,8 +97,8 @@ async def test_more_texts_than_may_wait_are_refused(serve):
 
     async with serve(max_queued=64) as index:
         await index.client.build("science", facts())
-        index.client.channel._retry = False
-        asked = [index.client.retrieve("science", ["ice"] * 60, mode="lexical") for _ in range(8)]
+        impatient = IndexClient(index.client.channel.with_options(retry=False))
+        asked = [impatient.retrieve("science", ["ice"] * 60, mode="lexical") for _ in range(8)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [one for one in answers if isinstance(one, errors.Overloaded)]
         assert refused
