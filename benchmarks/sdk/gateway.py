@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -133,8 +133,7 @@ class HttpCaller(asyncio.Protocol):
     _answer: asyncio.Future[bytes]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is none of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._received += data

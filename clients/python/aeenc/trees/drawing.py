@@ -11,7 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from aeenc.trees.tree import ROOT, Tree
 
@@ -177,4 +177,4 @@ def _drawn(box: _Box) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(_NOT_IN_XML.sub("\ufffd", text))
+    return escape(_NOT_IN_XML.sub("\ufffd", text), quote=False)
