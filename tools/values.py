@@ -315,7 +315,7 @@ if not TYPE_CHECKING:  # to make the classes takes long enough to be worth waiti
         return value
 """
     what = (
-        "What the clients return: frozen dataclasses and enums, with the fields and the numbers of the contract.\n\n"
+        "The values that clients return: frozen dataclasses and enums with the fields and numbers of the protos.\n\n"
         "A module of values is loaded when the first of its names is used."
     )
     return _formatted(HEAD.format(what=what) + text)

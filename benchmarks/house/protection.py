@@ -1,7 +1,7 @@
-"""What tests protect: thirty rules are broken on purpose, one at a time, each in a copy. `make bench NAME=protection`.
+"""Do the tests notice broken code? Breaks thirty rules, one at a time, in a copy. `make bench NAME=protection`.
 
-A break replaces one piece of code; a named test must fail then, and pass without it. A break whose code is no longer
-there is a row that fails: it follows the code when that moves. Five minutes.
+Each break replaces one piece of code. A named test must fail with the break, and pass without it. If the code to
+replace has moved, its row fails until somebody updates the break. Ten minutes.
 """
 
 from __future__ import annotations

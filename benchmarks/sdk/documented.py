@@ -100,7 +100,7 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, ...]]:
 
 
 def sdk_names() -> Iterator[tuple[str, ...]]:
-    """What `aeenc` and its public modules export, and the public methods and properties of the classes among it."""
+    """Yields the public names of `aeenc` and its modules, with the methods and properties of public classes."""
     exported: dict[str, Any] = {f"aeenc.{name}": getattr(aeenc, name) for name in aeenc.__all__}
     for module in (import_module(f"aeenc.{name}") for name in MODULES):
         local = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]

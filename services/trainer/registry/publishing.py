@@ -100,15 +100,15 @@ class Publisher:
         move = _Move(version, name, expected_revision, force, share, request)
         async with self._turn if force else contextlib.nullcontext():
             record = await self._registry.requests.answer(request) or {}
-            has_tandem = await self._tandems.has(version)
-            if "version" not in record and not has_tandem:
+            tandem = await self._tandems.tandem(version)
+            if "version" not in record and tandem is None:
                 moved, gate = await self._move(move)
         if "version" in record:
             return await self._again(record, wait_s)
-        if has_tandem:
-            if done := await self._tandems.begun(version, record.get("to", "")):
+        if tandem is not None:
+            if done := await self._tandems.begun(tandem, record.get("to", "")):
                 return await self._activated(request, done, record["answer"])
-            if name == STABLE and (tandem := await self._tandems.tandem(version)) is not None:
+            if name == STABLE and not await self._tandems.serves(tandem):
                 return await self._publish_tandem(move, tandem, wait_s)
             moved, gate = await self._move(move)
         return replace(await self._followed(moved, wait_s), gate=gate)

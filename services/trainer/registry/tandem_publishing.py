@@ -56,16 +56,13 @@ class TandemPublisher:
         self._registry, self._index, self._tandems = registry, index, tandems
         self._store, self._space = store, space
 
-    async def has(self, version: str) -> bool:
-        """Tells whether a version was trained together with its premises; asks Redis alone."""
-        return await self._tandems.get(version) is not None
-
     async def tandem(self, version: str) -> Tandem | None:
-        """Finds a version's tandem if its corpus does not serve that space yet; None if moving a label is enough."""
-        tandem = await self._tandems.get(version)
-        if tandem is None or (await self.active(tandem.corpus)).space_id == tandem.space_id:
-            return None
-        return tandem
+        """Finds the tandem of a version that was trained together with its premises; asks Redis alone."""
+        return await self._tandems.get(version)
+
+    async def serves(self, tandem: Tandem) -> bool:
+        """Tells whether the corpus serves the tandem's space already, so that moving a label is enough."""
+        return (await self.active(tandem.corpus)).space_id == tandem.space_id
 
     async def active(self, corpus: str) -> ActiveGeneration:
         """Asks the index for the active generation of a corpus."""
@@ -148,11 +145,12 @@ class TandemPublisher:
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return TandemActivation(row, rollouts, tandem.replaces)
 
-    async def begun(self, version: str, generation: str) -> TandemActivation | None:
+    async def begun(self, tandem: Tandem, generation: str) -> TandemActivation | None:
         """Finds what a publication has activated whose trainer died before it could say so; None for nothing."""
-        tandem = await self._tandems.get(version)
-        active = await self.active(tandem.corpus) if tandem else ActiveGeneration()
-        return await self._as_it_is(active) if generation and active.generation == generation else None
+        if not generation:
+            return None
+        active = await self.active(tandem.corpus)
+        return await self._as_it_is(active) if active.generation == generation else None
 
     async def _as_it_is(self, active: ActiveGeneration) -> TandemActivation:
         row = await self._stable_of(active.space_id)

@@ -1,4 +1,4 @@
-"""What the clients return: frozen dataclasses and enums, with the fields and the numbers of the contract.
+"""The values that clients return: frozen dataclasses and enums with the fields and numbers of the protos.
 
 A module of values is loaded when the first of its names is used.
 
