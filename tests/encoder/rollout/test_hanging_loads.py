@@ -86,12 +86,12 @@ async def test_a_label_that_is_deleted_during_its_load_is_waited_for_no_longer(s
 async def test_a_load_that_hangs_is_given_up_with_a_reason_and_the_next_one_goes_on(
     serve, tuned, registry, hang
 ) -> None:
-    async with serve(poll_s=30, load_s=0.5) as (server, client):
+    async with serve(poll_s=30, load_s=4) as (server, client):
         hang(tuned[1])
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         (rollout,) = await registry.await_rollout(row, 10)
         assert not rollout.ok
-        assert "took longer than 0.5 s" in rollout.reason
+        assert "took longer than 4 s" in rollout.reason
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "SERVING"
         row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
@@ -101,7 +101,7 @@ async def test_a_load_that_hangs_is_given_up_with_a_reason_and_the_next_one_goes
 async def test_loads_that_hang_again_and_again_leave_a_few_threads_at_most(
     serve, tuned, registry, hang, artifact_store, tiny_checkpoint
 ) -> None:
-    async with serve(poll_s=30, load_s=0.3) as (_, client):
+    async with serve(poll_s=30, load_s=2) as (_, client):
         reasons = []
         for seed in range(40, 40 + candidates.MAX_HUNG + 1):
             candidate = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
