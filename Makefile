@@ -16,7 +16,7 @@ TARGET ?=
 ENCODER ?= 127.0.0.1:50051
 TOKEN ?=
 PYTEST_ARGS ?=
-# Test processes. Four suit two cores: half of a test's time is waiting.
+# Test processes. Four suit two cores: half of a test's time is waiting, and threads of torch wait without turning.
 WORKERS ?= 4
 
 BIN := $(VENV)/bin
@@ -39,7 +39,7 @@ demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's 
 	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
 
 test: setup ## the default suite: no network, no GPU, WORKERS=3 processes side by side
-	@OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -n $(WORKERS) --dist loadfile
 
 test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
 	@$(PYTEST) -m reference --timeout 1800

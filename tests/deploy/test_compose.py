@@ -33,6 +33,7 @@ from services.sampler.settings import SamplerSettings
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_base_models import write_tiny_base
 
+pytestmark = pytest.mark.timeout(300)  # seven processes start one after the other
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SECRETS = {"AEENC_TOKEN": "a-token", "AEENC_ADMIN_TOKEN": "an-admin-token"}
@@ -142,7 +143,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 def wait_for(
     services: list[tuple[str, dict[str, Any]]], mapping: Mapping, processes: dict[str, subprocess.Popen[bytes]]
 ) -> None:
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 200
     for name, service in services:
         while not healthy(name, service, mapping):
             log = (mapping.folder / f"{name}.log").read_text(errors="replace")[-2000:]

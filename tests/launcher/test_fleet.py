@@ -214,7 +214,9 @@ def test_a_stranger_lists_services_and_retrieves_by_reflection_alone(home: Path,
 
 
 @pytest.mark.slow
-def test_long_work_is_cancelled_resumed_and_listed_by_its_id(home: Path, client: aeenc.Client):
+def test_long_work_is_cancelled_resumed_and_listed_by_its_id(
+    home: Path, client: aeenc.Client, monkeypatch: pytest.MonkeyPatch
+):
     def command(*words: str) -> tuple[int, dict[str, Any]]:
         script = str(Path(sys.executable).with_name("aeenc"))
         environment = {**os.environ, "AEENC_HOME": str(home)}
@@ -223,8 +225,10 @@ def test_long_work_is_cancelled_resumed_and_listed_by_its_id(home: Path, client:
         )
         return done.returncode, json.loads(done.stdout or done.stderr.splitlines()[-1])
 
-    run_id = client.sampler.start_run(HYPOTHESES, corpus="facts", oracle="mine", k=5).id
-    assert command("cancel", run_id)[1]["state"] == "CANCELLED"
+    with monkeypatch.context() as slower:
+        slower.setattr(SlowOracle, "pause_s", 5.0)  # the run must not end before the command has begun
+        run_id = client.sampler.start_run(HYPOTHESES, corpus="facts", oracle="mine", k=5).id
+        assert command("cancel", run_id)[1]["state"] == "CANCELLED"
     code, run = command("resume", run_id)
     assert (code, run["state"], run["trees_done"]) == (0, "SUCCEEDED", len(HYPOTHESES))
     assert run_id in [listed["run"] for listed in command("runs")[1]["runs"]]

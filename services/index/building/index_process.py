@@ -35,6 +35,7 @@ from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import Engine, EngineOptions, SearchHits
 from services.kit import logs
+from services.kit.concurrency import finish, run_in_thread
 
 log = logs.get(__name__)
 MODULE = "services.index.building.index_process"
@@ -68,7 +69,13 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
         "threads": options.threads,
     }
     started = time.monotonic()
-    process = await asyncio.to_thread(_start, options.threads)
+    starting = asyncio.create_task(asyncio.to_thread(_start, options.threads))
+    try:
+        await finish(starting)
+    except asyncio.CancelledError:
+        await run_in_thread(_end, starting.result())
+        raise
+    process = starting.result()
     answer = asyncio.ensure_future(asyncio.to_thread(_ask, process, request))
     try:
         plan = await asyncio.shield(answer)
@@ -89,6 +96,11 @@ def _start(threads: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", MODULE]
     # unbuffered: a buffer that a dead child did not read would be written again when its pipe closes
     return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own})
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes its pipes and waits for it
+        process.kill()
 
 
 def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> IndexPlan:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,28 @@ async def test_a_cancelled_build_ends_its_indexing(serve):
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await until(lambda: not indexing_processes() and files_of(index.store) == {})
+
+
+async def test_a_build_that_is_cancelled_while_its_indexing_starts_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[subprocess.Popen[bytes]] = []
+    start, slowly = index_process._start, threading.Event()
+
+    def slow(threads: int) -> subprocess.Popen[bytes]:
+        started.append(start(threads))
+        slowly.wait(10)
+        return started[0]
+
+    monkeypatch.setattr(index_process, "_start", slow)
+    call = asyncio.ensure_future(index_generation(tmp_path, EngineOptions(engine="hnsw"), 100_000, 1.0))
+    await until(lambda: bool(started))
+    call.cancel()
+    await asyncio.sleep(0)
+    slowly.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert started[0].returncode == -signal.SIGKILL
 
 
 async def test_float16_halves_the_vectors_and_search_stays_exact_over_them(serve, artifact_store):

@@ -22,6 +22,7 @@ from services.store.formats import NewerFormat
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
+from services.trainer.learning.checkpoint import export
 from services.trainer.learning.devices import free_bytes, prepare_torch
 from services.trainer.learning.inputs import JobInputs
 from services.trainer.learning.job import run_job, train
@@ -30,6 +31,8 @@ from services.trainer.learning.loop.epoch_state import BEST, FILE, NEXT
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Diverged
 from services.trainer.learning.loss.losses import FullCorpusSoftmax
+from services.trainer.learning.query_encoder import QueryEncoder, TextBatches, load_encoder
+from services.trainer.models.space import SpaceSpec
 from services.trainer.processes.child import EXIT_DISK_FULL, MODULE, describe_exit
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, Killed, MakeJob, Space, killed_after
 
@@ -79,18 +82,36 @@ def test_the_exported_graph_computes_what_torch_computes_at_any_shape(space: Spa
     path = space.store.open("checkpoints", space.version).file("model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     texts = ["sun", "the earth is a planet", "ice can melt " * 12, "a b c d e f g h i j k l m n o p"]
-    from services.trainer.learning.query_encoder import TextBatches, load_encoder
-    from services.trainer.models.space import SpaceSpec
-
     artifact = space.store.open("checkpoints", space.version)
     spec = SpaceSpec.of_meta(artifact.meta)
     batches = TextBatches(artifact.path, spec, 0)
-    ids, mask = batches.pad(batches.ids(texts, ""), __import__("torch").device("cpu"))
+    ids, mask = batches.pad(batches.ids(texts, ""), torch.device("cpu"))
     feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
     vectors = session.run(["sentence_embedding"], feeds)[0]
     expected = load_encoder(artifact.path, spec)(ids, mask).detach().numpy()
     assert np.abs(vectors - expected).max() < 1e-5
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_a_second_model_of_an_architecture_is_exported_as_if_it_were_the_first(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+):
+    artifact = space.store.open("checkpoints", space.version)
+    spec = SpaceSpec.of_meta(artifact.meta)
+    first, second = (load_encoder(artifact.path, spec).eval() for _ in range(2))
+    torch.nn.init.normal_(second.transformer.embeddings.word_embeddings.weight)
+    batches = TextBatches(artifact.path, spec, 0)
+    example = tuple(batches.pad(batches.ids(export.PROBES[:3], ""), torch.device("cpu")))
+
+    def exported(encoder: QueryEncoder) -> bytes:
+        return export.onnx_bytes(encoder, ("input_ids", "attention_mask"), "sentence_embedding", args=example)
+
+    before, after = exported(first), exported(second)
+    monkeypatch.setattr(export, "_traced", {})
+    assert after == exported(second)
+    assert after != before
+    other = load_encoder(artifact.path, replace(spec, pooling="cls"))
+    assert export._architecture(other) != export._architecture(first) == export._architecture(second)
 
 
 @pytest.mark.parametrize("loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "NLI_CLASSIFICATION"])
