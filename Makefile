@@ -39,7 +39,7 @@ demo: setup ## the whole loop on the sample, or on DATA=dir in EntailmentBank's 
 	@$(BIN)/aeenc demo $(if $(DATA),--data "$(DATA)")
 
 test: setup ## the default suite: no network, no GPU, WORKERS=3 processes side by side
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -n $(WORKERS) --dist loadfile
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-reference: setup ## compare with the published figures (needs data/entailmentbank or AEENC_TEST_DATA; minutes)
 	@$(PYTEST) -m reference --timeout 1800
