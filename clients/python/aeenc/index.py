@@ -303,7 +303,10 @@ class IndexClient:
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
         response = await self._admin_channel.send_stream(
-            self._admin.PutExplanations, lambda: _explanation_requests(header, explanations), timeout_s=600.0
+            self._admin.PutExplanations,
+            lambda: _explanation_requests(header, explanations),
+            timeout_s=600.0,
+            retry=begins_again(explanations),
         )
         return int(response.total_size)
 
