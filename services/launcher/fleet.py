@@ -45,15 +45,39 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `up`; kept, so that a later `up` needs no flags."""
+    """The options of `up`; kept, so that a later `up` needs no flags. Of tokens only a fingerprint is kept."""
 
     base_port: int = BASE_PORT
     oracles: dict[str, str] = field(default_factory=dict)
+    oracle_token_files: dict[str, str] = field(default_factory=dict)
+    oracle_credentials: str = ""
     people: dict[str, int] = field(default_factory=dict)
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
-    credentials: str = ""  # a fingerprint, to notice other tokens; tokens are never kept
+    credentials: str = ""
+
+    @property
+    def of_sampler(self) -> dict[str, Any]:
+        """Those that concern the sampler alone."""
+        return {name: getattr(self, name) for name in ("oracles", "oracle_token_files", "oracle_credentials", "people")}
+
+
+def fingerprint(*tokens: str) -> str:
+    """Returns a hash that tells these tokens from others; empty without any."""
+    return hashlib.sha256(" ".join(tokens).encode()).hexdigest()[:16] if tokens else ""
+
+
+def read_token(file: str) -> str:
+    """Reads a token from a file, without white space around it. Raises InvalidArgument, naming the file."""
+    try:
+        token = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"  # an error of decoding shows what it has read
+        raise errors.InvalidArgument(f"the token's file {file} cannot be read ({reason}); name another") from None
+    if not token:
+        raise errors.InvalidArgument(f"the token's file {file} is empty; write the token into it")
+    return token
 
 
 class Fleet:
@@ -113,19 +137,18 @@ class Fleet:
     @property
     def credentials(self) -> str:
         """A fingerprint of the tokens; empty without."""
-        both = f"{self._token} {self._admin_token}"
-        return hashlib.sha256(both.encode()).hexdigest()[:16] if self._token else ""
+        return fingerprint(self._token, str(self._admin_token)) if self._token else ""
 
     def _affected(self, options: Options) -> set[str]:
         """Returns the processes whose options have changed since the last `up`."""
         known = self.options() or options
         gold_trees, gold_split = known.gold_trees, known.gold_split
-        asked = replace(options, oracles=known.oracles, people=known.people)
+        asked = replace(options, **known.of_sampler)
         if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
             return {"redis", *SERVICES, "gold"}  # a change that concerns all
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
             return {"gold", "sampler"}
-        return set() if (known.oracles, known.people) == (options.oracles, options.people) else {"sampler"}
+        return set() if known.of_sampler == options.of_sampler else {"sampler"}
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what was running."""
@@ -188,6 +211,8 @@ class Fleet:
     def _oracles(self, options: Options, targets: dict[str, str]) -> dict[str, dict[str, str]]:
         """Returns the oracles that runs may name: yours, the gold one, and `local` on the fifth port."""
         named = {name: {"target": target} for name, target in options.oracles.items()}
+        for name, file in options.oracle_token_files.items():
+            named[name]["token"] = read_token(file)
         if "gold" in targets:
             named["gold"] = {"target": targets["gold"], **({"token": self._token} if self._token else {})}
         elif options.base_port:
