@@ -125,9 +125,8 @@ def _parse_oracle(text: str) -> tuple[str, str]:
 def _parse_token_file(text: str, oracles: Collection[str]) -> tuple[str, str]:
     name, equals, file = text.partition("=")
     if not equals or not file:
-        raise InvalidArgument(
-            "--oracle-token is not NAME=FILE, such as mine=mine.token"
-        )  # it may be a token: not shown
+        # not shown: it may be the token itself
+        raise InvalidArgument("--oracle-token is not NAME=FILE, such as mine=mine.token")
     if name not in oracles:
         known = ", ".join(oracles) or "none"
         raise InvalidArgument(f"--oracle-token {name}=… is of no oracle of yours ({known}); name it with --oracle, too")

@@ -176,7 +176,7 @@ class Fleet:
         return str(self._read().get("redis_url", "")) if known else ""
 
     def _start(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> ProcessId:
-        log = self.home / "logs" / f"{name}.log"
+        log = self._log(name)
         if name == "gold":
             trees = str(Path(options.gold_trees).resolve())
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
@@ -188,9 +188,12 @@ class Fleet:
             environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's threads would compete with the encoder's
         return processes.start([sys.executable, "-m", f"services.{name}"], environment, log)
 
+    def _log(self, name: str) -> Path:
+        return self.home / "logs" / f"{name}.log"
+
     def _settings(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> dict[str, str]:
         host, _, port = targets[name].rpartition(":")
-        settings = {"host": host, "port": port, "artifacts_dir": str(self.artifacts)}
+        settings = {"host": host, "port": port, "artifacts_dir": str(self.artifacts), "log_file": str(self._log(name))}
         if name != "index":
             settings["redis_url"] = redis_url
         if name in {"encoder", "trainer"}:
@@ -260,12 +263,12 @@ class Fleet:
                 if (await info()).service.state in READY_STATES:
                     return
             await asyncio.sleep(processes.POLL_S)
-        log = self.home / "logs" / f"{name}.log"
+        log = self._log(name)
         raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
 
     def _check_alive(self, name: str, process: ProcessId) -> None:
         if not process.alive:
-            log = self.home / "logs" / f"{name}.log"
+            log = self._log(name)
             raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
 
     def _check_version(self) -> None:

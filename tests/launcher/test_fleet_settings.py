@@ -103,3 +103,10 @@ async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Pa
         await redis.aclose()
         server.stop()
     assert (tmp_path / "redis.log").stat().st_size < 1000, "every rewrite is told"
+
+
+def test_every_service_bounds_its_own_log(tmp_path: Path):
+    fleet = Fleet(tmp_path)
+    for service in TARGETS:
+        told = fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
+        assert told["log_file"] == str(tmp_path.resolve() / "logs" / f"{service}.log")
