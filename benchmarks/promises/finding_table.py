@@ -224,6 +224,14 @@ FINDINGS = {
                 "trainer/jobs/test_job_runner.py",
                 "test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_them",
             ),
+            *_of(
+                "trainer/learning/test_job.py",
+                "test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its_hash_is_made_another_way",
+            ),
+            *_of(
+                "index/building/test_resume.py",
+                "test_a_build_without_an_encoder_that_serves_ends_with_its_reason_well_before_the_callers_time",
+            ),
         ),
     ),
     13: Finding(

@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[Rows, argparse.Namespace], Any]] = {
     "findings": lambda rows, _: findings(rows),
     "cancellations": lambda rows, options: cancellations(rows, options.trials, options.seed, options.rpc),
     "requests": lambda rows, options: repeated_requests(rows, options.rpc),
-    "versions": lambda rows, _: versions(rows),
+    "versions": lambda rows, options: versions(rows, options.kind),
     "fleet": lambda rows, options: fleet_soak(rows, options.minutes, options.seed),
     "authorisation": lambda rows, _: authorisation(rows),
     "retention": lambda rows, options: retention(rows, options.minutes),
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="of the parts fleet and retention")
     parser.add_argument("--trials", type=int, default=300, help="cancellations of each RPC")
     parser.add_argument("--rpc", default="", help="cancellations and requests of RPCs with this in their name alone")
+    parser.add_argument("--kind", default="", help="versions: the next major release's records of these kinds alone")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rows = Rows(f"promises-{options.only}" if options.only else "promises")

@@ -197,7 +197,9 @@ def to_build_response(
     return response
 
 
-async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest]) -> BuildSpec:
+async def to_build_spec(
+    requests: AsyncIterator[index_pb2.BuildGenerationRequest], *, timeout_s: float | None
+) -> BuildSpec:
     """Reads the header that opens a build. Raises InvalidArgument when it does not come first."""
     async for request in requests:
         if request.WhichOneof("part") == "header":
@@ -211,6 +213,7 @@ async def to_build_spec(requests: AsyncIterator[index_pb2.BuildGenerationRequest
                 resume_from=header.resume_from,
                 space_id=header.space_id,
                 expected_premises=header.expected_premises,
+                timeout_s=timeout_s,
                 sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
             )
         break

@@ -78,9 +78,9 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
         self._listing = Listing(catalogue, limits)
 
     async def BuildGeneration(
-        self, requests: AsyncIterator[index_pb2.BuildGenerationRequest], _context: Any
+        self, requests: AsyncIterator[index_pb2.BuildGenerationRequest], context: Any
     ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
-        spec = await convert.to_build_spec(requests)
+        spec = await convert.to_build_spec(requests, timeout_s=deadline_s(context))
         async for progress in self._builder.build(spec, convert.to_premise_chunks(requests)):
             active_id = self._catalogue.active_id(spec.corpus)
             yield convert.to_build_response(progress, expected_premises=spec.expected_premises, active_id=active_id)

@@ -36,7 +36,9 @@ class IndexSettings(ServiceSettings):
     max_queued: int = Field(4096, ge=1, description="most query vectors waiting before calls are refused")
     encode_timeout_s: float = Field(10.0, gt=0, description="most seconds that Retrieve waits for the encoder")
     build_encode_timeout_s: float = Field(
-        120.0, gt=0, description="seconds without an answer after which a build fails"
+        120.0,
+        gt=0,
+        description="seconds without an answer after which a build fails, or half its caller's time",
     )
     build_batch: int = Field(128, ge=1, le=240, description="texts in one batch of a build")
     build_window: int = Field(4, ge=1, le=64, description="batches that a build has at each encoder at once")

@@ -168,7 +168,7 @@ AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """The header of a build call: what to build."""
+    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
 
     corpus: str
     request_id: str = ""
@@ -179,6 +179,7 @@ class BuildSpec:
     sameness: Sameness = "EXACT"
     space_id: str = ""
     expected_premises: int = 0
+    timeout_s: float | None = None
 
     def fingerprint(self) -> dict[str, str]:
         """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""

@@ -2,14 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
+import threading
+from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
+from aeenc.errors import InvalidArgument
 
-def configure(*, log_format: str, level: str, service: str, instance: str) -> None:
-    """Sets up the logging of the process. Call it once, in `__main__`."""
+LOGS_KEPT = 3  # besides the one that is written
+
+
+class LogFile:
+    """The file in place of stdout and stderr of one process: tracebacks and what C libraries print are in it, too.
+
+    Once it has `most_bytes` it is set aside, and the next line begins another. A child process goes on writing to the
+    file of its start. Raises InvalidArgument for a file that cannot be written.
+    """
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._lock = threading.Lock()
+        try:
+            self._begin()
+        except OSError as error:
+            raise InvalidArgument(f"log_file {path} cannot be written ({error.strerror}); name another") from error
+
+    def write(self, text: str) -> int:
+        """Writes one line."""
+        with self._lock:
+            if os.fstat(sys.stderr.fileno()).st_size >= self._most_bytes:
+                with contextlib.suppress(OSError):  # such as a full disk: the old file goes on
+                    set_aside(self._path)
+                    self._begin()
+            return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flushes what is written."""
+        sys.stderr.flush()
+
+    def _begin(self) -> None:
+        with self._path.open("ab") as file:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(file.fileno(), stream.fileno())
+
+
+def set_aside(path: Path) -> None:
+    """Renames a log to `.1`, the one before to `.2`, and so on; the oldest of `LOGS_KEPT` goes."""
+    if not path.exists():
+        return
+    for number in range(LOGS_KEPT, 1, -1):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(f"{path.name}.{number - 1}").replace(path.with_name(f"{path.name}.{number}"))
+    path.replace(path.with_name(f"{path.name}.1"))
+
+
+def configure(
+    *,
+    log_format: str,
+    level: str,
+    service: str,
+    instance: str,
+    log_file: Path | None = None,
+    log_file_bytes: int = 0,
+) -> None:
+    """Sets up the logging of the process: to stderr, or to a `LogFile`. Call it once, in `__main__`."""
+    output = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -27,11 +90,11 @@ def configure(*, log_format: str, level: str, service: str, instance: str) -> No
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, stream=output, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("grpc._cython.cygrpc").addFilter(_shorten)
 
 

@@ -338,6 +338,8 @@ def run(build: Callable[[], GrpcServer]) -> None:
             level=settings.log_level,
             service=settings.service,
             instance=settings.instance,
+            log_file=settings.log_file,
+            log_file_bytes=settings.log_file_bytes,
         )
         await server.serve_until_signal()
 

@@ -41,6 +41,10 @@ class ServiceSettings(BaseSettings):
     drain_s: float = Field(10.0, ge=0, description="seconds that calls in flight may take after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="for a terminal, or one JSON object a line")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_file: Path | None = Field(None, description="file for the log in place of stderr")
+    log_file_bytes: int = Field(
+        16 * 1024 * 1024, ge=4096, description="size at which another log file is begun; three are kept beside it"
+    )
     instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
     message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
     max_items: int = Field(1024, ge=1, description="most items in one unary call")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import home as default_home
 from aeenc.trees import Dataset
 from services.launcher.demo import run_demo
-from services.launcher.fleet import BASE_PORT, Fleet, Options
+from services.launcher.fleet import BASE_PORT, Fleet, Options, fingerprint, read_token
 
 Home = Annotated[Path | None, typer.Option(help="Where everything is kept.  [default: AEENC_HOME or .aeenc]")]
 SAMPLE = Path(__file__).resolve().parents[2] / "data" / "sample"
@@ -28,6 +29,9 @@ def up(
         int | None, typer.Option(min=0, max=65000, help=f"First of five ports; 0: free ones.  [default: {BASE_PORT}]")
     ] = None,
     oracle: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of an oracle of yours; repeatable.")] = None,
+    oracle_token: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE with the token that this oracle expects; repeatable.")
+    ] = None,
     people: Annotated[
         list[str] | None, typer.Option(help="NAME or NAME=N of a queue of people, N on each task; repeatable.")
     ] = None,
@@ -45,9 +49,17 @@ def up(
     known = fleet.options() or Options()
     if gold is not None:
         Dataset.load(gold).trees(split)  # before anything is touched
+    oracles = known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle)
+    if oracle_token is not None:
+        token_files = dict(_parse_token_file(text, oracles) for text in oracle_token)
+    else:  # no token goes to another address than it was given for
+        kept = {name for name, target in oracles.items() if known.oracles.get(name) == target}
+        token_files = {name: file for name, file in known.oracle_token_files.items() if name in kept}
     options = Options(
         base_port=known.base_port if base_port is None else base_port,
-        oracles=known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle),
+        oracles=oracles,
+        oracle_token_files=token_files,
+        oracle_credentials=fingerprint(*map(read_token, token_files.values())),
         people=known.people if people is None else dict(_parse_queue(text) for text in people),
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
@@ -108,6 +120,17 @@ def _parse_oracle(text: str) -> tuple[str, str]:
     if not equals or not name or ":" not in target:
         raise InvalidArgument(f"--oracle {text!r} is not NAME=HOST:PORT, such as mine=127.0.0.1:50055")
     return name, target
+
+
+def _parse_token_file(text: str, oracles: Collection[str]) -> tuple[str, str]:
+    name, equals, file = text.partition("=")
+    if not equals or not file:
+        # not shown: it may be the token itself
+        raise InvalidArgument("--oracle-token is not NAME=FILE, such as mine=mine.token")
+    if name not in oracles:
+        known = ", ".join(oracles) or "none"
+        raise InvalidArgument(f"--oracle-token {name}=… is of no oracle of yours ({known}); name it with --oracle, too")
+    return name, str(Path(file).resolve())
 
 
 def _parse_queue(text: str) -> tuple[str, int]:

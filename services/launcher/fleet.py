@@ -45,15 +45,39 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `up`; kept, so that a later `up` needs no flags."""
+    """The options of `up`; kept, so that a later `up` needs no flags. Of tokens only a fingerprint is kept."""
 
     base_port: int = BASE_PORT
     oracles: dict[str, str] = field(default_factory=dict)
+    oracle_token_files: dict[str, str] = field(default_factory=dict)
+    oracle_credentials: str = ""
     people: dict[str, int] = field(default_factory=dict)
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
-    credentials: str = ""  # a fingerprint, to notice other tokens; tokens are never kept
+    credentials: str = ""
+
+    @property
+    def of_sampler(self) -> dict[str, Any]:
+        """Those that concern the sampler alone."""
+        return {name: getattr(self, name) for name in ("oracles", "oracle_token_files", "oracle_credentials", "people")}
+
+
+def fingerprint(*tokens: str) -> str:
+    """Returns a hash that tells these tokens from others; empty without any."""
+    return hashlib.sha256(" ".join(tokens).encode()).hexdigest()[:16] if tokens else ""
+
+
+def read_token(file: str) -> str:
+    """Reads a token from a file, without white space around it. Raises InvalidArgument, naming the file."""
+    try:
+        token = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"  # an error of decoding shows what it has read
+        raise errors.InvalidArgument(f"the token's file {file} cannot be read ({reason}); name another") from None
+    if not token:
+        raise errors.InvalidArgument(f"the token's file {file} is empty; write the token into it")
+    return token
 
 
 class Fleet:
@@ -113,19 +137,18 @@ class Fleet:
     @property
     def credentials(self) -> str:
         """A fingerprint of the tokens; empty without."""
-        both = f"{self._token} {self._admin_token}"
-        return hashlib.sha256(both.encode()).hexdigest()[:16] if self._token else ""
+        return fingerprint(self._token, str(self._admin_token)) if self._token else ""
 
     def _affected(self, options: Options) -> set[str]:
         """Returns the processes whose options have changed since the last `up`."""
         known = self.options() or options
         gold_trees, gold_split = known.gold_trees, known.gold_split
-        asked = replace(options, oracles=known.oracles, people=known.people)
+        asked = replace(options, **known.of_sampler)
         if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
             return {"redis", *SERVICES, "gold"}  # a change that concerns all
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
             return {"gold", "sampler"}
-        return set() if (known.oracles, known.people) == (options.oracles, options.people) else {"sampler"}
+        return set() if known.of_sampler == options.of_sampler else {"sampler"}
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what was running."""
@@ -153,7 +176,7 @@ class Fleet:
         return str(self._read().get("redis_url", "")) if known else ""
 
     def _start(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> ProcessId:
-        log = self.home / "logs" / f"{name}.log"
+        log = self._log(name)
         if name == "gold":
             trees = str(Path(options.gold_trees).resolve())
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
@@ -165,9 +188,12 @@ class Fleet:
             environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's threads would compete with the encoder's
         return processes.start([sys.executable, "-m", f"services.{name}"], environment, log)
 
+    def _log(self, name: str) -> Path:
+        return self.home / "logs" / f"{name}.log"
+
     def _settings(self, name: str, options: Options, targets: dict[str, str], redis_url: str) -> dict[str, str]:
         host, _, port = targets[name].rpartition(":")
-        settings = {"host": host, "port": port, "artifacts_dir": str(self.artifacts)}
+        settings = {"host": host, "port": port, "artifacts_dir": str(self.artifacts), "log_file": str(self._log(name))}
         if name != "index":
             settings["redis_url"] = redis_url
         if name in {"encoder", "trainer"}:
@@ -188,6 +214,8 @@ class Fleet:
     def _oracles(self, options: Options, targets: dict[str, str]) -> dict[str, dict[str, str]]:
         """Returns the oracles that runs may name: yours, the gold one, and `local` on the fifth port."""
         named = {name: {"target": target} for name, target in options.oracles.items()}
+        for name, file in options.oracle_token_files.items():
+            named[name]["token"] = read_token(file)
         if "gold" in targets:
             named["gold"] = {"target": targets["gold"], **({"token": self._token} if self._token else {})}
         elif options.base_port:
@@ -235,12 +263,12 @@ class Fleet:
                 if (await info()).service.state in READY_STATES:
                     return
             await asyncio.sleep(processes.POLL_S)
-        log = self.home / "logs" / f"{name}.log"
+        log = self._log(name)
         raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
 
     def _check_alive(self, name: str, process: ProcessId) -> None:
         if not process.alive:
-            log = self.home / "logs" / f"{name}.log"
+            log = self._log(name)
             raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
 
     def _check_version(self) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kit.logs import set_aside
+
 POLL_S = 0.05
 TAIL_LINES = 8
 LOCALHOST = "127.0.0.1"
@@ -51,10 +53,9 @@ class ProcessId:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ProcessId:
-    """Starts a process in its own session. Its output goes to `log`; that of the last start moves to `log`.1."""
+    """Starts a process in its own session. Its output goes to `log`; that of the last starts to `log`.1 and so on."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists():
-        log.replace(log.with_name(f"{log.name}.1"))
+    set_aside(log)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,

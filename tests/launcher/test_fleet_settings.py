@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from aeenc.cli.main import app
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
 from services.store.redis import connect
@@ -26,6 +31,67 @@ def test_curves_of_jobs_lie_in_the_home_unless_another_directory_is_named(
         assert "tensorboard_dir" not in fleet._settings("trainer", Options(), TARGETS, "redis://127.0.0.1:1/0")
 
 
+@pytest.fixture
+def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `aeenc up` with flags, which starts nothing and keeps its options as it would."""
+
+    def keep(fleet: Fleet, options: Options, _: object) -> dict[str, str]:
+        fleet._write(options, TARGETS, {}, "")
+        return TARGETS
+
+    monkeypatch.setattr(Fleet, "up", keep)
+    return lambda *flags: CliRunner().invoke(app, ["up", "--home", str(tmp_path), *flags])
+
+
+def test_the_token_of_an_oracle_comes_from_a_file_and_is_kept_nowhere_else(tmp_path: Path, up: Callable[..., Result]):
+    file, fleet = tmp_path / "mine.token", Fleet(tmp_path)
+
+    def oracles() -> dict[str, dict[str, str]]:
+        options = fleet.options()
+        assert options is not None
+        told: dict[str, dict[str, str]] = json.loads(fleet._settings("sampler", options, TARGETS, "")["oracles"])
+        return told
+
+    file.write_text("secret-of-mine\n")
+    first = up("--oracle", "mine=h:1", "--oracle", "open=h:2", "--oracle-token", f"mine={file}")
+    assert (first.exit_code, "secret" in first.output) == (0, False)
+    assert oracles()["mine"] == {"target": "h:1", "token": "secret-of-mine"}
+    assert oracles()["open"] == {"target": "h:2"}
+    assert "secret" not in (tmp_path / "fleet.json").read_text()
+    record = (tmp_path / "fleet.json").read_bytes()
+    assert up().exit_code == 0
+    assert (tmp_path / "fleet.json").read_bytes() == record, "a later `up` needs no flags"
+    file.write_text("secret-of-today")
+    assert up().exit_code == 0
+    changed = fleet.options()
+    assert changed is not None
+    (tmp_path / "fleet.json").write_bytes(record)
+    assert fleet._affected(changed) == {"sampler"}, "another token restarts the sampler alone"
+    assert up("--oracle", "mine=elsewhere:1").exit_code == 0
+    assert oracles()["mine"] == {"target": "elsewhere:1"}, "it goes to no other address"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--oracle-token", "secret"], "--oracle-token is not NAME=FILE"),
+        (["--oracle-token", "other=x"], "of no oracle of yours (mine)"),
+        (["--oracle-token", "mine=nothing"], "nothing cannot be read (No such file or directory)"),
+        (["--oracle-token", "mine=empty"], "is empty; write the token into it"),
+    ],
+)
+def test_a_token_that_cannot_be_had_stops_up_and_none_is_shown(
+    tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    refused = up("--oracle", "mine=h:1", *flags)
+    assert refused.exit_code == 2
+    assert said in " ".join(refused.output.replace("│", "").split())
+    assert "secret" not in refused.output
+    assert not (tmp_path / "fleet.json").exists()
+
+
 async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Path) -> None:
     server = start_private_redis(tmp_path)
     redis = connect(server.url)
@@ -37,3 +103,10 @@ async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Pa
         await redis.aclose()
         server.stop()
     assert (tmp_path / "redis.log").stat().st_size < 1000, "every rewrite is told"
+
+
+def test_every_service_bounds_its_own_log(tmp_path: Path):
+    fleet = Fleet(tmp_path)
+    for service in TARGETS:
+        told = fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
+        assert told["log_file"] == str(tmp_path.resolve() / "logs" / f"{service}.log")

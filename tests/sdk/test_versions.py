@@ -1,11 +1,14 @@
-"""The SDK at the lowest and the highest versions of what it depends on, each in an environment of its own.
+"""The SDK, and the settings of the services, at the lowest and the highest versions of what they depend on.
 
 Needs a package index; `make test-sdk`.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -53,3 +56,20 @@ def test_the_sdk_works_with_nothing_but_its_four_dependencies(tmp_path: Path, pi
     subprocess.run([python, "-m", "pip", "install", "-q", package, *pins], check=True, timeout=300)
     done = subprocess.run([python, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert done.stdout.strip() == "works", done.stderr
+
+
+@pytest.mark.sdk
+@pytest.mark.parametrize("service", ["encoder", "index", "sampler", "trainer"])
+def test_the_services_read_their_settings_with_the_lowest_pydantic_settings_that_they_allow(
+    tmp_path: Path, service: str
+):
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    [lowest] = (one.replace(">=", "==") for one in dependencies if one.startswith("pydantic-settings"))
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), lowest]
+    subprocess.run(install, check=True, timeout=300)
+    search = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "clients" / "python")])
+    command = [sys.executable, "-m", f"services.{service}", "--metrics-port", "much"]
+    environment = {**os.environ, "PYTHONPATH": search}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "(--metrics-port): Input should be a valid integer" in done.stderr

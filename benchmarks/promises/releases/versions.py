@@ -80,12 +80,13 @@ async def _written(scratch: Path, root: Path) -> AsyncIterator[tuple[Path, State
     yield home, state
 
 
-async def versions(rows: Rows) -> None:
-    """All three neighbours."""
+async def versions(rows: Rows, kind: str = "") -> None:
+    """All three neighbours; or the next major release alone, for kinds of records with `kind` in their name."""
+    if not kind:
+        with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+            await _earlier(rows, Path(scratch))
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        await _earlier(rows, Path(scratch))
-    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        await _newer(rows, Path(scratch))
+        await _newer(rows, Path(scratch), kind)
 
 
 async def _earlier(rows: Rows, scratch: Path) -> None:
@@ -99,16 +100,17 @@ async def _earlier(rows: Rows, scratch: Path) -> None:
         await _open(rows, f"state of {EARLIER}", home, state)
 
 
-async def _newer(rows: Rows, scratch: Path) -> None:
-    """The states that the next minor and the next major release would write."""
+async def _newer(rows: Rows, scratch: Path, asked: str) -> None:
+    """The states that the next minor and the next major release would write; see `versions` for `asked`."""
     async with _written(scratch, ROOT) as (home, state):
         kept = scratch / "kept"
         await _copy(home, kept)
         found = await _rewrite(home, next_minor, lambda _: True)
         mine = [place for place in found if f"/{OTHER_CORPUS}/" not in place.kind]  # that corpus stays as it is
-        _compare_kinds(rows, mine)
-        await _open(rows, "state of the next minor release", home, state)
-        for kind in kinds(mine):
+        if not asked:
+            _compare_kinds(rows, mine)
+            await _open(rows, "state of the next minor release", home, state)
+        for kind in filter(lambda name: asked in name, kinds(mine)):
             await asyncio.to_thread(shutil.rmtree, home)
             await _copy(kept, home)
             await _rewrite(home, next_major, lambda place, kind=kind: place.kind == kind)

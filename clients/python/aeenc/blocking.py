@@ -338,7 +338,8 @@ class BlockingIndexClient:
         them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
         index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
         after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
-        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated.
+        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated. A build whose
+        encoder does not serve raises Unavailable with the encoder's reason, within half of the time that is left.
         """
         with Caller() as caller:
             return caller.run(

@@ -209,7 +209,8 @@ class IndexClient:
         them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
         index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
         after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
-        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated.
+        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated. A build whose
+        encoder does not serve raises Unavailable with the encoder's reason, within half of the time that is left.
         """
         header = index_pb2.BuildHeader(
             corpus=corpus,
@@ -228,11 +229,13 @@ class IndexClient:
         while True:
             before = reached
             requests = _build_requests(header, premises, header.resume_from)
-            left_s = max(deadline - time.monotonic(), 0.001)
+            heard_at = time.monotonic()
+            left_s = max(deadline - heard_at, 0.001)
             try:
                 async for progress in self._admin_channel.stream(
                     self._admin.BuildGeneration, requests, timeout_s=left_s
                 ):
+                    heard_at = time.monotonic()
                     reached = max(reached, progress.durable + progress.encoded)
                     header.resume_from = max(header.resume_from, progress.durable)
                     if on_progress is not None:
@@ -245,9 +248,9 @@ class IndexClient:
             except errors.Unavailable:
                 now = time.monotonic()
                 if reached > before or not stuck_since:
-                    stuck_since = now
-                if not can_resume or now - stuck_since >= resume_s:
-                    raise
+                    stuck_since = heard_at
+                if not can_resume or now - stuck_since >= min(resume_s, deadline - now):
+                    raise  # the reason, rather than let the time run out
             await asyncio.sleep(RESUME_EVERY_S)
 
     async def activate(
@@ -300,7 +303,10 @@ class IndexClient:
         """
         header = index_pb2.ExplanationsHeader(corpus=corpus, replace=replace)
         response = await self._admin_channel.send_stream(
-            self._admin.PutExplanations, lambda: _explanation_requests(header, explanations), timeout_s=600.0
+            self._admin.PutExplanations,
+            lambda: _explanation_requests(header, explanations),
+            timeout_s=600.0,
+            retry=begins_again(explanations),
         )
         return int(response.total_size)
 

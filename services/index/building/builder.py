@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -48,6 +49,7 @@ from services.store.artifacts import Artifact, ArtifactStore
 log = logs.get(__name__)
 Store = TypeVar("Store", bound=GenerationStore)
 REPORT_S = 2.0
+PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -104,10 +106,12 @@ class BuildFlow(ABC, Generic[Store]):
     async def _note_activated(self, spec: BuildSpec) -> None:
         """Records durably that the request has activated what it built."""
 
-    def _batches(self, space_id: str, version: str) -> BatchEncoder:
-        batches = BatchEncoder(
-            self._encoders, space_id=space_id, window=self._options.window, patience_s=self._options.patience_s
-        )
+    def _batches(self, spec: BuildSpec, space_id: str, version: str) -> BatchEncoder:
+        """Makes an encoder. It gives up early enough for the caller to learn the encoder's reason."""
+        patience_s = self._options.patience_s
+        if spec.timeout_s is not None:
+            patience_s = min(patience_s, PATIENCE_SHARE * spec.timeout_s)
+        batches = BatchEncoder(self._encoders, space_id=space_id, window=self._options.window, patience_s=patience_s)
         batches.version = version
         return batches
 
@@ -229,7 +233,7 @@ class Builder(BuildFlow[Catalogue]):
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
         options = self._options
         pipeline = BuildPipeline(
-            folding, self._batches, base, journal, options.sync_s, options.engines.storage, spec.space_id
+            folding, partial(self._batches, spec), base, journal, options.sync_s, options.engines.storage, spec.space_id
         )
         try:
             await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)

@@ -89,7 +89,8 @@ class MilvusBuilder(BuildFlow[MilvusCatalogue]):
             await asyncio.to_thread(folding.start_from, records, spec.delete_ids)
         writer = GenerationWriter(self._link, self._records, spec.corpus, self._milvus.engine)
         facts = base.generation if base else None
-        batches = self._batches(facts.space_id, facts.premise_version) if facts else self._batches(spec.space_id, "")
+        space_id, version = (facts.space_id, facts.premise_version) if facts else (spec.space_id, "")
+        batches = self._batches(spec, space_id, version)
         pipeline = _MilvusPipeline(self._link, writer, batches, base, self._options.batch)
         streamed = StreamedPremises()
         beating = asyncio.ensure_future(self._beat(writer))

@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from aeenc import errors
@@ -226,3 +227,26 @@ async def test_two_indexes_never_build_one_request_at_the_same_time(serve, encod
         await raises(errors.Unavailable, build(other, resume_s=0), "another index", "'r'")
         assert (await running).premises == 60
         assert (await build(other)).id == (await running).id
+
+
+UNREADABLE = (grpc.StatusCode.UNAVAILABLE, "no checkpoint can be read: q1 has format_version 99; update this service")
+
+
+async def test_a_build_without_an_encoder_that_serves_ends_with_its_reason_well_before_the_callers_time(serve, encoder):
+    encoder.servicer.fail = UNREADABLE
+    async with serve(build_encode_timeout_s=60.0) as index:
+        started = time.monotonic()
+        reason = ("has format_version 99; update this service", "try again later")
+        await raises(errors.Unavailable, build(index, timeout_s=1.2), *reason)
+        assert time.monotonic() - started < 1.2
+
+
+async def test_the_time_that_a_build_has_waited_for_an_encoder_counts_as_time_without_progress(
+    serve, encoder, monkeypatch: pytest.MonkeyPatch
+):
+    begun, begin = [], journal.Journal.open
+    monkeypatch.setattr(journal.Journal, "open", lambda self, resume_from: (begun.append(1), begin(self, resume_from)))
+    encoder.servicer.fail = UNREADABLE
+    async with serve(build_encode_timeout_s=0.6) as index:
+        await raises(errors.Unavailable, build(index, resume_s=0.5), "has format_version 99")
+    assert len(begun) == 1, "it waited for the encoder again"

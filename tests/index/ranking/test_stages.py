@@ -157,6 +157,22 @@ async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve
         assert await first(index) == "f9"
 
 
+async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_come_from_an_iterator(built, monkeypatch):
+    [servicer] = (one for _, one in built.server._servicers if hasattr(one, "_explanations"))
+    put, refusals = servicer._explanations.put, []
+
+    async def refused_once(*arguments, **options):
+        if not refusals:
+            refusals.append("starting")
+            raise errors.Unavailable("the disk is full")
+        return await put(*arguments, **options)
+
+    monkeypatch.setattr(servicer._explanations, "put", refused_once)
+    assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
+    refusals.clear()
+    await raises(errors.Unavailable, built.client.put_explanations("science", iter(EXPLAINED)), "full")
+
+
 async def test_a_stream_of_explanations_begins_with_its_header(built):
     header = index_pb2.PutExplanationsRequest(header=index_pb2.ExplanationsHeader(corpus="science"))
     chunk = index_pb2.PutExplanationsRequest(chunk=index_pb2.ExplanationChunk(explanations=[{"text": "x"}]))

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save
 
 from aeenc.errors import FailedPrecondition, NotFound
 from services.corpus.generation import PremiseRecord, folder_of
@@ -362,6 +363,17 @@ def test_a_state_of_the_next_minor_release_is_gone_on_from_and_one_of_the_next_m
         with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 2, this release reads up to 1"):
             trained(files)
     trained(files)
+
+
+def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its_hash_is_made_another_way(
+    make_job: MakeJob,
+):
+    files = make_job(epochs=2)
+    newer = save({"weights/all": torch.zeros(1)}, {"format_version": "99", "sha256": "made another way"})
+    (files.directory / FILE).write_bytes(newer)
+    with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 99.*; update this service"):
+        trained(files)
+    assert (files.directory / FILE).read_bytes() == newer
 
 
 def test_a_step_over_more_premises_than_memory_holds_is_refused_by_name(

@@ -16,13 +16,17 @@ ServiceReport = dict[str, Any] | AeencError
 
 
 def encoder_dict(info: values.EncoderInfo) -> dict[str, Any]:
-    """Reads the encoder's versions and labels."""
+    """Reads the encoder's versions, and its labels: those of its default space, and apart those of every other."""
+    labels: dict[str, dict[str, str]] = {info.default_space_id: {}}
+    for applied in info.labels:
+        labels.setdefault(applied.space_id, {})[applied.label] = applied.version
     return {
         **_service(info.service),
         "space_id": info.default_space_id,
         "runtime": info.runtime,
         "versions": [loaded.version for loaded in info.versions],
-        "labels": {applied.label: applied.version for applied in info.labels},
+        "labels": labels.pop(info.default_space_id),
+        "labels_of_other_spaces": labels,
     }
 
 

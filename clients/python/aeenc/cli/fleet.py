@@ -23,6 +23,11 @@ def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, st
         return service, target, answer.code, answer.message
     told = [answer["reason"]]
     told += [f"{label} = {version}" for label, version in answer.get("labels", {}).items()]
+    told += [
+        f"{label} of space {space} = {version}"
+        for space, labels in answer.get("labels_of_other_spaces", {}).items()
+        for label, version in labels.items()
+    ]
     told += [f"versions: {', '.join(answer['versions'])}"] if answer.get("versions") else []
     told += [
         f"{name}: {corpus['premises']:,} premises, generation {corpus['generation'] or 'none'}"

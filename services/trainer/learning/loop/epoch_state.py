@@ -63,9 +63,8 @@ def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) 
         return TrainingState()
     parameters = dict(learner.named_parameters())
     with safe_open(path, framework="pt") as file:
-        metadata = {"format_version": "1", **(file.metadata() or {})}
-        check_format(metadata, FORMAT_VERSION, str(path))
-        if metadata["format_version"] != str(FORMAT_VERSION):
+        metadata = file.metadata() or {}
+        if _check_format(path, metadata) != FORMAT_VERSION:
             raise FailedPrecondition(f"{path} was written by another version of the trainer; start a new job")
         state = TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"])))
         weights = {}
@@ -81,7 +80,10 @@ def load_state(directory: Path, learner: nn.Module, optimizer: optim.Optimizer) 
 
 
 def discard_if_damaged(directory: Path) -> None:
-    """Removes everything that is kept of training if a part of it is damaged: without it the job begins again."""
+    """Removes everything that is kept of training if a part of it is damaged: without it the job begins again.
+
+    Raises NewerFormat for a state of a newer release, whose hash may be another.
+    """
     kept = [directory / f"{prefix}{name}" for name in (BEST, BEST_PREMISES) for prefix in ("", NEXT)]
     kept = [path for path in (directory / FILE, *kept) if path.is_file()]
     damaged = [path for path in kept if not _is_sound(path)]
@@ -98,10 +100,18 @@ def _is_sound(path: Path) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
+            _check_format(path, metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError:
+    except (SafetensorError, ValueError):
         return False
     return metadata.get(HASH) in {None, _hash(tensors, metadata)}
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> int:
+    """Returns a file's format version. Raises NewerFormat, and ValueError for one that is no number."""
+    versioned = {"format_version": "1", **metadata}
+    check_format(versioned, FORMAT_VERSION, str(path))
+    return int(versioned["format_version"])
 
 
 def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

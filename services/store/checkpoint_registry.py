@@ -1,0 +1,184 @@
+"""Checkpoints and spaces, as rows in Redis: registered, listed, deleted once no label needs them.
+
+    add_checkpoint ──► row ──► bury_checkpoint ──► tombstone ── grace period ──► claim_buried ──► forget_buried
+                                                       └── revive_checkpoint, until it is claimed
+
+A tombstone keeps labels from being pointed at a version whose files are going. Labels are in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from aeenc import errors
+from services.store.redis import key_prefix, unavailable_if_down
+from services.store.registry_rows import CheckpointRow, read_all
+from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
+
+# KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times.
+# ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
+# Answers '' when done, '?' for an unknown version, otherwise who needs it. A version that the premises of a labelled
+# space are encoded by is needed, too: encoders load it with the label.
+_BURY = """
+local row = redis.call('GET', KEYS[1])
+if not row then return '?' end
+for _, member in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  local space, name = string.match(member, '^(.-) (.*)$')
+  local label = redis.call('HMGET', ARGV[2] .. 'label:' .. space .. ':' .. name, 'version', 'previous')
+  if label[1] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' names it' end
+  if label[2] == ARGV[1] then return "label '" .. name .. "' of space " .. space .. ' goes back to it' end
+  if redis.call('GET', ARGV[2] .. 'space:' .. space) == ARGV[1] then
+    return 'it encodes the premises of space ' .. space .. ", which label '" .. name .. "' opens"
+  end
+end
+redis.call('SET', KEYS[5], row)
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[7], ARGV[1])
+redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[6], 'content', ARGV[3])
+  redis.call('EXPIRE', KEYS[6], ARGV[4])
+end
+return ''
+"""
+
+# KEYS: deleted versions.  ARGV: grace in seconds.  Answers those whose files go now, and lets nobody have them back.
+_CLAIM = """
+local now = tonumber(redis.call('TIME')[1])
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[1]))
+for _, version in ipairs(due) do redis.call('ZADD', KEYS[1], -1, version) end
+return due
+"""
+
+# KEYS: deleted versions, buried row.  ARGV: version.  Answers 0 while the files are being removed.
+_REVIVE = """
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if score and tonumber(score) < 0 then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+
+class CheckpointRegistry:
+    """The checkpoints and spaces of one namespace. Raises Unavailable when Redis is down."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
+        self._prefix = key_prefix(namespace)
+        self.requests = Requests(redis, namespace)
+        self._bury: Any = redis.register_script(_BURY)
+        self._claim: Any = redis.register_script(_CLAIM)
+        self._revive: Any = redis.register_script(_REVIVE)
+        self._buried = self._key("deleted-checkpoints")  # sorted set by Redis' time; -1: its files are being removed
+        self._times = self._key("checkpoint-times")  # hash: Redis' time of each registration
+
+    async def add_checkpoint(self, row: CheckpointRow) -> None:
+        """Registers a checkpoint. Adding it again keeps its place and replaces its row.
+
+        What a later minor release has added to the row stays. Raises NewerFormat when the row is not to be replaced.
+        """
+        key = self._key("checkpoint", row.version)  # the version is the content's hash
+
+        async def put(pipe: Any) -> None:
+            data = await pipe.get(key)
+            seconds, _ = await pipe.time()
+            pipe.multi()
+            pipe.set(key, row.to_json(data))
+            pipe.hsetnx(self._times, row.version, seconds)
+            pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
+
+        async with unavailable_if_down(f"register checkpoint {row.version}"):
+            await self._redis.transaction(put, key)
+
+    async def checkpoint(self, version: str) -> CheckpointRow | None:
+        """Returns a checkpoint's row; None for an unknown one."""
+        async with unavailable_if_down(f"read checkpoint {version}"):
+            data = await self._redis.get(self._key("checkpoint", version))
+        return CheckpointRow.of_json(data) if data else None
+
+    async def checkpoints(self, *, readable: bool = False) -> list[CheckpointRow]:
+        """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
+        async with unavailable_if_down("list checkpoints"):
+            versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
+            if not versions:
+                return []
+            rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
+        return read_all(CheckpointRow.of_json, rows, readable=readable)
+
+    async def checkpoint_ages(self) -> dict[str, float]:
+        """Tells how long each checkpoint has been registered, in seconds, the oldest first.
+
+        By the clock of Redis, except for those that earlier releases have registered.
+        """
+        async with unavailable_if_down("list checkpoints"):
+            seconds, _ = await self._redis.time()
+            times = await self._redis.hgetall(self._times)
+            made = await self._redis.zrange(self._key("checkpoints"), 0, -1, withscores=True)
+        ages = {version: seconds - float(times.get(version, score)) for version, score in made}
+        return dict(sorted(ages.items(), key=lambda item: -item[1]))
+
+    async def bury_checkpoint(self, version: str, request: Request | None = None) -> None:
+        """Deletes a checkpoint's row unless a label needs it, and notes the `request` in the same step.
+
+        From then on no label can be pointed at it. Raises NotFound, and FailedPrecondition naming the label.
+        """
+        keys = [
+            *(self._key("checkpoint", version), self._key("checkpoints"), self._key("labels"), self._buried),
+            *(self._key("deleted-checkpoint", version), self._request_key(request), self._times),
+        ]
+        async with unavailable_if_down(f"delete checkpoint {version}"):
+            needed = await self._bury(keys=keys, args=[version, self._prefix, text_of(request), REQUEST_TTL_S])
+        if needed == "?":
+            raise errors.NotFound(f"there is no checkpoint {version!r}; ListCheckpoints names all")
+        if needed:
+            raise errors.FailedPrecondition(f"checkpoint {version} is in use: {needed}", reason="IN_USE")
+
+    async def claim_buried(self, grace_s: float) -> list[str]:
+        """Lists the deleted checkpoints whose grace period is over; from now on their files may go."""
+        async with unavailable_if_down("look for deleted checkpoints"):
+            return list(await self._claim(keys=[self._buried], args=[grace_s]))
+
+    async def forget_buried(self, version: str) -> None:
+        """Forgets a deleted checkpoint whose files are gone."""
+        async with unavailable_if_down(f"forget checkpoint {version}"):
+            await self._redis.delete(self._key("deleted-checkpoint", version))
+            await self._redis.zrem(self._buried, version)
+
+    async def revive_checkpoint(self, version: str) -> None:
+        """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
+        async with unavailable_if_down(f"register checkpoint {version}"):
+            keys = [self._buried, self._key("deleted-checkpoint", version)]
+            free = await self._revive(keys=keys, args=[version])
+        if not free:
+            raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
+
+    async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
+        """Sets the checkpoint that encodes a space's premises; `default`: use the space where a call names none."""
+        async with unavailable_if_down(f"store space {space_id}"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.set(self._key("space", space_id), premise_version)
+            if default:
+                pipe.set(self._key("default_space"), space_id)
+            await pipe.execute()
+
+    async def space(self, space_id: str) -> str | None:
+        """Returns the checkpoint that encodes a space's premises; None for an unknown space."""
+        async with unavailable_if_down(f"read space {space_id}"):
+            premise_version: str | None = await self._redis.get(self._key("space", space_id))
+        return premise_version
+
+    async def default_space(self) -> str | None:
+        """Returns the space used where a call names none; None before the trainer's first start."""
+        async with unavailable_if_down("read the default space"):
+            default: str | None = await self._redis.get(self._key("default_space"))
+        return default
+
+    def _key(self, *parts: str) -> str:
+        return self._prefix + ":".join(parts)
+
+    def _request_key(self, request: Request | None) -> str:
+        return self.requests.key(request) if request else self._key("request-done", "")

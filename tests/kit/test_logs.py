@@ -1,0 +1,72 @@
+"""The log file of a service: bounded, whole lines, and nothing lost when the process dies."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.kit.logs import LOGS_KEPT, set_aside
+from services.kit.settings import ServiceSettings
+
+MOST_BYTES = 4096
+LINES = 400
+SERVICE = f"""
+import os, signal, sys
+from pathlib import Path
+from services.kit import logs
+
+logs.configure(log_format="json", level="info", service="test", instance="1",
+               log_file=Path(sys.argv[1]), log_file_bytes={MOST_BYTES})
+log = logs.get("test")
+for number in range({LINES}):
+    log.info("line", number=number)
+    if number == {LINES} - 2:
+        os.write(2, b"from a C library\\n")
+        print("from a library", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_log_file_stays_bounded_and_has_the_last_lines_of_a_process_that_was_killed(tmp_path: Path):
+    path = tmp_path / "index.log"
+    done = subprocess.run([sys.executable, "-c", SERVICE, str(path)], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, b"", b"")
+    files = sorted(tmp_path.iterdir(), reverse=True)
+    assert [file.name for file in files] == ["index.log.3", "index.log.2", "index.log.1", "index.log"]
+    assert all(file.stat().st_size < MOST_BYTES + 400 for file in files), "a file ends with the line that fills it"
+    text = "".join(file.read_text() for file in files)
+    kept = [int(number) for number in re.findall(r'"number": (\d+)', text)]
+    assert kept == list(range(kept[0], LINES)), "no line is lost or out of order"
+    assert len(kept) > 3 * MOST_BYTES // 200
+    assert {"from a C library", "from a library"} <= set(text.splitlines())
+
+
+def test_logs_that_are_set_aside_keep_their_order_and_the_oldest_goes(tmp_path: Path):
+    path = tmp_path / "index.log"
+    for number in range(LOGS_KEPT + 2):
+        path.write_text(str(number))
+        set_aside(path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "index.log.1": "4",
+        "index.log.2": "3",
+        "index.log.3": "2",
+    }
+    set_aside(path)
+    assert (tmp_path / "index.log.1").read_text() == "4", "without a log nothing moves"
+
+
+def test_a_log_file_that_cannot_be_written_stops_the_start_by_name(tmp_path: Path):
+    command = [sys.executable, "-m", "services.index", "--port", "0", "--log-file", str(tmp_path / "none" / "x.log")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert re.search(r"^log_file .*x\.log cannot be written \(No such file or directory\); name another", ended.stderr)
+
+
+def test_a_size_below_a_page_is_refused():
+    with pytest.raises(ValueError, match="greater than or equal to 4096"):
+        ServiceSettings(log_file_bytes=100)
