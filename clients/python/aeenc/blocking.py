@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from aeenc.calls.renamed import Renamed
 from aeenc.client import AsyncClient
 from aeenc.transport.sync import LOOP, Caller, given, run
 
@@ -180,7 +181,7 @@ class BlockingEncoderClient:
         return run(self._awaiting.info())
 
 
-class BlockingIndexClient:
+class BlockingIndexClient(Renamed):
     """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
 
     def __init__(self, awaiting: IndexClient) -> None:
@@ -312,10 +313,13 @@ class BlockingIndexClient:
         """Looks premises up by id or alias, in the order of `ids`."""
         return run(self._awaiting.get_premises(corpus, given(ids), generation=generation))
 
-    def list_premises(self, corpus: str, *, generation: str = "") -> Iterator[values.Premise]:
-        """Yields all premises of a generation in the order of insertion."""
+    def list_premises(self, corpus: str, *, generation: str = "", page_size: int = 1024) -> Iterator[values.Premise]:
+        """Yields all premises of a generation in the order of insertion.
+
+        A page of `page_size` is fetched when it is needed.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.list_premises(corpus, generation=generation))
+            yield from caller.iterate(self._awaiting.list_premises(corpus, generation=generation, page_size=page_size))
 
     def build(
         self,
@@ -369,9 +373,18 @@ class BlockingIndexClient:
         """Makes searches use a generation. With `expected`, only if that one is active now."""
         return run(self._awaiting.activate(corpus, generation, expected=expected, request_id=request_id))
 
-    def generations(self, corpus: str) -> list[values.Generation]:
-        """Lists all generations of a corpus, newest first."""
-        return run(self._awaiting.generations(corpus))
+    def list_corpora(self) -> Iterator[values.CorpusInfo]:
+        """Yields all corpora. They are part of `info`, one answer without pages."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_corpora())
+
+    def list_generations(self, corpus: str, *, page_size: int = 1000) -> Iterator[values.Generation]:
+        """Yields all generations of a corpus, newest first.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_generations(corpus, page_size=page_size))
 
     def verify(self, corpus: str, generation: str = "") -> values.Generation:
         """Checks every file of a generation, by default of the active one, and changes nothing.
@@ -400,7 +413,7 @@ class BlockingIndexClient:
         return run(self._awaiting.info())
 
 
-class BlockingSamplerClient:
+class BlockingSamplerClient(Renamed):
     """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -469,13 +482,14 @@ class BlockingSamplerClient:
                 )
             )
 
-    def run(self, run_id: str) -> values.Run:
+    def get_run(self, run_id: str) -> values.Run:
         """Gets a run."""
-        return run(self._awaiting.run(run_id))
+        return run(self._awaiting.get_run(run_id))
 
-    def runs(self) -> list[values.Run]:
-        """Lists all runs, newest first."""
-        return run(self._awaiting.runs())
+    def list_runs(self, *, page_size: int = 1000) -> Iterator[values.Run]:
+        """Yields all runs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_runs(page_size=page_size))
 
     def watch(self, run_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
@@ -503,10 +517,15 @@ class BlockingSamplerClient:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
         return run(self._awaiting.collect_garbage(dry_run=dry_run, request_id=request_id))
 
-    def pairs(self, run_id: str, *, sign: SignName | int | None = None) -> Iterator[values.Pair]:
-        """Yields all pairs of a run, or those of one sign, in the order they were recorded."""
+    def list_pairs(
+        self, run_id: str, *, sign: SignName | int | None = None, page_size: int = 1024
+    ) -> Iterator[values.Pair]:
+        """Yields all pairs of a run, or those of one sign, in the order they were recorded.
+
+        A page of `page_size` is fetched when it is needed.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.pairs(run_id, sign=sign))
+            yield from caller.iterate(self._awaiting.list_pairs(run_id, sign=sign, page_size=page_size))
 
     def import_pairs(
         self, corpus: str, pairs: Iterable[values.Pair | types_pb2.Pair], *, run_id: str = "", request_id: str = ""
@@ -530,7 +549,7 @@ class BlockingSamplerClient:
         return run(self._awaiting.info())
 
 
-class BlockingPeopleClient:
+class BlockingPeopleClient(Renamed):
     """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
@@ -596,14 +615,19 @@ class BlockingPeopleClient:
         """
         return run(self._awaiting.close(run_id, task_id, adjudicator, reason=reason, request_id=request_id))
 
-    def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
+    def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
-        return run(self._awaiting.agreement(run_id, timeout_s=timeout_s))
+        return run(self._awaiting.get_agreement(run_id, timeout_s=timeout_s))
 
-    def tasks(self, run_id: str, *, state: StateName | int | None = None) -> Iterator[values.JudgedTask]:
-        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued."""
+    def list_tasks(
+        self, run_id: str, *, state: StateName | int | None = None, page_size: int = 200
+    ) -> Iterator[values.JudgedTask]:
+        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
+
+        A page of `page_size` is fetched when it is needed.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.tasks(run_id, state=state))
+            yield from caller.iterate(self._awaiting.list_tasks(run_id, state=state, page_size=page_size))
 
     def watch(self, run_id: str = "", *, from_seq: int = 0) -> Iterator[values.TaskUpdate]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
@@ -611,7 +635,7 @@ class BlockingPeopleClient:
             yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq))
 
 
-class BlockingTrainerClient:
+class BlockingTrainerClient(Renamed):
     """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -700,13 +724,14 @@ class BlockingTrainerClient:
             )
         )
 
-    def job(self, job_id: str) -> values.Job:
+    def get_job(self, job_id: str) -> values.Job:
         """Gets a job."""
-        return run(self._awaiting.job(job_id))
+        return run(self._awaiting.get_job(job_id))
 
-    def jobs(self) -> list[values.Job]:
-        """Lists all jobs, newest first."""
-        return run(self._awaiting.jobs())
+    def list_jobs(self, *, page_size: int = 1000) -> Iterator[values.Job]:
+        """Yields all jobs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_jobs(page_size=page_size))
 
     def watch(self, job_id: str, *, from_seq: int = 0) -> Iterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
@@ -775,20 +800,21 @@ class BlockingTrainerClient:
                 )
             )
 
-    def checkpoints(self) -> list[values.Checkpoint]:
-        """Lists all checkpoints, newest first."""
-        return run(self._awaiting.checkpoints())
+    def list_checkpoints(self, *, page_size: int = 1000) -> Iterator[values.Checkpoint]:
+        """Yields all checkpoints, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_checkpoints(page_size=page_size))
 
-    def checkpoint(self, version: str) -> values.Checkpoint:
+    def get_checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
-        return run(self._awaiting.checkpoint(version))
+        return run(self._awaiting.get_checkpoint(version))
 
     def info(self) -> values.TrainerInfo:
         """Gets the trainer's space, device, active job, limits and state."""
         return run(self._awaiting.info())
 
 
-class BlockingRegistryClient:
+class BlockingRegistryClient(Renamed):
     """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
 
     Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
@@ -872,13 +898,14 @@ class BlockingRegistryClient:
             )
         )
 
-    def labels(self, *, space_id: str = "") -> list[values.Label]:
-        """Lists all labels, by space and name."""
-        return run(self._awaiting.labels(space_id=space_id))
+    def list_labels(self, *, space_id: str = "") -> Iterator[values.Label]:
+        """Yields all labels, by space and name. They are few and come in one answer, without pages."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_labels(space_id=space_id))
 
-    def rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
-        """Lists, for each live encoder, the revision of the label it serves, or why it does not."""
-        return run(self._awaiting.rollouts(label, space_id=space_id))
+    def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
+        """Says, for each live encoder, the revision of the label it serves, or why it does not."""
+        return run(self._awaiting.get_rollouts(label, space_id=space_id))
 
 
 class Client:
