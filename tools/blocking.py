@@ -13,7 +13,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 SDK = ROOT / "clients" / "python" / "aeenc"
@@ -34,9 +36,14 @@ def generated() -> str:
     """Returns the text of `aeenc/blocking.py`."""
     modules = [_Module(name) for name in (*MODULES, ROOT_MODULE)]
     classes = [_face(module) for module in modules]
-    imports = sorted({line for module in modules for line in module.imports()})
-    imports += ["from collections.abc import Iterator", "from typing import Self"]
+    types = sorted({line for module in modules for line in module.imports()})
+    types += ["from collections.abc import Iterator", "from typing import Self"]
+    imports = ["from functools import cached_property", "from typing import TYPE_CHECKING"]
+    imports += [f"from aeenc.{ROOT_MODULE} import {ROOT_CLASS}"]
+    imports += ["from aeenc.calls.renamed import Renamed"]
     imports += ["from aeenc.transport.sync import LOOP, Caller, given, run"]
+    imports += ["if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting for the first use"]
+    imports += [f"    {line}" for line in types if not line.endswith(f" {ROOT_CLASS}")]
     text = HEAD + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(classes) + "\n"
     return _formatted(text)
 
@@ -66,8 +73,14 @@ class _Module:
         """A method of the client that does not await."""
         return next(node for node in self.client.body if isinstance(node, ast.FunctionDef) and node.name == name)
 
+    def constant(self, default: ast.expr) -> ast.expr:
+        """A default as a literal: editors show it, and nothing is imported for its name."""
+        if not isinstance(default, ast.Name):
+            return default
+        return ast.Constant(getattr(import_module(f"aeenc.{self.name}"), default.id))
+
     def use(self, node: ast.expr | None) -> None:
-        """Notes the names of an annotation or a default."""
+        """Notes the names of an annotation."""
         for part in ast.walk(node) if node is not None else ():
             if isinstance(part, ast.Name):
                 self._used.add(part.id)
@@ -78,7 +91,8 @@ class _Module:
         wanted = self._used | {self.client.name}
         for name in sorted(wanted & own):
             yield f"from aeenc.{self.name} import {name}"
-        for node in self.tree.body:
+        lazy = [node for one in self.tree.body if isinstance(one, ast.If) for node in one.body]  # if TYPE_CHECKING
+        for node in (*self.tree.body, *lazy):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     if (alias.asname or alias.name) in wanted:
@@ -97,7 +111,8 @@ def _face(module: _Module) -> str:
     name = "Client" if is_root else f"Blocking{module.client.name}"
     start = _root_start(module) if is_root else _start(module)
     doc = _docstring(module.client, "    ")
-    return f"class {name}:\n{doc}\n\n" + "\n\n".join([start, *public])
+    bases = "(Renamed)" if any(ast.unparse(base) == "Renamed" for base in module.client.bases) else ""
+    return f"class {name}{bases}:\n{doc}\n\n" + "\n\n".join([start, *public])
 
 
 def _start(module: _Module) -> str:
@@ -107,13 +122,7 @@ def _start(module: _Module) -> str:
 def _root_start(module: _Module) -> str:
     """Writes the start of the root client, with the options and the parts of the awaiting one."""
     init, with_options = module.method("__init__"), module.method("with_options")
-    parts = {
-        node.targets[0].attr: node.value.func.id
-        for node in module.method("_open").body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
-        if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
-    }
-    clients = "\n".join(f"        self.{part} = Blocking{client}(awaiting.{part})" for part, client in parts.items())
+    clients = "\n\n".join(_part(node) for node in module.client.body if _is_part(node))
     return f"""\
     def __init__({_parameters(module, init)}) -> None:
         async def connected() -> {ROOT_CLASS}:  # a channel belongs to the event loop that makes it
@@ -129,6 +138,7 @@ def _root_start(module: _Module) -> str:
 
     def _open(self, awaiting: {ROOT_CLASS}) -> None:
         self._awaiting = awaiting
+
 {clients}
 
     def __enter__(self) -> Self:
@@ -136,6 +146,20 @@ def _root_start(module: _Module) -> str:
 
     def __exit__(self, *_: object) -> None:
         self.close()"""
+
+
+def _is_part(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef) and "cached_property" in map(ast.unparse, node.decorator_list)
+
+
+def _part(node: ast.FunctionDef) -> str:
+    """Writes the property that makes the client of one service when it is first used."""
+    client = f"Blocking{_text(node.returns)}"
+    return f"""\
+    @cached_property
+    def {node.name}(self) -> {client}:
+{_docstring(node, "        ")}
+        return {client}(self._awaiting.{node.name})"""
 
 
 def _handed_on(node: ast.FunctionDef) -> str:
@@ -173,8 +197,8 @@ def _parameters(module: _Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -
         if one is not None and one.annotation is not None:
             one.annotation = _blocking(one.annotation)
             module.use(one.annotation)
-    for default in (*arguments.args.defaults, *arguments.args.kw_defaults):
-        module.use(default)
+    arguments.args.defaults = [module.constant(default) for default in arguments.args.defaults]
+    arguments.args.kw_defaults = [default and module.constant(default) for default in arguments.args.kw_defaults]
     return ast.unparse(arguments.args)
 
 

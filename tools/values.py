@@ -5,8 +5,8 @@
       RunState state = 3;      ──►        state: RunState = RunState.UNSPECIFIED
     }                                     (Its state.)
 
-Only the messages below `RETURNED` and what they hold. A field that holds a message is `| None` where its comment says
-what it means that the field is "Unset", or what is the "Default"; elsewhere a missing one reads as an empty one.
+Only the messages below `RETURNED` and what they hold. A field that holds a message is `| None` if `MAY_MISS` names it;
+elsewhere a missing one reads as an empty one.
 """
 
 from __future__ import annotations
@@ -53,6 +53,20 @@ RETURNED = {
     "RollbackResponse": "Rollback",
     "ListRolloutsResponse": "Rollouts",
 }
+# Fields whose message may be missing, and whose absence says something: the run goes on, the part has no such figures.
+MAY_MISS = (
+    "Checkpoint.tandem",
+    "EvaluationPart.paper",
+    "EvaluationPart.strict",
+    "EvaluationReport.gold_tree",
+    "EvaluationReport.hypothesis_alone",
+    "EvaluationReport.paper",
+    "Job.ended_at",
+    "Provenance.judged_at",
+    "Run.ended_at",
+    "RunConfig.model",
+    "RunConfig.negative_filter",
+)
 GIVEN = ("Premise", "Pair", "RunConfig")  # what callers hand back: these have `to_message`
 
 TIMES = {"google.protobuf.Timestamp": "datetime", "google.protobuf.Duration": "timedelta"}
@@ -60,7 +74,6 @@ READERS = {"datetime": "moment", "timedelta": "lasting"}
 WRITERS = {"datetime": "timestamp"}
 TIME_DEFAULTS = {"datetime": "EPOCH", "timedelta": "timedelta()"}
 SCALARS = {"str": ('""', {9}), "bytes": ('b""', {12}), "bool": ("False", {8}), "float": ("0.0", {1, 2})}
-_MISSING = re.compile(r"\b(Unset|Default)\b")
 WIDTH = 120
 HEAD = '''"""{what}
 
@@ -95,6 +108,8 @@ class _Contract:
             self._give(known[name])
         names = [*map(_name, self.enums), *map(_name, self.messages)]
         assert len(names) == len(set(names)), "two files use the same name"
+        held = {f"{one.name}.{field.name}" for one in self.messages for field in one.fields if field.message_type}
+        assert held.issuperset(MAY_MISS), f"no returned message has {', '.join(set(MAY_MISS) - held)}"
 
     def _take(self, message: Descriptor) -> None:
         for field in message.fields:
@@ -115,8 +130,7 @@ class _Contract:
         """Whether a field that holds one thing may hold nothing."""
         if field.is_repeated or not field.has_presence:
             return False
-        comment = self.comments[field.full_name.removeprefix("aeenc.v1.")]
-        return field.message_type is None or _MISSING.search(comment) is not None
+        return field.message_type is None or field.full_name.removeprefix("aeenc.v1.") in MAY_MISS
 
     def of(self, file: str) -> tuple[list[EnumDescriptor], list[Descriptor]]:
         """The enums and the messages of a file."""

@@ -153,7 +153,7 @@ class Crashes:
         client, model, report = self._client, caller.model, self.report
         shown = {info.corpus: info.active.id for info in (await client.info()).corpora}
         try:
-            listed = {one.id for one in await client.generations(model.name)}
+            listed = {one.id async for one in client.list_generations(model.name)}
         except errors.NotFound:
             listed = set()
         if model.deleting is not None:

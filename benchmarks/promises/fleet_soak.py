@@ -153,7 +153,7 @@ class Soak:
         await self._check(what, label)
 
     async def _check(self, what: str, label: values.Label) -> None:
-        rows = await self._insist(lambda client: client.registry.labels(space_id=label.space_id))
+        rows = await self._insist(lambda client: _labels(client, label.space_id))
         found = [row for row in rows if row.name == label.name]
         if not found or found[0].revision < label.revision:
             self.seen.lost.append(f"{what} {label.name} to {label.version}, revision {label.revision}; found {found}")
@@ -165,7 +165,7 @@ class Soak:
         for _ in range(20):
             info = await self._insist(lambda client: client.index.info())
             spaces = [one.active.space_id for one in info.corpora if one.corpus == CORPUS]
-            labels = await self._insist(lambda client: client.registry.labels())
+            labels = await self._insist(_labels)
             missing = set(spaces) - {row.space_id for row in labels if row.name == "stable"}
             if not missing:
                 return
@@ -191,7 +191,7 @@ class Soak:
                 await asyncio.sleep(self._rng.random())
                 await other.people.lease(f"ann-{number}", run_id=run.id)
                 await other.sampler.cancel(run.id, request_id=f"cancel-{number}")
-                state = (await self._insist(lambda client: client.sampler.run(run.id))).state  # noqa: B023
+                state = (await self._insist(lambda client: client.sampler.get_run(run.id))).state  # noqa: B023
                 if state != values.RunState.CANCELLED:
                     self.seen.stuck.append(f"run {run.id} was cancelled and is {state}")
                 self.seen.counts["run cancelled"] += 1
@@ -220,7 +220,7 @@ class Soak:
             await asyncio.sleep(OBSERVE_EVERY_S)
             before = time.monotonic()
             with contextlib.suppress(*PASSING):
-                told = await self._client().registry.rollouts("stable")
+                told = await self._client().registry.get_rollouts("stable")
                 names = {row.instance for row in told.rollouts}
                 self.seen.counts["looked"] += 1
                 for encoder in self._fleet.processes["encoder"]:
@@ -231,6 +231,10 @@ class Soak:
     def _still(self, encoder: ServiceProcess, since: float) -> bool:
         """Whether it has lived all the time."""
         return encoder.alive and self._ready_since.get(encoder.name) == since
+
+
+async def _labels(client: AsyncClient, space_id: str = "") -> list[values.Label]:
+    return [label async for label in client.registry.list_labels(space_id=space_id)]
 
 
 async def fleet_soak(rows: Rows, minutes: float, seed: int) -> None:

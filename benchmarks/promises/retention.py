@@ -117,7 +117,7 @@ class Traffic:
         await slot
 
     async def _generation(self, number: int) -> None:
-        old = [one.id for one in await self._client.index.generations(OTHER_CORPUS) if not one.active]
+        old = [one.id async for one in self._client.index.list_generations(OTHER_CORPUS) if not one.active]
         premises = [*PREMISES, type(PREMISES[0])(id=f"more-{number}", text=f"another fact of number {number}")]
         await self._client.index.build(OTHER_CORPUS, premises, request_id=f"build-{number}")
         for generation in old:
@@ -134,7 +134,9 @@ class Traffic:
 
     async def _delete(self, number: int) -> None:
         await asyncio.sleep(COLLECT_EVERY_S)
-        for run in [one for one in await self._client.sampler.runs() if one.state in ENDED and one.config.oracle][:5]:
+        for run in [one async for one in self._client.sampler.list_runs() if one.state in ENDED and one.config.oracle][
+            :5
+        ]:
             channel = self._client.sampler.channel
             request = sampler_pb2.DeleteRunRequest(run_id=run.id, request_id=f"delete-{number}-{run.id}")
             with contextlib.suppress(errors.NotFound):  # its time was over
@@ -163,9 +165,9 @@ async def retention(rows: Rows, minutes: float) -> None:
         traffic = Traffic(fleet, client, time.monotonic() + minutes * 60)
         looks = await asyncio.gather(traffic.run(), _look(fleet, minutes * 60))
         kept = {
-            "runs": sum(run.state in ENDED for run in await client.sampler.runs()),
-            "jobs": sum(job.state in ENDED for job in await client.trainer.jobs()),
-            "checkpoints": len(await client.trainer.checkpoints()),
+            "runs": sum([run.state in ENDED async for run in client.sampler.list_runs()]),
+            "jobs": sum([job.state in ENDED async for job in client.trainer.list_jobs()]),
+            "checkpoints": len([one async for one in client.trainer.list_checkpoints()]),
         }
     _report(rows, looks[1], minutes, traffic.counts, kept)
 

@@ -92,7 +92,7 @@ class Definition:
 async def recorded(client: SamplerClient, run_id: str) -> dict[SignedPair, float]:
     """The pairs of a run with their scores; each must stand once in its log, and the log have no gaps."""
     signs = {values.PairSign.POSITIVE: "+", values.PairSign.NEGATIVE: "-", values.PairSign.SKIPPED: "?"}
-    log = [pair async for pair in client.pairs(run_id)]
+    log = [pair async for pair in client.list_pairs(run_id)]
     found = {SignedPair(pair.query, pair.premise, signs[pair.sign]): pair.provenance.score for pair in log}
     assert len(found) == len(log), "a pair stands twice in the log"
     assert [pair.seq for pair in log] == list(range(1, len(log) + 1)), "the log has gaps"

@@ -85,13 +85,13 @@ async def _run(index_target: str, corpus: str, dataset: Dataset, oracle: Oracle,
             sampler = build(settings)
             async with sampler:
                 client = SamplerClient(Channel(f"127.0.0.1:{sampler.port}"))
-                await client.runs()  # waits until it is ready
+                [run async for run in client.list_runs()]  # waits until it is ready
                 begun = time.monotonic()
                 hypotheses = [(f"tree-{n}", text) for n, (_, text) in enumerate(dataset.hypotheses(SPLIT)[:count])]
                 run = await client.start_run(hypotheses, corpus=corpus, oracle="it", k=K, split=SPLIT)
                 run = await client.wait(run.id)
                 ended = FinishedRun(run, time.monotonic() - begun)
-                ended.pairs = [pair async for pair in client.pairs(run.id)]
+                ended.pairs = [pair async for pair in client.list_pairs(run.id)]
                 await client.channel.close()
         finally:
             redis.stop()

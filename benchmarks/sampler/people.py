@@ -54,7 +54,7 @@ async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip:
             process.start()
             sampler = aeenc.SamplerClient(aeenc.Channel(process.target, retry=aeenc.PATIENT))
             client = aeenc.PeopleClient(aeenc.Channel(process.target, timeout_s=5.0, retry=aeenc.PATIENT))
-            await sampler.runs()  # it answers from now on; starting a run is not tried again
+            [run async for run in sampler.list_runs()]  # it answers from now on; starting a run is not tried again
             run = await sampler.start_run(roots, corpus="science", oracle="team", k=6)
             crowd = People(client, run.id, flip=flip, think_s=THINK_S, seed=overlap)
             names = [f"person-{n}" for n in range(PEOPLE)]

@@ -160,7 +160,7 @@ async def asked_again(client: SamplerClient, run_id: str, asked: Path) -> tuple[
     """
     stored = {
         (pair.query, pair.premise): pair.provenance.judged_at.timestamp() if pair.provenance.judged_at else 0.0
-        async for pair in client.pairs(run_id)
+        async for pair in client.list_pairs(run_id)
         if pair.sign != values.PairSign.UNSPECIFIED
     }
     times = asked_at(asked, run_id)
@@ -184,7 +184,7 @@ async def among_dying_processes(rows: Rows, on: SoakFleet, hypotheses: list[tupl
     told = f"{dict(killed)}, {time.monotonic() - begun:.0f} s, resumed {tender.resumed} times"
     rows.at_least(f"kills while a run over {len(hypotheses)} trees went on", killed.total(), "kills", 200, told)
     rows.add("the run still went on at the last kill", still_on, "", "True", still_on)
-    pairs, progress = await recorded(client, started.id), (await client.run(started.id)).progress
+    pairs, progress = await recorded(client, started.id), (await client.get_run(started.id)).progress
     undisturbed = await client.start_run(hypotheses, **config, oracle="fast")
     ended = await client.wait(undisturbed.id)
     assert ended.state == values.RunState.SUCCEEDED, ended.error

@@ -1,6 +1,7 @@
 """The SDK: types and documentation, the cost of importing it and of blocking, a model's answers. `make bench NAME=sdk`.
 
-    types    public methods with a full signature and a docstring; what mypy finds in the snippets of the pages
+    types    public methods with a full signature and a docstring
+    snippets what type checkers find in the docs and examples (benchmarks/sdk/snippets.py; a package index)
     start    `import aeenc; aeenc.connect()` over importing what it stands on
     blocking what a blocking call of Retrieve adds to the raw stub's
     llm      a language model's oracle before an endpoint with 1,000 faulty answers
@@ -8,7 +9,7 @@
     wheel    both wheels in an empty environment: up, corpus, retrieve, down (benchmarks/sdk/wheel.py; a package index)
     docs     the site, and a page for every RPC, setting, command and public name
 
-Loopback only but for `wheel`, no data; four minutes. `--only PART` runs one part.
+Loopback only but for `snippets` and `wheel`, no data; four minutes. `--only PART` runs one part.
 """
 
 from __future__ import annotations
@@ -18,16 +19,12 @@ import asyncio
 import inspect
 import io
 import logging
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -38,9 +35,10 @@ from aeenc.oracle import REFUSES, Candidate, Task, ask
 from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import LanguageModelOracle
 from aeenc.v1 import index_pb2, index_pb2_grpc
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.rows import Rows
 from benchmarks.sdk.documented import documented
 from benchmarks.sdk.gateway import gateway
+from benchmarks.sdk.snippets import snippets
 from benchmarks.sdk.wheel import wheel
 from support.model_endpoint import FAULTS, KEY, ModelEndpoint
 
@@ -49,20 +47,20 @@ CALLS = 2_000
 FAULTY = 1_000
 STOOD_ON = "import grpc.aio, google.protobuf.message, google.rpc.status_pb2, numpy"
 OURS = "import aeenc; client = aeenc.connect()"
+USED = f"{OURS}; client.index"  # what a first call adds before it is sent: numpy, the index's client and messages
 MEASURE = """
 import resource, time
 at = time.perf_counter()
 {}
 print(time.perf_counter() - at, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-PAGES = ("README.md", "docs/*.md", "examples/*.md")
-_SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def main() -> None:
     """Measures the parts and prints a row each."""
     parts = {
         "types": types,
+        "snippets": snippets,
         "start": start,
         "blocking": calls,
         "llm": language_model,
@@ -81,7 +79,7 @@ def main() -> None:
 
 
 def types(rows: Rows) -> None:
-    """Signatures, docstrings, and the snippets of the pages under mypy --strict."""
+    """Signatures and docstrings of all public methods."""
     lacking, methods = [], 0
     faces = [aeenc.Client, aeenc.AsyncClient]
     faces += [one for name, one in vars(blocking).items() if name.endswith("Client") and name != "Client"]
@@ -98,36 +96,26 @@ def types(rows: Rows) -> None:
                 lacking.append(f"{face.__name__}.{name}")
     share = 1 - len(lacking) / methods
     rows.at_least("public methods with a full signature and a docstring", share, "share", 1.0, lacking or methods)
-    with tempfile.TemporaryDirectory() as folder:
-        snippets = 0
-        for pattern in PAGES:
-            for page in sorted(ROOT.glob(pattern)):
-                for text in _SNIPPET.findall(page.read_text(encoding="utf-8")):
-                    snippets += 1
-                    module = f"{page.stem.replace('-', '_').lower()}_{snippets}.py"
-                    Path(folder, module).write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", f"{folder}/.cache", folder]
-        checked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    found = [line for line in checked.stdout.splitlines() if ": error:" in line]
-    rows.add("snippets of the pages: errors of mypy --strict", len(found), "errors", "0", not found, found or snippets)
 
 
 def start(rows: Rows) -> None:
     """Time and memory of a process that imports and connects, taking turns with one that imports the four packages."""
-    seconds: dict[str, list[float]] = {STOOD_ON: [], OURS: []}
-    resident: dict[str, list[float]] = {STOOD_ON: [], OURS: []}
+    seconds: dict[str, list[float]] = {STOOD_ON: [], OURS: [], USED: []}
+    resident: dict[str, list[float]] = {STOOD_ON: [], OURS: [], USED: []}
     for _ in range(ROUNDS):
-        for code in (STOOD_ON, OURS):
+        for code in (STOOD_ON, OURS, USED):
             done = subprocess.run(
                 [sys.executable, "-c", MEASURE.format(code)], capture_output=True, text=True, check=True
             )
             took, kib = done.stdout.split()
             seconds[code].append(float(took))
             resident[code].append(float(kib) / 1024)
-    base, ours = (statistics.median(seconds[code]) for code in (STOOD_ON, OURS))
+    base, ours, used = (statistics.median(taken) for taken in seconds.values())
     rows.at_most("import aeenc; connect() over importing its packages", ours / base, "x", 1.25, f"{base:.3f} s")
-    base, ours = (statistics.median(resident[code]) for code in (STOOD_ON, OURS))
+    rows.note("the same and the first use of client.index", used / base, "x")
+    base, ours, used = (statistics.median(taken) for taken in resident.values())
     rows.at_most("the same: memory added", ours - base, "MB", 8.0, f"{base:.0f} MB")
+    rows.note("the same: memory added with client.index", used - base, "MB")
 
 
 def calls(rows: Rows) -> None:

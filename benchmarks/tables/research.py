@@ -86,12 +86,12 @@ class Research:
 
     def cross_encoders(self) -> list[values.Checkpoint]:
         """The cross-encoders that there are, the newest first."""
-        return [one for one in self.client.trainer.checkpoints() if one.space_id == CROSS_ENCODERS]
+        return [one for one in self.client.trainer.list_checkpoints() if one.space_id == CROSS_ENCODERS]
 
     def pretrained(self) -> str:
         """The version of the space's pre-trained encoder."""
         space_id = self.client.trainer.info().default_space_id
-        found = [one for one in self.client.trainer.checkpoints() if one.pretrained and one.space_id == space_id]
+        found = [one for one in self.client.trainer.list_checkpoints() if one.pretrained and one.space_id == space_id]
         return str(found[0].version)
 
     def train(self, key: str, fields: Mapping[str, Any]) -> values.Job:
@@ -146,7 +146,7 @@ class Research:
         """Activates a generation of a space, unless one is active."""
         active = {found.corpus: found.active for found in self.client.index.info().corpora}[self.corpus]
         if active.space_id != space_id:
-            found = [one for one in self.client.index.generations(self.corpus) if one.space_id == space_id]
+            found = [one for one in self.client.index.list_generations(self.corpus) if one.space_id == space_id]
             self.client.index.activate(self.corpus, found[0].id, expected=active.id)
 
     def _key(self, key: str, settings: Mapping[str, Any]) -> str:

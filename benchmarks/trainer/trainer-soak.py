@@ -58,13 +58,13 @@ async def disturbed(
 ) -> tuple[values.Job, str]:
     """Kills a job's process, or its trainer, after a while, and waits for the job's end. Says what was hit."""
     await asyncio.sleep(after_s)
-    phase = (await trainer.job(started.id)).progress.phase
+    phase = (await trainer.get_job(started.id)).progress.phase
     if whole:
         await asyncio.to_thread(fleet.process.kill)
         await fleet.process.restart()
         return await trainer.wait(started.id), phase or "waiting"
     hit = fleet.kill_job()
-    while not hit and (await trainer.job(started.id)).state in LIVE:
+    while not hit and (await trainer.get_job(started.id)).state in LIVE:
         await asyncio.sleep(0.05)  # between two processes
         hit = fleet.kill_job()
     ended = await trainer.wait(started.id)

@@ -80,7 +80,7 @@ def retrieval(rows: Rows, running: Research, version: str, cross_encoder: str) -
     """The gain of each stage of retrieval over a checkpoint; re-ranked by a named cross-encoder, or the one served."""
     if cross_encoder:
         running.score_with(next(one.version for one in running.cross_encoders() if not one.job_id))
-    for label in running.client.registry.labels():
+    for label in running.client.registry.list_labels():
         if label.space_id == CROSS_ENCODERS:
             rows.note(f"re-ranked by cross-encoder {label.version} ({label.name})", None, "")
     dense: dict[str, float] = {}

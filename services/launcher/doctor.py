@@ -213,7 +213,7 @@ async def _admin(targets: Targets) -> list[Finding]:
         return []
     async with aeenc.connect_async(**targets.options(timeout_s=PATIENCE_S)) as client:
         try:
-            await client.registry.labels()
+            await anext(client.registry.list_labels(), None)
         except (errors.Unauthenticated, errors.PermissionDenied) as error:
             remedy = "set AEENC_ADMIN_TOKEN (--admin-token) to that of `aeenc up`"
             return [Finding("admin token", "wrong", error.message, remedy)]

@@ -1,8 +1,13 @@
 """The signatures of the typed clients, beside the contract that they speak."""
 
+import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -24,6 +29,15 @@ AWAITING = (
 )
 CLIENTS = (*AWAITING, *(getattr(blocking, f"Blocking{client.__name__}") for client in AWAITING))
 CLIENTS += (aeenc.AsyncClient, aeenc.Client)
+# The blocking clients are annotated with names that only type checkers import: those of the awaiting clients' modules.
+ANNOTATED = {name: value for client in AWAITING for name, value in vars(import_module(client.__module__)).items()}
+ANNOTATED |= {"Iterator": Iterator}
+LOADED = """
+import aeenc, sys
+client = aeenc.connect()
+{}
+print(*(name for name in sys.modules if name.partition(".")[0] in ("aeenc", "numpy")))
+"""
 
 
 def methods() -> list[tuple[str, Callable[..., Any]]]:
@@ -99,10 +113,38 @@ def test_no_method_returns_a_message():
     raw = []
     for name, method in methods():
         returned = SimpleNamespace(__annotations__={"return": method.__annotations__["return"]})
-        for kind in parts(get_type_hints(returned, method.__globals__)["return"], seen):
+        for kind in parts(get_type_hints(returned, ANNOTATED | method.__globals__)["return"], seen):
             if issubclass(kind, Message):
                 raw.append(f"{name} -> {kind.__name__}")
             if is_dataclass(kind):
                 assert kind.__dataclass_params__.frozen, f"{name} -> {kind.__name__} is not frozen"
     assert len(seen) > 60
     assert not raw, "give callers values of aeenc.values"
+
+
+def loaded(code: str) -> set[str]:
+    """The modules of ours and of numpy in a process that connects and then runs `code`."""
+    done = subprocess.run([sys.executable, "-c", LOADED.format(code)], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_program_loads_only_what_it_uses():
+    connected = loaded("")
+    assert "aeenc.transport.channel" in connected
+    assert not connected & {"numpy", "aeenc.trees", "aeenc.values", "aeenc.oracle", "aeenc.v1.sampler_pb2"}
+    clients = {client.__module__ for client in AWAITING}
+    assert connected & clients == set()
+    assert loaded("client.people") & clients == {"aeenc.people"}
+
+
+def test_every_public_name_is_there_for_programs_and_for_type_checkers():
+    module = ast.parse(Path(inspect.getfile(aeenc)).read_text(encoding="utf-8"))
+    checked = next(node for node in module.body if isinstance(node, ast.If)).body
+    seen = {alias.name for node in checked if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen |= {ast.unparse(target) for node in checked if isinstance(node, ast.Assign) for target in node.targets}
+    assert seen == set(aeenc.__all__) <= set(dir(aeenc))
+    assert aeenc.connect is aeenc.Client
+    for name in aeenc.__all__:
+        assert getattr(aeenc, name) is not None
+    with pytest.raises(AttributeError, match="module 'aeenc' has no attribute 'Cleint'"):
+        aeenc.Cleint  # noqa: B018

@@ -83,7 +83,7 @@ async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path
         target = ("--sampler", sampler.channel.target, "--json")
         ended = await aeenc(*target, "import", "pairs", tmp_path / "bad.jsonl", "--corpus", "science")
         assert (ended.code, "bad.jsonl:1501: " in ended.error["message"]) == (2, True)
-        assert await sampler.runs() == []
+        assert [one async for one in sampler.list_runs()] == []
         (tmp_path / "empty.jsonl").write_text("")
         assert (await aeenc(*target, "import", "pairs", tmp_path / "empty.jsonl", "--corpus", "science")).code == 2
 

@@ -45,7 +45,7 @@ async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncI
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=12, max_depth=0)
 
         async def waits() -> bool:
-            return len([t async for t in sdk.PeopleClient(sampler.channel).tasks(run.id)]) == count
+            return len([t async for t in sdk.PeopleClient(sampler.channel).list_tasks(run.id)]) == count
 
         await eventually(waits)
         yield sampler, run.id
@@ -70,7 +70,7 @@ async def judge(target: str, run_id: str, keys: str, name: str = "ann") -> tuple
 async def said(sampler: sdk.SamplerClient, run_id: str) -> list[str]:
     """What each task's only answer says, a sign a candidate in the order of ranks."""
     shown = []
-    async for task in sdk.PeopleClient(sampler.channel).tasks(run_id):
+    async for task in sdk.PeopleClient(sampler.channel).list_tasks(run_id):
         for answer in task.answers:
             by_id = {v.premise_id: SIGNS[v.judgement] + ("l" if v.leaf else "") for v in answer.verdicts}
             shown.append("".join(by_id[c.premise_id] for c in task.task.candidates))
@@ -95,7 +95,7 @@ async def test_a_session_waits_for_a_sampler_that_is_away_and_keeps_its_ticks(wo
         run = await first.start_run([("tree", "hypothesis 0")], corpus="science", oracle="team", k=12, max_depth=0)
 
         async def waits() -> bool:
-            return bool([task async for task in sdk.PeopleClient(first.channel).tasks(run.id)])
+            return bool([task async for task in sdk.PeopleClient(first.channel).list_tasks(run.id)])
 
         await eventually(waits)
 
@@ -138,7 +138,7 @@ async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
         assert "Nothing to undo" in "".join(screens)
 
         async def gone() -> bool:
-            return bool([t async for t in people.tasks(run_id, state=sampler_pb2.TASK_STATE_SETTLED)])
+            return bool([t async for t in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_SETTLED)])
 
         await eventually(gone)
 
@@ -172,7 +172,7 @@ async def test_a_person_judges_in_a_real_terminal(world: SamplerWorld):
         assert process.returncode == 0
         assert "ann has answered 1" in output
         assert await said(sampler, run_id) == ["-+-------..."]
-        assert (await sampler.run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+        assert (await sampler.get_run(run_id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
 
 
 def _drain(descriptor: int) -> None:
@@ -229,12 +229,12 @@ async def test_a_task_is_closed_at_the_terminal_and_by_a_command(world: SamplerW
         answered, _ = await judge(sampler.channel.target, run_id, "1\n")
         assert answered == 1
         people = sdk.PeopleClient(sampler.channel)
-        [waiting] = [task async for task in people.tasks(run_id) if not task.answers]
+        [waiting] = [task async for task in people.list_tasks(run_id) if not task.answers]
         await judge(sampler.channel.target, run_id, "c", "ben")
         words = ("--sampler", sampler.channel.target, "--json", "close", run_id, waiting.task.task_id)
         closed = await aeenc(*words, "--reason", "ben has left")
         assert closed.code == 0, closed.stderr
         assert (await sampler.wait(run_id)).progress.nodes_judged == 2
-        found = [pair async for pair in sampler.pairs(run_id)]
+        found = [pair async for pair in sampler.list_pairs(run_id)]
         undecided = Counter(pair.query == waiting.task.query for pair in found if pair.reason == "undecided")
         assert undecided == {True: 12, False: 3}, "nobody has seen the candidates of the second page"

@@ -103,7 +103,7 @@ async def test_a_retry_with_the_same_request_id_gets_the_finished_generation(sub
     again = await subject.index.build(corpus, facts(), request_id="r/1")
     assert first.id == again.id
     assert first.id != other.id
-    active = [one.id for one in await subject.index.generations(corpus) if one.active]
+    active = [one.id async for one in subject.index.list_generations(corpus) if one.active]
     assert active == [other.id], "a late retry must not take the corpus back to an older generation"
     both = await asyncio.gather(
         *(subject.index.build(corpus, facts()[:6], request_id="r/3", activate=False) for _ in range(2))
@@ -115,7 +115,7 @@ async def test_the_same_premises_give_the_same_generation(subject):
     corpus = subject.corpus()
     first = await subject.index.build(corpus, facts())
     assert (await subject.index.build(corpus, facts())).id == first.id
-    assert len(await subject.index.generations(corpus)) == 1
+    assert len([one async for one in subject.index.list_generations(corpus)]) == 1
 
 
 async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(subject):
@@ -164,7 +164,7 @@ async def test_a_build_that_is_given_up_is_never_seen(subject):
     await asyncio.gather(call, return_exceptions=True)
     await raises(errors.NotFound, subject.index.generations(corpus), corpus)
     await subject.index.build(corpus, facts())
-    assert len(await subject.index.generations(corpus)) == 1
+    assert len([one async for one in subject.index.list_generations(corpus)]) == 1
 
 
 async def test_a_build_is_of_the_space_that_it_asks_for_or_is_refused(subject):
@@ -178,4 +178,4 @@ async def test_a_build_is_of_the_space_that_it_asks_for_or_is_refused(subject):
     for options in ({"base_generation": base.id}, {}):
         build = subject.index.build(corpus, more, space_id="s-of-nobody", **options)
         await raises(errors.SpaceMismatch, build, "s-of-nobody")
-    assert {one.id for one in await subject.index.generations(corpus)} == {base.id, same.id, whole.id}
+    assert {one.id async for one in subject.index.list_generations(corpus)} == {base.id, same.id, whole.id}

@@ -77,7 +77,7 @@ async def test_searches_go_on_through_activations_and_each_answer_is_of_one_gene
 
 async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unless_active(subject):
     corpus, first, second = await two_generations(subject)
-    assert [(one.id, one.active) for one in await subject.index.generations(corpus)] == [
+    assert [(one.id, one.active) async for one in subject.index.list_generations(corpus)] == [
         (second, False),
         (first, True),
     ]
@@ -88,7 +88,7 @@ async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unle
     assert ([one.id for one in page.generations], [one.id for one in rest.generations]) == ([second], [first])
     await raises(errors.FailedPrecondition, subject.index.delete(corpus, first), first)
     await subject.index.delete(corpus, second)
-    assert [one.id for one in await subject.index.generations(corpus)] == [first]
+    assert [one.id async for one in subject.index.list_generations(corpus)] == [first]
     await raises(errors.NotFound, subject.index.delete(corpus, second), second)
     await raises(errors.NotFound, subject.index.activate(corpus, second), second)
     query = await subject.encode(["ice"])

@@ -177,7 +177,7 @@ def test_the_sampler_reaches_the_oracle_and_the_registry_with_their_tokens(clien
     run = client.sampler.start_run([("h", FACTS[0])], corpus="five", oracle="gold", k=3)
     ended = client.sampler.wait(run.id)
     assert (ended.state, ended.progress.judgements) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3), ended.error
-    assert {label.name for label in client.registry.labels()} == {"stable"}, "the run's label came and went"
+    assert {label.name for label in client.registry.list_labels()} == {"stable"}, "the run's label came and went"
 
 
 @pytest.mark.slow
@@ -187,15 +187,15 @@ def test_without_a_token_every_service_refuses(composed: Composed):
     calls = [
         lambda: stranger.encoder.encode(["x"]),
         lambda: stranger.index.retrieve("five", ["x"]),
-        stranger.sampler.runs,
-        stranger.trainer.checkpoints,
+        lambda: list(stranger.sampler.list_runs()),
+        lambda: list(stranger.trainer.list_checkpoints()),
     ]
     for call in calls:
         with pytest.raises(errors.Unauthenticated):
             call()
     stranger.close()
     common = aeenc.connect(**targets, token="a-token", timeout_s=5)
-    for call in (lambda: common.index.generations("five"), common.registry.labels):
+    for call in (lambda: list(common.index.list_generations("five")), lambda: list(common.registry.list_labels())):
         with pytest.raises(errors.PermissionDenied):
             call()
     common.close()

@@ -102,7 +102,7 @@ def start_alone(home: Path, name: str) -> ProcessId:
 
 
 def pairs_of(client: aeenc.Client, run_id: str) -> dict[int, tuple[str, str, int]]:
-    return {pair.seq: (pair.query, pair.premise, pair.sign) for pair in client.sampler.pairs(run_id)}
+    return {pair.seq: (pair.query, pair.premise, pair.sign) for pair in client.sampler.list_pairs(run_id)}
 
 
 def up_again(home: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Pat
         types_pb2.Pair(query=f"about {fact}", premise=fact, premise_id=f"f{n}", sign=1) for n, fact in enumerate(FACTS)
     ]
     run_id = client.sampler.import_pairs("facts", pairs).run_id
-    known = {checkpoint.version for checkpoint in client.trainer.checkpoints()}
+    known = {checkpoint.version for checkpoint in client.trainer.list_checkpoints()}
     job = client.trainer.start_job(corpus="facts", run_ids=[run_id], epochs=8, batch_size=2)
     for _, now in client.trainer.watch(job.id):
         if now.progress.epochs_done >= 2:
@@ -168,7 +168,7 @@ def test_a_trainer_that_is_killed_shows_no_half_checkpoint_and_goes_on(home: Pat
     up_again(home)
     ended = client.trainer.wait(job.id)
     assert ended.state == trainer_pb2.JOB_STATE_SUCCEEDED, ended.error
-    assert {checkpoint.version for checkpoint in client.trainer.checkpoints()} == known | {ended.version}
+    assert {checkpoint.version for checkpoint in client.trainer.list_checkpoints()} == known | {ended.version}
     files = index_files(home)
     published = client.registry.publish(ended.version, wait_s=20)
     assert published.complete
@@ -232,7 +232,7 @@ def test_long_work_is_cancelled_resumed_and_listed_by_its_id(
     code, run = command("resume", run_id)
     assert (code, run["state"], run["trees_done"]) == (0, "SUCCEEDED", len(HYPOTHESES))
     assert run_id in [listed["run"] for listed in command("runs")[1]["runs"]]
-    job_id = client.trainer.jobs()[0].id
+    job_id = next(client.trainer.list_jobs()).id
     assert job_id in [listed["job"] for listed in command("jobs")[1]["jobs"]]
     assert command("follow", job_id)[1]["state"] == "SUCCEEDED"
     code, refused = command("resume", job_id)
@@ -271,7 +271,7 @@ def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, cli
 
 @pytest.mark.slow
 def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.Client):
-    labels = {(label.name, label.version) for label in client.registry.labels()}
+    labels = {(label.name, label.version) for label in client.registry.list_labels()}
     fleet = Fleet(home)
     processes = fleet.running()
     assert set(fleet.down()) == set(processes)
@@ -282,5 +282,5 @@ def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.C
     command = [aeenc_script, "--json", "up", "--home", str(home)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=50, check=True)
     assert json.loads(done.stdout)["targets"] == fleet.targets()
-    assert {(label.name, label.version) for label in client.registry.labels()} == labels
+    assert {(label.name, label.version) for label in client.registry.list_labels()} == labels
     assert len(client.index.retrieve("facts", ["the sun"], k=3)[0]) == 3

@@ -1,4 +1,4 @@
-"""The SDK, and the settings of the services, at the lowest and the highest versions of what they depend on.
+"""The SDK at the lowest and highest versions of what it depends on, and in later Pythons, in environments of their own.
 
 Needs a package index; `make test-sdk`.
 """
@@ -6,15 +6,16 @@ Needs a package index; `make test-sdk`.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SDK = str(ROOT / "clients" / "python")
 LOWEST = ["googleapis-common-protos==1.69.2", "grpcio==1.72.2", "numpy==1.26.0", "protobuf==6.30.0"]
 SCRIPT = """
 import asyncio, numpy as np, aeenc
@@ -47,15 +48,45 @@ print("works")
 """
 
 
+def interpreter(version: str) -> str | None:
+    """A Python of this version on this machine: on the search path, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for path in (shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python")))):
+        if path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+            return path  # pyenv's shims are on the search path and fail
+    return None
+
+
+def install(python: str, folder: Path, *packages: str) -> str:
+    """Makes an environment with the packages; the path of its Python."""
+    subprocess.run([python, "-m", "venv", str(folder)], check=True, timeout=120)
+    own = str(folder / "bin" / "python")
+    subprocess.run([own, "-m", "pip", "install", "-q", *packages], check=True, timeout=300)
+    return own
+
+
+def check(python: str, folder: Path) -> None:
+    done = subprocess.run([python, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=folder)
+    assert done.stdout.strip() == "works", done.stderr
+
+
 @pytest.mark.sdk
 @pytest.mark.parametrize("pins", [LOWEST, []], ids=["lowest", "highest"])
 def test_the_sdk_works_with_nothing_but_its_four_dependencies(tmp_path: Path, pins: list[str]):
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    package = str(ROOT / "clients" / "python")
-    subprocess.run([python, "-m", "pip", "install", "-q", package, *pins], check=True, timeout=300)
-    done = subprocess.run([python, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
-    assert done.stdout.strip() == "works", done.stderr
+    check(install(sys.executable, tmp_path / "venv", SDK, *pins), tmp_path)
+
+
+@pytest.mark.sdk
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_the_sdk_and_its_command_work_with_later_pythons(tmp_path: Path, version: str):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    own = install(python, tmp_path / "venv", f"{SDK}[cli]")
+    check(own, tmp_path)
+    command = [str(Path(own).with_name("aeenc")), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert "0." in done.stdout, done.stderr
 
 
 @pytest.mark.sdk

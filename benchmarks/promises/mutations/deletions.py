@@ -31,7 +31,7 @@ class DeleteRun(RunMutation):
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         client, listed = self.world.client.sampler, await self.runs()
-        return [agreed(_word(one.name in listed), await _found(client.run(one.name))) for one in subjects]
+        return [agreed(_word(one.name in listed), await _found(client.get_run(one.name))) for one in subjects]
 
 
 class CollectRuns(RunMutation):
@@ -67,8 +67,8 @@ class DeleteJob(JobMutation):
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         client = self.world.client.trainer
-        listed = {job.id for job in await client.jobs()}
-        return [agreed(_word(one.name in listed), await _found(client.job(one.name))) for one in subjects]
+        listed = {job.id async for job in client.list_jobs()}
+        return [agreed(_word(one.name in listed), await _found(client.get_job(one.name))) for one in subjects]
 
 
 class CollectJobs(JobMutation):
@@ -114,8 +114,8 @@ class DeleteCheckpoint(LabelMutation):
 
     async def _state(self, version: str) -> str:
         client = self.world.client.trainer
-        listed = {one.version for one in await client.checkpoints()}
-        word = agreed(_word(version in listed), await _found(client.checkpoint(version)))
+        listed = {one.version async for one in client.list_checkpoints()}
+        word = agreed(_word(version in listed), await _found(client.get_checkpoint(version)))
         on_disk = (self.world.fleet.space.store.root / FOLDER / version).exists()
         return word if on_disk or word == "gone" else "partly: listed without its files"
 

@@ -34,7 +34,7 @@ class IndexMutation(Mutation):
     async def generations(self, corpus: str) -> list[index_pb2.Generation]:
         """The generations of a corpus; none if nobody knows it."""
         try:
-            return await self.world.client.index.generations(corpus)
+            return [one async for one in self.world.client.index.list_generations(corpus)]
         except errors.NotFound:
             return []
 

@@ -44,7 +44,7 @@ class RunMutation(Mutation):
 
     async def runs(self) -> dict[str, sampler_pb2.Run]:
         """All runs by id."""
-        return {run.id: run for run in await self.world.client.sampler.runs()}
+        return {run.id: run async for run in self.world.client.sampler.list_runs()}
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         found = await self.runs()
@@ -159,7 +159,7 @@ class ImportPairs(RunMutation):
         found = []
         for subject in subjects:
             runs = by_corpus[subject.name]
-            pairs = [pair async for pair in self.world.client.sampler.pairs(ids[subject.name])] if runs else []
+            pairs = [pair async for pair in self.world.client.sampler.list_pairs(ids[subject.name])] if runs else []
             whole = runs == 1 and len(pairs) == PAIRS
             found.append("present" if whole else "absent" if not runs else f"partly: {runs} runs, {len(pairs)} pairs")
         return found
@@ -189,7 +189,7 @@ class PeopleMutation(RunMutation):
         people = self.world.client.people
 
         async def are_queued() -> bool:
-            return len([task async for task in people.tasks(run.id)]) == count
+            return len([task async for task in people.list_tasks(run.id)]) == count
 
         await eventually(are_queued, timeout_s=120)
         return str(run.id)

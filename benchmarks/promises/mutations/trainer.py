@@ -33,12 +33,12 @@ class JobMutation(Mutation):
         return str((await client.channel.unary(client._stub.StartJob, request)).job.id)  # noqa: SLF001
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        found = {job.id: job.state for job in await self.world.client.trainer.jobs()}
+        found = {job.id: job.state async for job in self.world.client.trainer.list_jobs()}
         return ["cancelled" if found[subject.name] == CANCELLED else "live" for subject in subjects]
 
     async def tidy(self) -> None:
         """Cancels all jobs, so that none trains while the next RPC has its turn."""
-        for job in await self.world.client.trainer.jobs():
+        async for job in self.world.client.trainer.list_jobs():
             if job.state in {trainer_pb2.JOB_STATE_PENDING, trainer_pb2.JOB_STATE_RUNNING}:
                 await self.world.client.trainer.cancel(job.id)
 
@@ -58,7 +58,7 @@ class StartJob(JobMutation):
         return lambda: (*requests, "present")
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
-        keys = [job.config.idempotency_key for job in await self.world.client.trainer.jobs()]
+        keys = [job.config.idempotency_key async for job in self.world.client.trainer.list_jobs()]
         word = {0: "absent", 1: "present"}
         return [word.get(keys.count(subject.name), "twice") for subject in subjects]
 
@@ -116,7 +116,7 @@ class LabelMutation(Mutation):
 
     async def states(self, subjects: Sequence[Subject]) -> list[str]:
         space_id = self.world.fleet.space.space_id
-        told = {one.name: one.version for one in await self.world.client.registry.labels(space_id=space_id)}
+        told = {one.name: one.version async for one in self.world.client.registry.list_labels(space_id=space_id)}
         registry = Registry(self.world.shared["redis"], NAMESPACE)
         found = []
         for subject in subjects:

@@ -4,28 +4,36 @@ import aeenc
 client = aeenc.connect()
 for hit in client.index.retrieve("science", ["a magnet attracts an iron nail"], k=5)[0]:
     print(f"{hit.score:.3f}  {hit.text}")
+
+A name is loaded when it is first used.
 """
 
-from aeenc import errors
-from aeenc.adapters.sentences import AeencEncoder
-from aeenc.blocking import Client
-from aeenc.calls.encoding import Encoded, Scored
-from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
-from aeenc.client import AsyncClient
-from aeenc.encoder import EncoderClient
-from aeenc.errors import AeencError
-from aeenc.index import IndexClient
-from aeenc.oracle import Candidate, Oracle, Task, Verdict
-from aeenc.people import PeopleClient
-from aeenc.registry import RegistryClient
-from aeenc.sampler import SamplerClient
-from aeenc.trainer import TrainerClient
-from aeenc.transport.channel import PATIENT, Channel, Retry
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type checkers
+    from aeenc import errors, oracle, trees, values
+    from aeenc.adapters.sentences import AeencEncoder
+    from aeenc.blocking import Client
+    from aeenc.calls.encoding import Encoded, Scored
+    from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
+    from aeenc.client import AsyncClient
+    from aeenc.encoder import EncoderClient
+    from aeenc.errors import AeencError
+    from aeenc.index import IndexClient
+    from aeenc.oracle import Candidate, Oracle, Task, Verdict
+    from aeenc.people import PeopleClient
+    from aeenc.registry import RegistryClient
+    from aeenc.sampler import SamplerClient
+    from aeenc.trainer import TrainerClient
+    from aeenc.transport.channel import PATIENT, Channel, Retry
+
+    connect = Client  # client = aeenc.connect()
+    connect_async = AsyncClient  # inside a running event loop
 
 __version__ = "0.1.0"
-
-connect = Client  # client = aeenc.connect()
-connect_async = AsyncClient  # inside a running event loop
 
 __all__ = [
     "PATIENT",
@@ -55,4 +63,53 @@ __all__ = [
     "connect",
     "connect_async",
     "errors",
+    "oracle",
+    "trees",
+    "values",
 ]
+
+_HOMES = {
+    "AeencEncoder": "adapters.sentences",
+    "AeencError": "errors",
+    "AsyncClient": "client",
+    "Candidate": "oracle",
+    "Channel": "transport.channel",
+    "Client": "blocking",
+    "Encoded": "calls.encoding",
+    "EncoderClient": "encoder",
+    "Fusion": "calls.retrieval",
+    "Hit": "calls.retrieval",
+    "IndexClient": "index",
+    "Oracle": "oracle",
+    "PATIENT": "transport.channel",
+    "PeopleClient": "people",
+    "RegistryClient": "registry",
+    "Retrieval": "calls.retrieval",
+    "Retrieved": "calls.retrieval",
+    "Retry": "transport.channel",
+    "SamplerClient": "sampler",
+    "Scored": "calls.encoding",
+    "SearchResult": "calls.retrieval",
+    "Task": "oracle",
+    "TrainerClient": "trainer",
+    "Verdict": "oracle",
+    "connect": "blocking",
+    "connect_async": "client",
+}
+_MODULES = ("errors", "oracle", "trees", "values")
+_ALIASES = {"connect": "Client", "connect_async": "AsyncClient"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(import_module(f"aeenc.{_HOMES[name]}"), _ALIASES.get(name, name))
+        elif name in _MODULES:
+            value = import_module(f"aeenc.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

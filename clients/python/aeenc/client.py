@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from aeenc.encoder import EncoderClient
-from aeenc.index import IndexClient
-from aeenc.people import PeopleClient
-from aeenc.registry import RegistryClient
-from aeenc.sampler import SamplerClient
-from aeenc.trainer import TrainerClient
-from aeenc.transport.channel import Channel, Retry
 from aeenc.transport.targets import SERVICES, Targets
+
+if TYPE_CHECKING:  # a service's client is loaded when it is first used
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from aeenc.encoder import EncoderClient
+    from aeenc.index import IndexClient
+    from aeenc.people import PeopleClient
+    from aeenc.registry import RegistryClient
+    from aeenc.sampler import SamplerClient
+    from aeenc.trainer import TrainerClient
+    from aeenc.transport.channel import Channel, Retry
 
 
 class AsyncClient:
@@ -86,12 +91,48 @@ class AsyncClient:
 
     def _open(self, plain: Mapping[str, Channel], admin: Mapping[str, Channel]) -> None:
         self._plain, self._admin = plain, admin
-        self.encoder = EncoderClient(plain["encoder"])
-        self.index = IndexClient(plain["index"], admin["index"])
-        self.sampler = SamplerClient(plain["sampler"], admin["sampler"])
-        self.people = PeopleClient(plain["sampler"])
-        self.trainer = TrainerClient(plain["trainer"], admin["trainer"])
-        self.registry = RegistryClient(admin["trainer"])
+
+    @cached_property
+    def encoder(self) -> EncoderClient:
+        """The encoder: texts in, vectors out; a query and premises in, scores out."""
+        from aeenc.encoder import EncoderClient
+
+        return EncoderClient(self._plain["encoder"])
+
+    @cached_property
+    def index(self) -> IndexClient:
+        """The index: premises for texts or vectors, and builds of generations."""
+        from aeenc.index import IndexClient
+
+        return IndexClient(self._plain["index"], self._admin["index"])
+
+    @cached_property
+    def sampler(self) -> SamplerClient:
+        """The sampler: runs, their pairs and trees."""
+        from aeenc.sampler import SamplerClient
+
+        return SamplerClient(self._plain["sampler"], self._admin["sampler"])
+
+    @cached_property
+    def people(self) -> PeopleClient:
+        """The sampler's queues for people: tasks, leases and verdicts."""
+        from aeenc.people import PeopleClient
+
+        return PeopleClient(self._plain["sampler"])
+
+    @cached_property
+    def trainer(self) -> TrainerClient:
+        """The trainer: jobs, evaluations and checkpoints."""
+        from aeenc.trainer import TrainerClient
+
+        return TrainerClient(self._plain["trainer"], self._admin["trainer"])
+
+    @cached_property
+    def registry(self) -> RegistryClient:
+        """The registry: which version each label names. The trainer serves it."""
+        from aeenc.registry import RegistryClient
+
+        return RegistryClient(self._admin["trainer"])
 
     async def close(self) -> None:
         """Closes all connections."""

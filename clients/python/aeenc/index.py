@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import Precision, precision_number, refuse_single_text, selector
 from aeenc.calls.inputs import Items, begins_again, chunks, each
+from aeenc.calls.renamed import Renamed
 from aeenc.calls.retrieval import (
     Fusion,
     Hit,
@@ -42,7 +43,7 @@ _STAGES: dict[int, BuildStage] = {
 }
 
 
-class IndexClient:
+class IndexClient(Renamed):
     """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
 
     def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
@@ -178,9 +179,14 @@ class IndexClient:
         response = await self.channel.unary(self._stub.GetPremises, request)
         return [values.Premise.from_message(premise) for premise in response.premises]
 
-    async def list_premises(self, corpus: str, *, generation: str = "") -> AsyncIterator[values.Premise]:
-        """Yields all premises of a generation in the order of insertion."""
-        request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=1024, generation=generation)
+    async def list_premises(
+        self, corpus: str, *, generation: str = "", page_size: int = 1024
+    ) -> AsyncIterator[values.Premise]:
+        """Yields all premises of a generation in the order of insertion.
+
+        A page of `page_size` is fetched when it is needed.
+        """
+        request = index_pb2.ListPremisesRequest(corpus=corpus, page_size=page_size, generation=generation)
         async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
             yield values.Premise.from_message(premise)
 
@@ -266,11 +272,19 @@ class IndexClient:
         response = await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
         return values.Activation.from_message(response)
 
-    async def generations(self, corpus: str) -> list[values.Generation]:
-        """Lists all generations of a corpus, newest first."""
-        request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=1000)
-        pages = self._admin_channel.pages(self._admin.ListGenerations, request, "generations")
-        return [values.Generation.from_message(generation) async for generation in pages]
+    async def list_corpora(self) -> AsyncIterator[values.CorpusInfo]:
+        """Yields all corpora. They are part of `info`, one answer without pages."""
+        for corpus in (await self.info()).corpora:
+            yield corpus
+
+    async def list_generations(self, corpus: str, *, page_size: int = 1000) -> AsyncIterator[values.Generation]:
+        """Yields all generations of a corpus, newest first.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
+        request = index_pb2.ListGenerationsRequest(corpus=corpus, page_size=page_size)
+        async for generation in self._admin_channel.pages(self._admin.ListGenerations, request, "generations"):
+            yield values.Generation.from_message(generation)
 
     async def verify(self, corpus: str, generation: str = "") -> values.Generation:
         """Checks every file of a generation, by default of the active one, and changes nothing.

@@ -203,7 +203,7 @@ class Loop:
 
     def _begin(self) -> None:
         plan, first = self._plan, Round(0, published=True)
-        known = plan.label in {one.name for one in self._client.registry.labels()}
+        known = plan.label in {one.name for one in self._client.registry.list_labels()}
         # the `stable` of the space that the corpus is served in
         self._measure(first, label=plan.label if known else STABLE)
         if not known:
@@ -226,7 +226,7 @@ class Loop:
             self._publish(now.version, trial, force=True)
             self._measure(now, version=now.version)
         finally:
-            for label in self._client.registry.labels():
+            for label in self._client.registry.list_labels():
                 if label.name == trial:
                     with contextlib.suppress(errors.NotFound):
                         self._client.registry.delete_label(trial, space_id=label.space_id)
@@ -234,7 +234,7 @@ class Loop:
     def _serve(self, one: Round) -> None:
         """Points the plan's label at a round's encoder unless it does already; forces one that lifts nothing."""
         label = self._plan.label
-        if one.version not in {known.version for known in self._client.registry.labels() if known.name == label}:
+        if one.version not in {known.version for known in self._client.registry.list_labels() if known.name == label}:
             best_before = max((before.validation_map for before in self.rounds[: one.number]), default=0.0)
             self._publish(one.version, label, force=one.published or one.validation_map <= best_before)
         one.published = True
@@ -283,7 +283,7 @@ class Loop:
             self._journal.save()
         work_id = getattr(now, kind)
         self._say(f"round {now.number}: {phase}, {kind} {work_id}")
-        look = getattr(service, kind)
+        look = getattr(service, f"get_{kind}")
         return _succeeded(service, look, work_id, ends, f"{kind} {work_id} of round {now.number}", known=known)
 
     def _publish(self, version: str, label: str, *, force: bool) -> None:

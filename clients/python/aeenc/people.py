@@ -17,6 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from aeenc import values
 from aeenc.calls.encoding import refuse_single_text
 from aeenc.calls.inputs import enum_value
+from aeenc.calls.renamed import Renamed
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
@@ -26,7 +27,7 @@ StateName = Literal["waiting", "decided", "conflict", "settled"]
 PAGE = 200
 
 
-class PeopleClient:
+class PeopleClient(Renamed):
     """Calls the part of SamplerService that people use. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
@@ -131,16 +132,21 @@ class PeopleClient:
         response: sampler_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
         return values.JudgedTask.from_message(response.task)
 
-    async def agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
+    async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         request = sampler_pb2.GetAgreementRequest(run_id=run_id)
         response = await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
         return values.Agreement.from_message(response)
 
-    async def tasks(self, run_id: str, *, state: StateName | int | None = None) -> AsyncIterator[values.JudgedTask]:
-        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued."""
+    async def list_tasks(
+        self, run_id: str, *, state: StateName | int | None = None, page_size: int = PAGE
+    ) -> AsyncIterator[values.JudgedTask]:
+        """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
+
+        A page of `page_size` is fetched when it is needed.
+        """
         number = enum_value(sampler_pb2.TaskState, state, "state")
-        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=PAGE)
+        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=page_size)
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator
 
 from google.protobuf import duration_pb2
 
 from aeenc import values
+from aeenc.calls.renamed import Renamed
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
 
-class RegistryClient:
+class RegistryClient(Renamed):
     """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
 
     Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
@@ -104,14 +106,15 @@ class RegistryClient:
         response = await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
         return values.Rollback.from_message(response)
 
-    async def labels(self, *, space_id: str = "") -> list[values.Label]:
-        """Lists all labels, by space and name."""
+    async def list_labels(self, *, space_id: str = "") -> AsyncIterator[values.Label]:
+        """Yields all labels, by space and name. They are few and come in one answer, without pages."""
         request = registry_pb2.ListLabelsRequest(space_id=space_id)
         response = await self.channel.unary(self._stub.ListLabels, request)
-        return [values.Label.from_message(label) for label in response.labels]
+        for label in response.labels:
+            yield values.Label.from_message(label)
 
-    async def rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
-        """Lists, for each live encoder, the revision of the label it serves, or why it does not."""
+    async def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
+        """Says, for each live encoder, the revision of the label it serves, or why it does not."""
         request = registry_pb2.ListRolloutsRequest(label=label, space_id=space_id)
         return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
 

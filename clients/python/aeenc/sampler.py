@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aeenc import values
 from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import begins_again, chunks, each, enum_value
+from aeenc.calls.renamed import Renamed
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
@@ -21,7 +22,7 @@ CollectName = Literal["both", "positives_only"]
 _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
-class SamplerClient:
+class SamplerClient(Renamed):
     """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -109,15 +110,15 @@ class SamplerClient:
         )
         return values.Run.from_message(response.run)
 
-    async def run(self, run_id: str) -> values.Run:
+    async def get_run(self, run_id: str) -> values.Run:
         """Gets a run."""
         return await self._run(self._stub.GetRun, sampler_pb2.GetRunRequest(run_id=run_id))
 
-    async def runs(self) -> list[values.Run]:
-        """Lists all runs, newest first."""
-        request = sampler_pb2.ListRunsRequest(page_size=1000)
-        pages = self.channel.pages(self._stub.ListRuns, request, "runs")
-        return [values.Run.from_message(run) async for run in pages]
+    async def list_runs(self, *, page_size: int = 1000) -> AsyncIterator[values.Run]:
+        """Yields all runs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        request = sampler_pb2.ListRunsRequest(page_size=page_size)
+        async for run in self.channel.pages(self._stub.ListRuns, request, "runs"):
+            yield values.Run.from_message(run)
 
     async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
@@ -127,10 +128,10 @@ class SamplerClient:
 
     async def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
-        await self.run(run_id)  # a sampler that is away from the beginning is not waited for
+        await self.get_run(run_id)  # a sampler that is away from the beginning is not waited for
         patient = SamplerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.run(run_id), _END_STATES, on_progress
+            lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.get_run(run_id), _END_STATES, on_progress
         )
 
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
@@ -159,10 +160,15 @@ class SamplerClient:
     async def _run(self, method: Callable[..., Any], request: Any) -> values.Run:
         return values.Run.from_message((await self.channel.unary(method, request)).run)
 
-    async def pairs(self, run_id: str, *, sign: SignName | int | None = None) -> AsyncIterator[values.Pair]:
-        """Yields all pairs of a run, or those of one sign, in the order they were recorded."""
+    async def list_pairs(
+        self, run_id: str, *, sign: SignName | int | None = None, page_size: int = 1024
+    ) -> AsyncIterator[values.Pair]:
+        """Yields all pairs of a run, or those of one sign, in the order they were recorded.
+
+        A page of `page_size` is fetched when it is needed.
+        """
         number = enum_value(types_pb2.PairSign, sign, "sign")
-        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=1024, sign=number)
+        request = sampler_pb2.ListPairsRequest(run_id=run_id, page_size=page_size, sign=number)
         async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
             yield values.Pair.from_message(pair)
 

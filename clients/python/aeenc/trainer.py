@@ -9,6 +9,7 @@ from typing import Any, Literal
 from aeenc import values
 from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import Items, each, enum_value
+from aeenc.calls.renamed import Renamed
 from aeenc.calls.retrieval import Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
@@ -47,7 +48,7 @@ def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
     return trainer_pb2.GoldTree(hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
 
 
-class TrainerClient:
+class TrainerClient(Renamed):
     """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
@@ -138,15 +139,15 @@ class TrainerClient:
         )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
-    async def job(self, job_id: str) -> values.Job:
+    async def get_job(self, job_id: str) -> values.Job:
         """Gets a job."""
         return await self._job(self._stub.GetJob, trainer_pb2.GetJobRequest(job_id=job_id))
 
-    async def jobs(self) -> list[values.Job]:
-        """Lists all jobs, newest first."""
-        request = trainer_pb2.ListJobsRequest(page_size=1000)
-        pages = self.channel.pages(self._stub.ListJobs, request, "jobs")
-        return [values.Job.from_message(job) async for job in pages]
+    async def list_jobs(self, *, page_size: int = 1000) -> AsyncIterator[values.Job]:
+        """Yields all jobs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        request = trainer_pb2.ListJobsRequest(page_size=page_size)
+        async for job in self.channel.pages(self._stub.ListJobs, request, "jobs"):
+            yield values.Job.from_message(job)
 
     async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
@@ -156,10 +157,10 @@ class TrainerClient:
 
     async def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
-        await self.job(job_id)  # a trainer that is away from the beginning is not waited for
+        await self.get_job(job_id)  # a trainer that is away from the beginning is not waited for
         patient = TrainerClient(self.channel.patient())
         return await wait_for_end(
-            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.job(job_id), _END_STATES, on_progress
+            lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.get_job(job_id), _END_STATES, on_progress
         )
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
@@ -228,13 +229,13 @@ class TrainerClient:
         )
         return values.EvaluationReport.from_message(response.report)
 
-    async def checkpoints(self) -> list[values.Checkpoint]:
-        """Lists all checkpoints, newest first."""
-        request = trainer_pb2.ListCheckpointsRequest(page_size=1000)
-        pages = self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints")
-        return [values.Checkpoint.from_message(checkpoint) async for checkpoint in pages]
+    async def list_checkpoints(self, *, page_size: int = 1000) -> AsyncIterator[values.Checkpoint]:
+        """Yields all checkpoints, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
+        request = trainer_pb2.ListCheckpointsRequest(page_size=page_size)
+        async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints"):
+            yield values.Checkpoint.from_message(checkpoint)
 
-    async def checkpoint(self, version: str) -> values.Checkpoint:
+    async def get_checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(version=version)
         return values.Checkpoint.from_message((await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint)

@@ -130,7 +130,7 @@ class SampledPairs:
         """Raises NotFound for an unknown run, FailedPrecondition for runs of another corpus or without positives."""
         positives = 0
         for run_id in run_ids:
-            run = await self._sampler.run(run_id)
+            run = await self._sampler.get_run(run_id)
             if run.config.corpus != corpus:
                 raise FailedPrecondition(f"run {run_id} is over corpus {run.config.corpus!r}, the job over {corpus!r}")
             if split and run.config.split not in {"", split}:
@@ -151,9 +151,9 @@ class SampledPairs:
         Each has the split of its run's hypotheses.
         """
         for run_id in run_ids:
-            split = (await self._sampler.run(run_id)).config.split
+            split = (await self._sampler.get_run(run_id)).config.split
             found: dict[tuple[str, str, str], list[Sign]] = {}
-            async for pair in self._sampler.pairs(run_id):
+            async for pair in self._sampler.list_pairs(run_id):
                 sign = _SAMPLER_SIGNS.get(pair.sign)
                 if sign is not None:
                     signs = found.setdefault((pair.query, pair.premise_id, pair.premise), [])

@@ -228,7 +228,7 @@ def client(served: tuple[Servicer, str]) -> Iterator[Any]:
 
 
 def test_what_goes_into_a_call_may_come_from_calls(client: Any, sampler: Sampler) -> None:
-    copied = client.sampler.import_pairs("science", client.sampler.pairs("r"))
+    copied = client.sampler.import_pairs("science", client.sampler.list_pairs("r"))
     assert (copied.added, sampler.pairs) == (100, [f"q{n}" for n in range(100)])
     versions = (client.encoder.encode([text]).model_version for text in ("a", "b"))
     assert [len(batch.vectors) for batch in client.encoder.encode_stream([version] for version in versions)] == [1, 1]

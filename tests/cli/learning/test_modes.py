@@ -53,7 +53,7 @@ async def test_a_version_of_another_space_is_evaluated_on_premises_of_that_space
         ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--version", "q1")
         assert ended.code == 0, ended.stderr
     async with AsyncClient(index=fleet.index) as client:
-        found = {one.id: one for one in await client.index.generations(name)}
+        found = {one.id: one async for one in client.index.list_generations(name)}
     generation = fleet.trainer.asked[-1].config.generation
     assert (len(found), found[generation].space_id, found[generation].active) == (2, OTHER, False)
     assert {request.space_id for request in fleet.encoder.requests} == {"", OTHER}
@@ -80,5 +80,5 @@ async def test_a_corpus_is_built_in_the_space_that_was_given(aeenc, fleet, tmp_p
     )
     assert (built.code, built.json["active"]) == (0, False)
     async with AsyncClient(index=fleet.index) as client:
-        [one] = await client.index.generations("science")
+        [one] = [one async for one in client.index.list_generations("science")]
     assert (one.id, one.space_id) == (built.json["generation"], OTHER)

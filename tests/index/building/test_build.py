@@ -88,7 +88,7 @@ async def test_a_build_keeps_a_bounded_number_of_batches_at_the_encoder(index, e
     encoder.servicer.pause_s = 0.01
     await index.client.build("science", [premise(f"p{n}", f"fact {n}") for n in range(100)])
     assert 2 <= encoder.servicer.most_in_flight <= 4
-    generation = (await index.client.generations("science"))[0]
+    generation = await anext(index.client.list_generations("science"))
     stored = np.load(index.store.root / "generations/science" / generation.id / "vectors.npy", allow_pickle=False)
     assert stored.tobytes() == np.stack([vector_of(f"fact {n}") for n in range(100)]).tobytes()
 
@@ -109,7 +109,7 @@ async def test_a_retry_with_the_same_request_id_gets_the_finished_generation(ser
 
 async def test_the_same_premises_give_the_same_generation(index):
     assert (await index.client.build("science", facts())).id == (await index.client.build("science", facts())).id
-    assert len(await index.client.generations("science")) == 1
+    assert len([one async for one in index.client.list_generations("science")]) == 1
 
 
 async def test_a_build_cancelled_in_the_middle_leaves_nothing_visible(serve, encoder):

@@ -88,7 +88,7 @@ async def test_a_damaged_corpus_degrades_the_service_until_another_generation_is
         assert "premises.jsonl" in info.service.state_reason
         await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "premises.jsonl")
         assert (await index.client.search("other", TWO, space_id=SPACE)).ids[0]
-        assert [one.id for one in await index.client.generations("science")] == [second]
+        assert [one.id async for one in index.client.list_generations("science")] == [second]
         await index.client.activate("science", second)
         assert (await index.client.info()).service.state_reason == ""
         assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
@@ -96,7 +96,7 @@ async def test_a_damaged_corpus_degrades_the_service_until_another_generation_is
 
 async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unless_active(index):
     first, second = await two_generations(index)
-    assert [(one.id, one.active) for one in await index.client.generations("science")] == [
+    assert [(one.id, one.active) async for one in index.client.list_generations("science")] == [
         (second, False),
         (first, True),
     ]
@@ -108,10 +108,10 @@ async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unle
     assert ([one.id for one in page.generations], [one.id for one in rest.generations]) == ([second], [first])
     await raises(errors.FailedPrecondition, index.client.delete("science", first), first)
     await index.client.delete("science", second)
-    assert [one.id for one in await index.client.generations("science")] == [first]
+    assert [one.id async for one in index.client.list_generations("science")] == [first]
     await raises(errors.NotFound, index.client.delete("science", second), second)
     await raises(errors.NotFound, index.client.search("science", TWO, space_id=SPACE, generation=second))
-    await raises(errors.NotFound, index.client.generations("nonsense"), "nonsense")
+    await raises(errors.NotFound, anext(index.client.list_generations("nonsense")), "nonsense")
 
 
 async def test_a_corpus_without_an_active_generation_says_so(index):

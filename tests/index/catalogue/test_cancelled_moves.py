@@ -112,7 +112,7 @@ async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
     gate.opened.set()
 
     async def is_gone():
-        return first not in [one.id for one in await index.client.generations("science")]
+        return first not in [one.id async for one in index.client.list_generations("science")]
 
     await eventually(is_gone)
     await index.client.delete("science", second)  # its turn comes when the one before is over
@@ -138,7 +138,7 @@ async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_r
 
     async def is_known():
         try:
-            return bool(await index.client.generations("science"))
+            return bool([one async for one in index.client.list_generations("science")])
         except errors.NotFound:
             return False
 

@@ -164,9 +164,12 @@ class IndexMachine(RuleBasedStateMachine):
             listed = self.runner.run(self.premises(corpus))
             assert [((one.id, *one.aliases), one.text) for one in listed] == self.generations[corpus][shown[corpus]]
         if self.generations[corpus]:
-            found = self.runner.run(self.client.generations(corpus))
+            found = self.runner.run(self.generations_of(corpus))
             assert {one.id for one in found} == set(self.generations[corpus])
             assert [one.id for one in found if one.active] == [one for one in [self.active.get(corpus)] if one]
+
+    async def generations_of(self, corpus):
+        return [one async for one in self.client.list_generations(corpus)]
 
     async def premises(self, corpus):
         return [one async for one in self.client.list_premises(corpus)]

@@ -68,7 +68,7 @@ async def test_a_deletion_sent_again_gets_the_same_answer_and_deletes_nothing_el
         again = await index.client.build("science", facts(), activate=False)
         assert again.id == second, "ids come from the content"
         assert (await delete(index, second)).generation == second
-        assert len(await index.client.generations("science")) == 2, "what was built since stays"
+        assert len([one async for one in index.client.list_generations("science")]) == 2, "what was built since stays"
 
 
 @pytest.mark.parametrize(

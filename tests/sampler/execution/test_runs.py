@@ -19,7 +19,7 @@ async def test_the_same_idempotency_key_starts_one_run(world: SamplerWorld):
         starts = [client.start_run(HYPOTHESES, idempotency_key="race", **CONFIG) for _ in range(5)]
         assert len({run.id for run in await asyncio.gather(*starts)}) == 1
         assert first.id == again.id
-        assert len(await client.runs()) == 2
+        assert len([one async for one in client.list_runs()]) == 2
         with pytest.raises(errors.AlreadyExists, match="another key"):
             await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7})
         with pytest.raises(errors.AlreadyExists):
@@ -52,7 +52,7 @@ async def test_a_wrong_start_is_refused_by_name(world: SamplerWorld, change, hyp
     async with world.sampler() as client:
         with pytest.raises(error, match=message):
             await client.start_run(hypotheses, **{**CONFIG, **change})
-        assert await client.runs() == []
+        assert [one async for one in client.list_runs()] == []
 
 
 async def test_events_are_replayed_from_any_position_and_end_with_the_run(world: SamplerWorld):

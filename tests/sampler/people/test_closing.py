@@ -15,7 +15,7 @@ CONFLICT = sampler_pb2.TASK_STATE_CONFLICT
 
 
 async def only_task(people: aeenc.PeopleClient, run_id: str) -> sampler_pb2.JudgedTask:
-    [task] = [task async for task in people.tasks(run_id)]
+    [task] = [task async for task in people.list_tasks(run_id)]
     return task
 
 

@@ -60,7 +60,7 @@ async def test_thirty_two_people_lose_nothing_and_hold_nothing_twice(world: Samp
         assert (await check(people, sampler, store, overlap, HYPOTHESES)).all() == []
         counts = people.ledger.counts
         assert min(counts[what] for what in (*DECK, "undo")) > 0, counts
-        assert agreement_differs(await people.client.agreement(run.id), people.ledger) < 1e-9
+        assert agreement_differs(await people.client.get_agreement(run.id), people.ledger) < 1e-9
         assert (counts["adjudicated"] > 0) == (overlap == 2)
     await redis.aclose()
 
@@ -80,7 +80,7 @@ async def test_no_acknowledged_verdict_is_lost_when_sampler_and_redis_are_killed
         for channel in channels:
             stack.push_async_callback(channel.close)
         sampler = aeenc.SamplerClient(channels[0])
-        await sampler.runs()  # it answers from now on; starting a run is not tried again
+        [run async for run in sampler.list_runs()]  # it answers from now on; starting a run is not tried again
         run = await sampler.start_run(HYPOTHESES, **CONFIG)
         people = People(aeenc.PeopleClient(channels[1]), run.id)
         async with crowd(people) as tasks:

@@ -61,7 +61,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
         assert finished.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert await pair_set(client, run.id) == expected
         assert [pair.seq for pair in kept] == list(range(1, len(kept) + 1))
-        first = [(pair.query, pair.premise) async for pair in client.pairs(run.id)][: len(kept)]
+        first = [(pair.query, pair.premise) async for pair in client.list_pairs(run.id)][: len(kept)]
         assert first == [(pair.query, pair.premise) for pair in kept]
         assert finished.progress.judgements == len(expected)
     assert not set(world.oracle.asked) & {(pair.query, pair.premise) for pair in kept}
@@ -120,8 +120,8 @@ async def test_an_import_is_seen_with_all_its_pairs_or_not_at_all_wherever_its_s
             with contextlib.suppress(errors.DataLoss):
                 await client.channel.unary(client._stub.ImportPairs, message)
                 break
-            assert await client.runs() == [], f"it died after {moment} commands"
-        [run] = await client.runs()
+            assert [one async for one in client.list_runs()] == [], f"it died after {moment} commands"
+        [run] = [one async for one in client.list_runs()]
         assert run.progress.positives == len([pair async for pair in client.pairs(run.id)]) == 1010
 
 

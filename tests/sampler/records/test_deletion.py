@@ -40,8 +40,8 @@ async def left(redis: Any, world: SamplerWorld) -> set[str]:
 
 async def gone(client: aeenc.SamplerClient, run_id: str) -> None:
     """Checks that no call knows the run."""
-    assert run_id not in {run.id for run in await client.runs()}
-    for call in (client.run(run_id), client.resume(run_id), client.wait(run_id), anext(client.pairs(run_id))):
+    assert run_id not in {run.id async for run in client.list_runs()}
+    for call in (client.get_run(run_id), client.resume(run_id), client.wait(run_id), anext(client.list_pairs(run_id))):
         with pytest.raises(errors.NotFound):
             await call
 
@@ -195,7 +195,7 @@ async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_
         await redis.hset(keys.record(run.id), "ended_s", seconds - age_s)
 
     async def kept(client: aeenc.SamplerClient) -> list[str]:
-        return sorted(run.id for run in await client.runs())
+        return sorted([run.id async for run in client.list_runs()])
 
     monkeypatch.setattr(retention, "LOOK_S", 0.05)
     with monkeypatch.context() as patch:

@@ -227,7 +227,7 @@ async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other
             with pytest.raises(errors.FailedPrecondition, match=refused):
                 await call
         run = await finish(client)
-        assert [one.id for one in await client.runs()] == [run.id]
+        assert [one.id async for one in client.list_runs()] == [run.id]
         assert await aeenc.PeopleClient(client.channel).lease("ann") == []
         assert await pair_set(client, run.id) == brute_force()
     assert await redis.hgetall(keys.record(newer.id)) == before

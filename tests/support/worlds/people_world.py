@@ -98,7 +98,7 @@ class People:
             await asyncio.sleep(WAIT_S)
 
     async def _conflicts(self) -> list[sampler_pb2.JudgedTask]:
-        return [t async for t in self.client.tasks(self.run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+        return [t async for t in self.client.list_tasks(self.run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
 
     async def _judge(self, rng: random.Random, name: str, lease: sampler_pb2.Lease) -> None:
         await asyncio.sleep(rng.expovariate(1 / self.think_s))
@@ -183,7 +183,7 @@ async def check(
     people: People, sampler: aeenc.SamplerClient, store: TaskStore, overlap: int, hypotheses: list[tuple[str, str]]
 ) -> Problems:
     """Reads a finished run of k = 6 again: its tasks, its verdict log, its events, its pairs."""
-    tasks = [task async for task in people.client.tasks(people.run_id)]
+    tasks = [task async for task in people.client.list_tasks(people.run_id)]
     lost = [*people.ledger.wrong, *_lost(people.ledger, tasks, await store.verdict_log(people.run_id))]
     settled = [task for task in tasks if task.state == sampler_pb2.TASK_STATE_SETTLED]
     decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}

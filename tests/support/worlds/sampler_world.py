@@ -224,7 +224,7 @@ class SamplerWorld:
 
 async def ready(client: aeenc.SamplerClient) -> None:
     """Waits until a sampler answers its calls."""
-    await client.runs()
+    [run async for run in client.list_runs()]
 
 
 PairSet = set[tuple[str, str, str]]
@@ -268,7 +268,7 @@ def brute_force(
 
 async def pair_set(client: aeenc.SamplerClient, run_id: str, signs: str = "+-") -> PairSet:
     """The pairs that a run has recorded with one of the signs `+-?` (`?`: skipped); every pair once."""
-    listed = [(p.query, p.premise, " +-?"[p.sign]) async for p in client.pairs(run_id)]
+    listed = [(p.query, p.premise, " +-?"[p.sign]) async for p in client.list_pairs(run_id)]
     assert len(listed) == len(set(listed)), "a pair stands twice in the log"
     return {pair for pair in listed if pair[2] in signs}
 
@@ -292,7 +292,7 @@ async def at_work(
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
 
         async def queued() -> bool:
-            return len([task async for task in people.tasks(run.id)]) == hypotheses
+            return len([task async for task in people.list_tasks(run.id)]) == hypotheses
 
         await eventually(queued)
         yield people, sampler, run.id
@@ -304,4 +304,4 @@ async def take(people: aeenc.PeopleClient, name: str, run_id: str = "") -> sampl
 
 
 async def pairs(sampler: aeenc.SamplerClient, run_id: str) -> list[types_pb2.Pair]:
-    return [pair async for pair in sampler.pairs(run_id)]
+    return [pair async for pair in sampler.list_pairs(run_id)]

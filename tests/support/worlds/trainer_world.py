@@ -186,7 +186,7 @@ async def serve_trainer(
     options = trainer_settings(space, redis_url, namespace, state)
     async with build(TrainerSettings(**{**options, **fields})) as server:
         client = TrainerClient(Channel(f"127.0.0.1:{server.port}", token=client_token, timeout_s=20))
-        await client.jobs()  # answered once it serves
+        [job async for job in client.list_jobs()]  # answered once it serves
         yield server, client
         await client.channel.close()
 

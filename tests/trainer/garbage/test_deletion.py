@@ -80,9 +80,9 @@ async def test_a_deleted_job_is_gone_with_its_files_and_its_idempotency_key(worl
         job_id = await trainer.ended(job, "CANCELLED")
         await trainer.client.delete(job_id, request_id="d")
         await trainer.client.delete(job_id, request_id="d")
-        assert [one.id for one in await trainer.client.jobs()] == []
+        assert [one.id async for one in trainer.client.list_jobs()] == []
         with pytest.raises(errors.NotFound, match="ListJobs"):
-            await trainer.client.job(job_id)
+            await trainer.client.get_job(job_id)
         with pytest.raises(errors.NotFound):
             await trainer.client.delete(job_id)
         with pytest.raises(errors.AlreadyExists, match=f"job_id '{job_id}', now with 'another'"):
@@ -121,7 +121,7 @@ async def test_a_live_job_is_not_deleted(world: TandemWorld, second: Any):
         await trainer.jobs.create(job, [])
         with pytest.raises(errors.FailedPrecondition, match=f"job {job.id} is (PENDING|RUNNING); cancel it first"):
             await trainer.client.delete(job.id)
-        assert (await trainer.client.job(job.id)).id == job.id
+        assert (await trainer.client.get_job(job.id)).id == job.id
 
 
 async def test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_names_who(
@@ -131,7 +131,7 @@ async def test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_na
         with pytest.raises(errors.FailedPrecondition, match=why) as caught:
             await world.trainer.delete_checkpoint(version)
         assert caught.value.reason == "IN_USE"
-        assert (await world.trainer.checkpoint(version)).version == version
+        assert (await world.trainer.get_checkpoint(version)).version == version
 
     await refused(world.space.version, "label 'stable' of space .* names it")
     one, two = await other(world, 11), await other(world, 12)
@@ -162,7 +162,7 @@ async def test_no_label_can_name_a_deleted_checkpoint_whatever_was_read_before(w
     with pytest.raises(errors.NotFound, match=f"checkpoint {version} is deleted"):  # as a publication under way
         await world.rows.set_label(row.space_id, "trial", version)
     assert world.space.store.open("checkpoints", version), "its files stay for a while"
-    assert version not in [one.version for one in await world.trainer.checkpoints()]
+    assert version not in [one.version async for one in world.trainer.list_checkpoints()]
     await world.checkpoints.register(version)  # a job has made the same one again
     assert (await world.registry.set_label("trial", version)).version == version
 
@@ -230,8 +230,8 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
         assert await trainer.client.collect_garbage(request_id="c") == done
         assert not rest.exists()
         assert not forgotten.exists()
-        assert [one.id for one in await trainer.client.jobs()] == [jobs[1]]
-        kept = {one.version for one in await trainer.client.checkpoints()}
+        assert [one.id async for one in trainer.client.list_jobs()] == [jobs[1]]
+        kept = {one.version async for one in trainer.client.list_checkpoints()}
         assert versions[0] not in kept
         assert {*versions[1:], world.space.version} <= kept, "what serves and its way back stay, however old"
         assert versions[0] not in world.space.store.list("checkpoints")
@@ -243,8 +243,8 @@ async def test_nothing_goes_by_default(world: TandemWorld, second: Any):
         job_id = await trainer.ended(pending(world), "FAILED")
         version = await other(world, 11)
         assert await trainer.client.collect_garbage() == []
-        assert (await trainer.client.job(job_id)).id == job_id
-        assert (await trainer.client.checkpoint(version)).version == version
+        assert (await trainer.client.get_job(job_id)).id == job_id
+        assert (await trainer.client.get_checkpoint(version)).version == version
 
 
 async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):

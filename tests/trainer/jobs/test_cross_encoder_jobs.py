@@ -20,7 +20,7 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     assert (config.batch_size, config.hard_negatives) == (8, 6)
     job = await world.trainer.wait(job.id)
     assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
-    checkpoint = await world.trainer.checkpoint(job.version)
+    checkpoint = await world.trainer.get_checkpoint(job.version)
     assert (checkpoint.space_id, checkpoint.base_version) == ("cross-encoder", world.space.version)
     registry = RegistryClient(Channel(world.trainer.channel.target, timeout_s=20))
     published = await registry.publish(job.version, wait_s=20)

@@ -58,16 +58,16 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
     async for seq, then in world.trainer.watch(job.id):
         events.append((seq, then.progress.phase))
     assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
-    job = await world.trainer.job(job.id)
+    job = await world.trainer.get_job(job.id)
     assert (job.state, job.error) == (SUCCEEDED, "")
     # Nobody knows the split of an import, so that its pairs of validation queries are held out.
     assert (job.progress.positives, job.progress.dropped) == (len(QUERIES) - len(VALIDATION), 3 * len(VALIDATION))
     assert {"loading", "exporting"} <= {phase for _, phase in events}
     assert [run.name for run in (tmp_path / "curves").iterdir()] == [job.id]
-    checkpoint = await world.trainer.checkpoint(job.version)
+    checkpoint = await world.trainer.get_checkpoint(job.version)
     assert (checkpoint.job_id, checkpoint.space_id) == (job.id, world.space.space_id)
     assert checkpoint.validation_map == pytest.approx(job.progress.best_validation_map)
-    assert [listed.id for listed in await world.trainer.jobs()] == [job.id]
+    assert [listed.id async for listed in world.trainer.list_jobs()] == [job.id]
     with pytest.raises(errors.FailedPrecondition, match="has succeeded"):
         await world.trainer.resume(job.id)
     with pytest.raises(errors.FailedPrecondition, match="nothing to cancel"):
@@ -97,7 +97,7 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     ended = await world.trainer.wait(job.id)
     assert ended.state == FAILED
     assert "killed by signal 9" in ended.error
-    assert [c.version for c in await world.trainer.checkpoints()] == [world.space.version], "no half checkpoint"
+    assert [c.version async for c in world.trainer.list_checkpoints()] == [world.space.version], "no half checkpoint"
     resumed = await world.trainer.resume(job.id)
     assert resumed.state == trainer_pb2.JOB_STATE_PENDING
     while children() in ([], [pid]):  # noqa: ASYNC110 - processes have no event
@@ -190,10 +190,10 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
     for fields, kind, remedy in wrong:
         with pytest.raises(kind, match=remedy):
             await world.start(**fields)
-    assert await world.trainer.jobs() == []
+    assert [one async for one in world.trainer.list_jobs()] == []
     for job_id in ("", "nothing"):
         with pytest.raises(errors.NotFound, match="ListJobs"):
-            await world.trainer.job(job_id)
+            await world.trainer.get_job(job_id)
 
 
 async def test_wrong_evaluations_are_refused_with_a_remedy(world: TrainerWorld):
@@ -212,7 +212,7 @@ async def test_wrong_evaluations_are_refused_with_a_remedy(world: TrainerWorld):
 
 async def test_a_run_over_hypotheses_of_another_split_is_not_learned_from():
     class OneRun:
-        async def run(self, run_id: str) -> sampler_pb2.Run:
+        async def get_run(self, run_id: str) -> sampler_pb2.Run:
             config = sampler_pb2.RunConfig(corpus="c", split="dev")
             return sampler_pb2.Run(id=run_id, config=config, progress=sampler_pb2.RunProgress(positives=3))
 
@@ -235,10 +235,10 @@ async def test_an_amended_pair_replaces_the_earlier_ones_of_its_run_alone():
     }
 
     class Runs:
-        async def run(self, _run_id: str) -> sampler_pb2.Run:
+        async def get_run(self, _run_id: str) -> sampler_pb2.Run:
             return sampler_pb2.Run(config=sampler_pb2.RunConfig(split="train"))
 
-        async def pairs(self, run_id: str) -> AsyncIterator[types_pb2.Pair]:
+        async def list_pairs(self, run_id: str) -> AsyncIterator[types_pb2.Pair]:
             for one in logs[run_id]:
                 yield one
 

@@ -22,7 +22,7 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
 ) -> None:
     before = await world.served()
     tandem = await world.tandem(pairs[0])
-    (built,) = [one for one in await world.index.generations(world.corpus) if one.id == tandem.generation]
+    (built,) = [one async for one in world.index.list_generations(world.corpus) if one.id == tandem.generation]
     assert (built.space_id, built.premise_version) == (pairs[0].space_id, pairs[0].premise_version)
     assert built.premises == len(PREMISES)
     assert await world.served() == before
@@ -32,10 +32,12 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
         return await world.spaces() == {world.space.space_id}
 
     await eventually(dropped)
-    shown = await world.trainer.checkpoint(pairs[0].version)
+    shown = await world.trainer.get_checkpoint(pairs[0].version)
     assert (shown.tandem.corpus, shown.tandem.generation) == (world.corpus, tandem.generation)
     assert (shown.tandem.premise_version, shown.tandem.replaces) == (pairs[0].premise_version, "")
-    listed = {one.version: one.tandem.generation if one.tandem else "" for one in await world.trainer.checkpoints()}
+    listed = {
+        one.version: one.tandem.generation if one.tandem else "" async for one in world.trainer.list_checkpoints()
+    }
     assert listed[pairs[0].version] == tandem.generation
     assert listed[world.space.version] == ""
 

@@ -93,7 +93,7 @@ async def test_a_job_leaves_a_tandem_that_is_published_as_one(
     await world.trainer.resume(job.id)
     job = await world.trainer.wait(job.id)
     assert (job.state, job.error) == (trainer_pb2.JOB_STATE_SUCCEEDED, "")
-    checkpoint = await world.trainer.checkpoint(job.version)
+    checkpoint = await world.trainer.get_checkpoint(job.version)
     assert checkpoint.space_id != world.space.space_id
     assert checkpoint.tandem.premise_version == job.version, "one encoder for both"
     published = await world.registry.publish(job.version, wait_s=20, force=True)

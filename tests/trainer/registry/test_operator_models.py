@@ -49,7 +49,7 @@ def started(settings: dict[str, Any]) -> Callable[[Path], Any]:
     async def start(directory: Path) -> AsyncIterator[TrainerClient]:
         async with build(TrainerSettings(**settings, cross_encoder=str(directory))) as server:
             client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=50))
-            await client.jobs()  # answered once it serves
+            [job async for job in client.list_jobs()]  # answered once it serves
             yield client
             await client.channel.close()
 
@@ -93,7 +93,7 @@ async def test_a_start_exports_and_serves_the_cross_encoder_once(
     monkeypatch.setattr(Child, "start", counted)
     directory = write_tiny_cross_encoder(tmp_path / "model")
     async with started(directory) as trainer:
-        (made,) = [row for row in await trainer.checkpoints() if row.space_id == "cross-encoder"]
+        (made,) = [row async for row in trainer.list_checkpoints() if row.space_id == "cross-encoder"]
         assert (made.version[0], made.dim, made.pretrained, list(made.labels)) == ("x", 1, False, ["stable"])
         assert (await trainer.info()).default_space_id != "cross-encoder"
     artifact = ArtifactStore(tmp_path / "artifacts").open("checkpoints", made.version)
@@ -104,7 +104,9 @@ async def test_a_start_exports_and_serves_the_cross_encoder_once(
         assert children == ["cross-encoder"], "the same content is not exported again"
     write_tiny_cross_encoder(moved, seed=1)
     async with started(moved) as trainer:
-        other = next(row for row in await trainer.checkpoints() if row.space_id == "cross-encoder")
+        other = next(
+            row for row in [one async for one in trainer.list_checkpoints()] if row.space_id == "cross-encoder"
+        )
     assert children == ["cross-encoder"] * 2
     serving = await registry.label("cross-encoder", "stable")
     assert serving is not None
@@ -154,12 +156,12 @@ async def test_its_labels_move_and_come_back_like_any(started, exported: Exporte
         await Checkpoints(store, registry).register(newer)
         published = (await labels.publish(newer)).label
         assert (published.space_id, published.name, published.revision) == ("cross-encoder", "stable", 2)
-        named = {label.name: label.version for label in await labels.labels(space_id="cross-encoder")}
+        named = {label.name: label.version async for label in labels.list_labels(space_id="cross-encoder")}
         assert named == {"stable": newer, "previous": exported.artifact.id}
         back = (await labels.rollback(space_id="cross-encoder")).label
         assert (back.version, back.revision) == (exported.artifact.id, 3)
-        assert (await labels.rollouts(space_id="cross-encoder")).label.version == exported.artifact.id
-        assert (await labels.rollouts()).label.revision == 1, "the sentence encoder's label has not moved"
+        assert (await labels.get_rollouts(space_id="cross-encoder")).label.version == exported.artifact.id
+        assert (await labels.get_rollouts()).label.revision == 1, "the sentence encoder's label has not moved"
 
 
 async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
@@ -213,9 +215,9 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
         info = await client.info()
         assert info.default_space_id == row.space_id
         assert ("format_version 2" in info.service.state_reason) == (newer in {"manifest", "checkpoint"})
-        assert await client.jobs() == []
-        assert [one.version for one in await client.checkpoints()] == [space.version] * (newer != "checkpoint")
-        labels = {label.name for label in await RegistryClient(client.channel).labels()}
+        assert [job async for job in client.list_jobs()] == []
+        assert [one.version async for one in client.list_checkpoints()] == [space.version] * (newer != "checkpoint")
+        labels = {label.name async for label in RegistryClient(client.channel).list_labels()}
         assert labels == {"stable", "canary"} - {newer}
         await client.channel.close()
 

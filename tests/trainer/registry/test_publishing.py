@@ -65,9 +65,9 @@ BAD = [value - 0.3 - 0.01 * n for n, value in enumerate(GOOD)]
 
 
 async def test_the_first_start_serves_the_pretrained_encoder(world: World):
-    (label,) = await world.registry.labels()
+    (label,) = [label async for label in world.registry.list_labels()]
     assert (label.name, label.version, label.revision) == ("stable", world.space.version, 1)
-    (checkpoint,) = await world.trainer.checkpoints()
+    (checkpoint,) = [one async for one in world.trainer.list_checkpoints()]
     assert (checkpoint.version, checkpoint.pretrained, list(checkpoint.labels)) == (
         world.space.version,
         True,
@@ -82,7 +82,7 @@ async def test_a_measurably_worse_checkpoint_needs_force(world: World):
     with pytest.raises(errors.FailedPrecondition, match=r"MAP 0\.4350, the serving .* 0\.7800") as caught:
         await world.registry.publish(bad)
     assert caught.value.reason == "QUALITY_GATE"
-    assert (await world.registry.rollouts()).label.version == good
+    assert (await world.registry.get_rollouts()).label.version == good
     assert (await world.registry.publish(bad, force=True)).label.version == bad
 
 
@@ -112,7 +112,7 @@ async def test_the_pretrained_encoder_is_compared_by_what_the_job_measured_befor
 async def test_rollback_points_back_and_again_forth(world: World):
     good = await world.checkpoint("good", GOOD)
     await world.registry.publish(good)
-    assert {(row.name, row.version) for row in await world.registry.labels()} == {
+    assert {(row.name, row.version) async for row in world.registry.list_labels()} == {
         ("stable", good),
         ("previous", world.space.version),
     }
@@ -160,7 +160,7 @@ async def test_what_another_caller_publishes_while_the_gate_compares_is_not_over
         else:
             with pytest.raises(errors.Aborted, match=f"{better}.*read it and retry"):
                 await world.registry.publish(first, label=label)
-        assert (await world.registry.rollouts(label)).label.version == version
+        assert (await world.registry.get_rollouts(label)).label.version == version
 
 
 async def test_wrong_names_are_refused_with_a_remedy(world: World):
@@ -171,8 +171,8 @@ async def test_wrong_names_are_refused_with_a_remedy(world: World):
         (lambda: world.registry.set_label("previous", version), errors.InvalidArgument, "follows 'stable'"),
         (lambda: world.registry.delete_label("stable"), errors.FailedPrecondition, "cannot be deleted"),
         (lambda: world.registry.delete_label("nothing"), errors.NotFound, "list the labels"),
-        (lambda: world.registry.rollouts("nothing"), errors.NotFound, "list the labels"),
-        (lambda: world.trainer.checkpoint("qnothing"), errors.NotFound, "ListCheckpoints"),
+        (lambda: world.registry.get_rollouts("nothing"), errors.NotFound, "list the labels"),
+        (lambda: world.trainer.get_checkpoint("qnothing"), errors.NotFound, "ListCheckpoints"),
     ]
     for call, kind, remedy in calls:
         with pytest.raises(kind, match=remedy):
@@ -196,7 +196,7 @@ async def test_a_canary_gets_its_share_and_keeps_it(world: World):
     assert (await world.registry.set_label("canary", world.space.version)).share == 0.1
     assert (await world.registry.set_label("canary", good, share=0.5)).share == 0.5
     assert (await world.registry.rollback(label="canary")).label.share == 0.5
-    shares = {label.name: label.share for label in await world.registry.labels()}
+    shares = {label.name: label.share async for label in world.registry.list_labels()}
     assert shares == {"canary": 0.5, "stable": 0.0}
     await world.registry.delete_label("canary")
     assert (await world.registry.set_label("canary", good)).share == 0.0
@@ -213,14 +213,14 @@ async def test_a_canary_gets_its_share_and_keeps_it(world: World):
     ],
 )
 async def test_a_share_that_is_none_is_refused_and_moves_nothing(world: World, label: str, share: float, remedy: str):
-    before = await world.registry.labels()
+    before = [label async for label in world.registry.list_labels()]
     for call in (
         world.registry.publish,
         lambda version, **options: world.registry.set_label(version=version, **options),
     ):
         with pytest.raises(errors.InvalidArgument, match=remedy):
             await call(world.space.version, label=label, share=share)
-    assert await world.registry.labels() == before
+    assert [label async for label in world.registry.list_labels()] == before
 
 
 async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says_so(world: World):
@@ -261,11 +261,11 @@ async def test_a_publication_names_who_refuses_and_who_is_silent_and_forgets_the
 async def test_the_registry_wants_the_admin_token(space: Space, redis_url: str, namespace: str, tmp_path: Path):
     tokens = {"token": "t", "admin_token": "a"}
     async with serve_trainer(space, redis_url, namespace, tmp_path, client_token="t", **tokens) as (server, trainer):
-        await trainer.checkpoints()
+        [one async for one in trainer.list_checkpoints()]
         with pytest.raises(errors.PermissionDenied):
-            await RegistryClient(trainer.channel).labels()
+            [label async for label in RegistryClient(trainer.channel).list_labels()]
         admin = RegistryClient(Channel(f"127.0.0.1:{server.port}", token="a"))
-        assert len(await admin.labels()) == 1
+        assert len([label async for label in admin.list_labels()]) == 1
         await admin.channel.close()
 
 
@@ -370,7 +370,7 @@ async def test_a_move_whose_reads_are_slow_does_not_follow_a_later_one(
     moves = [asyncio.create_task(ask(first))]
     await reading.wait()
     moves.append(asyncio.create_task(ask(second)))
-    await world.registry.labels()  # by now the second one has arrived, too
+    [label async for label in world.registry.list_labels()]  # by now the second one has arrived, too
     answered.set()
     await asyncio.gather(*moves)
     row = await world.rows.label(world.space.space_id, "stable")

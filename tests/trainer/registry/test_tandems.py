@@ -103,7 +103,7 @@ async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
     with pytest.raises(errors.DataLoss, match="sha256"):
         await world.registry.publish(tandem.version, wait_s=20)
     await unmoved(world, pairs[0], before)
-    assert (await world.trainer.checkpoint(tandem.version)).labels == ()
+    assert (await world.trainer.get_checkpoint(tandem.version)).labels == ()
 
 
 async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
@@ -362,7 +362,7 @@ async def test_a_record_of_a_tandem_is_read_as_neighbouring_releases_write_it(
     assert json.loads(await redis.hget(world.tandems._key, tandem.version))["cost"] == 3, "who rewrites it keeps it"
     await redis.hset(world.tandems._key, tandem.version, json.dumps({**stored, "format_version": 2}))
     with pytest.raises(errors.FailedPrecondition, match=f"the tandem of {tandem.version} has format_version 2"):
-        await world.trainer.checkpoint(tandem.version)
+        await world.trainer.get_checkpoint(tandem.version)
     assert await world.served() == (tandem.version, tandem.generation)
 
 

@@ -251,7 +251,7 @@ def explain(
     What was amended or is in dispute between the runs is left out.
     """
     with client(context) as connected:
-        by_query, _ = judgements_of(pair for run in runs for pair in connected.sampler.pairs(run))
+        by_query, _ = judgements_of(pair for run in runs for pair in connected.sampler.list_pairs(run))
         found = {query: list(judged.positives.values()) for query, judged in by_query.items() if judged.positives}
         total = connected.index.put_explanations(name, found.items(), replace=replace)
     output_of(context).result({"corpus": name, "put": len(found), "known": total})

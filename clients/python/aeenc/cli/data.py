@@ -187,7 +187,7 @@ def export_beir(
         written = exports.write_beir(to, corpus, exports.gold_judgements(dataset, split), split=split)
     elif run is not None and data is None:
         with client(context) as connected:
-            of = connected.sampler.run(run)
+            of = connected.sampler.get_run(run)
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
             written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split)
@@ -243,7 +243,7 @@ def import_pairs(
 
 def _pairs(connected: Client, runs: list[str]) -> Iterator[values.Pair]:
     for run in runs:
-        yield from connected.sampler.pairs(run)
+        yield from connected.sampler.list_pairs(run)
 
 
 def _write(to: Path, form: Form, trees: list[Tree]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from aeenc import values
+from aeenc import Client, values
 from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
 from aeenc.cli.targets import client, targets_of
@@ -138,7 +138,7 @@ def publish(
     A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all.
     """
     with client(context) as connected:
-        connected.registry.labels()  # so that an unreachable registry fails within --timeout, not --timeout and --wait
+        _reach_registry(connected)
         moved = connected.registry.publish(version, label=label, wait_s=wait_s, force=force, share=share)
     _show(output_of(context), moved, wait_s, version)
 
@@ -154,7 +154,7 @@ def rollback(
 ) -> None:
     """Points a label back at the version it named before and waits until every live encoder serves it."""
     with client(context) as connected:
-        connected.registry.labels()  # as in publish
+        _reach_registry(connected)
         moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
     _show(output_of(context), moved, wait_s)
 
@@ -162,7 +162,7 @@ def rollback(
 def checkpoints(context: typer.Context) -> None:
     """Lists checkpoints, newest first; `delete` removes one that nothing needs."""
     with client(context) as connected:
-        found = [checkpoint_dict(one) for one in connected.trainer.checkpoints()]
+        found = [checkpoint_dict(one) for one in connected.trainer.list_checkpoints()]
     columns = ("version", "space_id", "labels", "validation_map", "bytes")
     rows = [[one["version"], one["space_id"], ", ".join(one["labels"]), *_figures(one)] for one in found]
     shown = table([column.replace("_", " ") for column in columns], rows, right=2)
@@ -209,6 +209,11 @@ def gc(
         *([table(["kind", "id", "reason", "bytes"], rows, right=1)] if rows else []),
         f"{len(found):,} {done}, {total:,} bytes",
     )
+
+
+def _reach_registry(connected: Client) -> None:
+    """Fails within --timeout where the registry cannot be reached, and not after --timeout and --wait."""
+    list(connected.registry.list_labels())
 
 
 def _show(out: Output, moved: values.Publication | values.Rollback, wait_s: float, version: str = "") -> None:

@@ -37,7 +37,7 @@ def tasks(
     """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
     wanted = values.TaskState[state.name] if state else None
     with client(context) as connected:
-        found = [_task_dict(task) for task in connected.people.tasks(run, state=wanted)]
+        found = [_task_dict(task) for task in connected.people.list_tasks(run, state=wanted)]
     shown = [line for task in found for line in _lines(task)]
     output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
@@ -45,7 +45,7 @@ def tasks(
 def agreement(context: typer.Context, run: RunId) -> None:
     """Tells how far the annotators of a run agree, and how they did on control items."""
     with client(context) as connected:
-        found = connected.people.agreement(run)
+        found = connected.people.get_agreement(run)
     figures = {
         "cohen_kappa": _number(found.cohen_kappa),
         "fleiss_kappa": _number(found.fleiss_kappa),

@@ -195,7 +195,7 @@ class JudgingSession:
 
     def _idle(self) -> str:
         """Waits a while for a key; `q` when the session is over."""
-        if not self._wait or (self._run_id and self._await(lambda: self._runs.run(self._run_id)).ended_at):
+        if not self._wait or (self._run_id and self._await(lambda: self._runs.get_run(self._run_id)).ended_at):
             return "q"
         self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
         key = self._keys.key(IDLE_S)
@@ -316,7 +316,7 @@ def terminal(
     name = annotator or getpass.getuser()
     with client(context) as connected:
         if run:
-            connected.sampler.run(run)  # refuses an unknown run before the terminal changes
+            connected.sampler.get_run(run)  # refuses an unknown run before the terminal changes
         with terminal_keys() as keys:
             answered = JudgingSession(connected, name, run, keys, show, wait=wait).work()
     output_of(context).result({"annotator": name, "answered": answered}, f"{name} has answered {answered}")

@@ -27,7 +27,8 @@ def _all_subclasses(cls: type[errors.AeencError]) -> list[type[errors.AeencError
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _all_subclasses(child))]
 
 
-_CLASSES = _all_subclasses(errors.AeencError)
+# Subclasses of a program's own do not travel, whether they are declared before this module is loaded or after.
+_CLASSES = [cls for cls in _all_subclasses(errors.AeencError) if cls.__module__ == errors.__name__]
 _BY_REASON = {cls.default_reason: cls for cls in _CLASSES}
 _BY_CODE = {cls.code: cls for cls in reversed(_CLASSES)}  # the first declared class of a code wins
 

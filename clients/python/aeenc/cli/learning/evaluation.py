@@ -68,12 +68,12 @@ def generation_for(
 
     Builds a missing one from `dataset` without activating it; raises FailedPrecondition without a dataset.
     """
-    space_id = client.trainer.checkpoint(version).space_id
+    space_id = client.trainer.get_checkpoint(version).space_id
     active = {found.corpus: found.active for found in client.index.info().corpora}
     if corpus in active and active[corpus].space_id == space_id:
         return str(active[corpus].id)
     if corpus in active:
-        known = [found.id for found in client.index.generations(corpus) if found.space_id == space_id]
+        known = [found.id for found in client.index.list_generations(corpus) if found.space_id == space_id]
         if known:
             return str(known[0])
     if dataset is None:

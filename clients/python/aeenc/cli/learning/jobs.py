@@ -191,7 +191,7 @@ Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 def find(client: Client, work_id: str) -> values.Run | values.Job:
     """Finds the run or the job of this id. Raises NotFound when it is neither."""
     found: values.Run | values.Job
-    for get in (client.sampler.run, client.trainer.job):
+    for get in (client.sampler.get_run, client.trainer.get_job):
         try:
             found = get(work_id)
         except NotFound:
@@ -241,7 +241,7 @@ def delete_run(context: typer.Context, run: Annotated[str, typer.Argument(help="
 def runs(context: typer.Context) -> None:
     """Lists sampling runs, newest first; `delete` removes one."""
     with client(context) as connected:
-        found = [run_dict(run) for run in connected.sampler.runs()]
+        found = [run_dict(run) for run in connected.sampler.list_runs()]
     _list(context, "runs", found, "run", "trees_done", "positives")
 
 
@@ -255,7 +255,7 @@ def delete_job(context: typer.Context, job: Annotated[str, typer.Argument(help="
 def jobs(context: typer.Context) -> None:
     """Lists training jobs, newest first; `delete` removes one."""
     with client(context) as connected:
-        found = [job_dict(job) for job in connected.trainer.jobs()]
+        found = [job_dict(job) for job in connected.trainer.list_jobs()]
     _list(context, "jobs", found, "job", "epochs", "version")
 
 
