@@ -68,12 +68,12 @@ async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_pa
         found = [pair.premise async for pair in sampler.pairs(ended.json["run"])]
         assert found == [f"fact {n}" for n in range(2500)]
         await aeenc(*words, "--corpus", "science")
-        assert (await sampler.run(ended.json["run"])).progress.negatives == 2500
+        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2500
         (tmp_path / "one.jsonl").write_text(json.dumps({**record, "premise": "another"}))
         words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "one.jsonl")
         more = await aeenc(*words, "--corpus", "science", "--run", ended.json["run"])
         assert more.json["run"] == ended.json["run"]
-        assert (await sampler.run(ended.json["run"])).progress.negatives == 2501
+        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2501
 
 
 async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path):
@@ -170,5 +170,5 @@ async def test_an_overruled_verdict_is_in_no_export_unless_asked_for(aeenc, worl
         assert len(await exported("pairs", "--overruled")) == 5
         ended = await aeenc(*target, "import", "pairs", tmp_path / "pairs.jsonl", "--corpus", "science")
         assert ended.json["pairs"] == 4
-        imported = await sampler.run(ended.json["run"])
+        imported = await sampler.get_run(ended.json["run"])
         assert (imported.progress.positives, imported.progress.negatives) == (1, 3)
