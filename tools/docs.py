@@ -111,7 +111,7 @@ def sdk_pages() -> dict[str, str]:
             kinds["client"].append(f"aeenc.{name}")
         elif name in {"connect_async", "Channel"} or name.endswith("Client"):
             kinds["awaiting"].append(f"aeenc.{name}")
-        elif name != "errors" and getattr(getattr(aeenc, name), "__module__", "") not in beside:
+        elif not {f"aeenc.{name}", getattr(getattr(aeenc, name), "__module__", "")} & beside:
             kinds["values"].append(f"aeenc.{name}")
     blocking = [name for name in vars(import_module("aeenc.blocking")) if name.startswith("Blocking")]
     kinds["client"] += [f"aeenc.blocking.{name}" for name in blocking]
