@@ -81,8 +81,8 @@ def main() -> None:
 def types(rows: Rows) -> None:
     """Signatures and docstrings of all public methods."""
     lacking, methods = [], 0
-    faces = [aeenc.Client, aeenc.AsyncClient]
-    faces += [one for name, one in vars(blocking).items() if name.endswith("Client") and name != "Client"]
+    faces = [getattr(aeenc, name) for name in aeenc.__all__ if name.endswith("Client")]
+    faces += [one for name, one in vars(blocking).items() if name.startswith("Blocking")]
     for face in faces:
         for name, method in inspect.getmembers(face, inspect.isfunction):
             if name.startswith("_"):
