@@ -110,7 +110,7 @@ class ArtifactWriter:
         """Makes the directory visible. Returns False when something stands there, maybe since a moment ago."""
         if os.path.lexists(target):
             return False
-        _write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
         sync_directory(self.path)
         try:
             self.path.rename(target)
@@ -229,6 +229,11 @@ class ArtifactStore:
             return []
         return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
 
+    def check_exists(self, folder: str, artifact_id: str) -> None:
+        """Raises NotFound when there is no such artifact, or no longer."""
+        if not (self.path(folder, artifact_id) / MANIFEST).is_file():
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+
     def delete(self, folder: str, artifact_id: str) -> None:
         """Hides an artifact, then removes it. Raises NotFound when there is none."""
         try:
@@ -272,7 +277,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        _write_and_sync(temporary, data)
+        write_and_sync(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -313,7 +318,8 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_and_sync(path: Path, data: bytes) -> None:
+def write_and_sync(path: Path, data: bytes) -> None:
+    """Writes a file durably, but for its name in the folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -19,8 +19,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from aeenc import errors
-from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
+from services.corpus.active import moving, note_change, read_active, write_active
+from services.corpus.generation import folder_of, is_corpus_name, open_generation
 from services.corpus.inner_products import norms_of
+from services.corpus.moves import Move
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
@@ -54,6 +56,7 @@ class Catalogue:
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
+        self._served_moves: dict[str, int] = {}  # the number of the move that each active generation comes from
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
@@ -119,19 +122,18 @@ class Catalogue:
         """
         self.check_known(corpus)
         async with self._switching:
-            previous = self.active_id(corpus)
-            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
+            previous = await asyncio.to_thread(self._recorded, corpus)
+            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous)
             before = await self._noted(corpus, "activate", request_id, note)
             if before is not None and (before.done or previous == generation_id):
                 artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
                 return Activation(artifact, before.previous or None)
-            check_expected(corpus, previous, expected)
+            check_expected(corpus, previous or None, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
-            await finish(
-                asyncio.create_task(self._move(corpus, candidate, request_id, note))
-            )  # a cancelled call moves both or none
-        return Activation(candidate.generation.artifact, previous)
+            moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
+            await finish(moved)  # a cancelled call moves both or none
+        return Activation(candidate.generation.artifact, moved.result() or None)
 
     async def generations(self, corpus: str) -> list[Artifact]:
         """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
@@ -150,8 +152,7 @@ class Catalogue:
             if before is not None and (before.done or generation_id not in ids):
                 return
             self.check_known(corpus)
-            for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
-                check_inactive(corpus, generation_id, active)
+            check_inactive(corpus, generation_id, self.active_id(corpus))
             await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
@@ -191,28 +192,62 @@ class Catalogue:
             check_same(request_id, before.asked, note.asked)
         return before
 
-    async def _move(self, corpus: str, candidate: ServedGeneration, request_id: str, note: RequestNote) -> None:
-        """Moves the pointer on disk and in memory. Never cancelled between the two, which must agree."""
+    async def _move(
+        self, corpus: str, candidate: ServedGeneration, expected: str | None, request_id: str, note: RequestNote
+    ) -> str:
+        """Moves on disk, then in memory; returns what was active before. Never cancelled between, as both must agree.
+
+        Raises Aborted if another process has moved since, so that another than the expected one is active.
+        """
+
+        def check(active: str) -> None:
+            check_expected(corpus, active or None, expected)
+            self._store.check_exists(folder_of(corpus), candidate.id)
+
         await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
-        await asyncio.to_thread(write_active, self._store, corpus, candidate.id)
+        previous, move = await asyncio.to_thread(write_active, self._store, corpus, candidate.id, check)
+        self._swap(corpus, candidate, move)
+        done = replace(note, previous=previous, done=True)
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, done)
+        log.info("activated", corpus=corpus, generation=candidate.id, previous=previous)
+        return previous
+
+    def _swap(self, corpus: str, served: ServedGeneration, move: Move) -> None:
+        """Serves a generation instead of the one before, unless what is served comes from a later move."""
+        if move.number < self._served_moves.get(corpus, 0):
+            return
         before = self._active.get(corpus)
-        if before is not None and before.id != candidate.id:
+        if before is not None and before.id != served.id:
             self._pin(corpus, before)  # callers that pinned it can go on
-        self._active[corpus] = candidate
+        self._active[corpus] = served
+        self._served_moves[corpus] = move.number
         self._damaged.pop(corpus, None)
         self._tell()
-        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, replace(note, done=True))
-        log.info("activated", corpus=corpus, generation=candidate.id, previous=before.id if before else "")
 
     async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
-        await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
+        left = await asyncio.to_thread(self._delete, corpus, generation_id)
         self._pinned.pop((corpus, generation_id), None)
-        left = await asyncio.to_thread(self._store.list, folder_of(corpus))
-        await asyncio.to_thread(drop_codes, self._store, corpus, left)
         if not left:
             self._corpora.discard(corpus)
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
+
+    def _delete(self, corpus: str, generation_id: str) -> list[str]:
+        """Deletes a generation that is not active, and returns what is left. Nobody activates it meanwhile."""
+        with moving(self._store, corpus, alone=True):
+            check_inactive(corpus, generation_id, read_active(self._store, corpus))
+            self._store.delete(folder_of(corpus), generation_id)
+            note_change(self._store, corpus, "delete", generation_id)
+        left = self._store.list(folder_of(corpus))
+        drop_codes(self._store, corpus, left)
+        return left
+
+    def _recorded(self, corpus: str) -> str:
+        """The generation that the store says is active; "" for none, also when nobody can read which."""
+        try:
+            return read_active(self._store, corpus) or ""
+        except errors.DataLoss:
+            return ""
 
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
