@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.premises import PREMISES, PremiseRecord, Premises, write_premises
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore, Hold
 
 __all__ = [
     "KIND",
@@ -51,6 +51,7 @@ class Generation:
     space_id: str
     premise_version: str
     dim: int
+    held: Hold | None = None  # ends with the generation, and then its files may go
 
     @property
     def id(self) -> str:
@@ -118,7 +119,11 @@ def generation_meta(
 def open_generation(
     store: ArtifactStore, corpus: str, generation_id: str, *, verify: Literal["full", "size"] = "size"
 ) -> Generation:
-    """Opens a generation. Raises NotFound, or DataLoss with the name of the file that differs from the manifest."""
+    """Opens a generation, whose files stay as long as it is in use, whoever deletes it meanwhile.
+
+    Raises NotFound, or DataLoss with the name of the file that differs from the manifest.
+    """
+    held = store.hold(folder_of(corpus), generation_id)
     artifact = store.open(folder_of(corpus), generation_id, verify=verify)
     meta = artifact.meta
     try:
@@ -132,4 +137,4 @@ def open_generation(
     if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != stored:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
         raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")
-    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1])
+    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1], held=held)

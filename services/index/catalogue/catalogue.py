@@ -11,23 +11,26 @@ the size of files, activation their hashes. The catalogue never encodes and neve
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from aeenc import errors
-from services.corpus.active import moving, note_change, read_active, write_active
+from services.corpus.active import latest_move, moving, note_change, read_active, write_active
 from services.corpus.generation import folder_of, is_corpus_name, open_generation
 from services.corpus.inner_products import norms_of
 from services.corpus.moves import Move
+from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes, drop_codes
-from services.index.values import ALL, Activation
+from services.index.values import ALL, Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import finish
 from services.store.artifacts import Artifact, ArtifactStore
@@ -37,6 +40,8 @@ ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
 PINNED_BYTES = 8 * 1024**3
+LEASE_S, WAIT_S = 10.0, 5.0
+SWEEP_S = 5.0  # between two tries to remove what readers have kept
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
 
@@ -50,13 +55,17 @@ class Catalogue:
         *,
         pinned_generations: int = 4,
         pinned_bytes: int = PINNED_BYTES,
+        replicas: Replicas | None = None,
     ) -> None:
         self._store = store
+        self._replicas = replicas or Replicas(store, "index", lease_s=LEASE_S, wait_s=WAIT_S)
         self._batcher = batcher
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
-        self._served_moves: dict[str, int] = {}  # the number of the move that each active generation comes from
+        self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
+        self._swept_at: dict[str, float] = {}
+        self._followers: list[Callable[[str], None]] = []
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
@@ -68,20 +77,40 @@ class Catalogue:
         """Calls `listener` with the problems ("": none) after loading and after each activation."""
         self._listeners.append(listener)
 
+    def on_followed(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with a corpus that another process may have changed."""
+        self._followers.append(listener)
+
     async def load(self) -> None:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
+        with suppress(OSError):
+            await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(self._find_corpora):
             try:
-                await self._load(corpus)
-            except errors.AeencError as error:
-                self._set_damaged(corpus, error)
+                await asyncio.to_thread(self._sweep, corpus)
+                await self._follow(corpus, is_new=True)
             except OSError as error:  # the disk cannot read it, or we may not
                 self._set_damaged(corpus, unreadable(error))
+        with suppress(OSError):
+            await self._report()
         self._tell()
+
+    async def follow(self) -> None:
+        """Looks once at what other processes have done. Raises OSError when the store is away."""
+        corpora = await asyncio.to_thread(self._find_corpora)
+        if not corpora and self._corpora:
+            raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
+        for corpus in corpora:
+            await self._follow(corpus)
+        await self._report()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
         """Lists all corpora by name, with their active generations."""
         return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
+
+    def replicas(self, corpus: str) -> tuple[ReplicaState, ...]:
+        """What the live replicas serve of a corpus, this one first."""
+        return self._replicas.states(corpus)
 
     def active_id(self, corpus: str) -> str | None:
         """The id of the active generation; None when there is none."""
@@ -96,7 +125,11 @@ class Catalogue:
         active = self._active.get(corpus)
         if active is not None and generation_id in {"", active.id}:
             return active
-        self.check_known(corpus)
+        await self.check_known(corpus)
+        if not generation_id and corpus not in self._damaged:  # another replica may just have activated one
+            await self._follow(corpus)
+            if corpus in self._active:
+                return self._active[corpus]
         if not generation_id:
             if corpus in self._damaged:
                 damage = self._damaged[corpus]
@@ -120,40 +153,51 @@ class Catalogue:
         active, DataLoss when a file differs from its manifest; then the active one keeps serving. The same `request_id`
         gets the same answer again and moves nothing; AlreadyExists when it asked for something else before.
         """
-        self.check_known(corpus)
+        await self.check_known(corpus)
         async with self._switching:
             previous = await asyncio.to_thread(self._recorded, corpus)
             note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous)
             before = await self._noted(corpus, "activate", request_id, note)
             if before is not None and (before.done or previous == generation_id):
                 artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
-                return Activation(artifact, before.previous or None)
+                return Activation(artifact, before.previous or None, self.replicas(corpus))
             check_expected(corpus, previous or None, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
             moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
             await finish(moved)  # a cancelled call moves both or none
-        return Activation(candidate.generation.artifact, moved.result() or None)
+        previous, move = moved.result()
+        replicas = await self.reached(corpus, move)
+        return Activation(candidate.generation.artifact, previous or None, replicas)
+
+    async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
+        """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
+        await self._report()
+        return await self._replicas.reached(corpus, move.number)
 
     async def generations(self, corpus: str) -> list[Artifact]:
         """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
-        self.check_known(corpus)
+        await self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one.
 
-        A `request_id` that has deleted it does nothing again; AlreadyExists when it deleted another one.
+        Whoever reads it keeps it; its files go when the last one has let go. A `request_id` that has deleted it does
+        nothing again; AlreadyExists when it deleted another one. Returns the live replicas.
         """
         async with self._switching:
             note = RequestNote({"generation": generation_id})
             before = await self._noted(corpus, "delete", request_id, note)
             ids = await asyncio.to_thread(self._store.list, folder_of(corpus)) if before else []
             if before is not None and (before.done or generation_id not in ids):
-                return
-            self.check_known(corpus)
+                return self.replicas(corpus)
+            await self.check_known(corpus)
+            await self._follow(corpus)
             check_inactive(corpus, generation_id, self.active_id(corpus))
-            await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
+            removed = asyncio.create_task(self._remove(corpus, generation_id, request_id, note))
+            await finish(removed)
+        return await self.reached(corpus, removed.result())
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Hashes every file of a generation ("": the active one) and searches for its own vectors.
@@ -161,7 +205,7 @@ class Catalogue:
         Raises NotFound, and DataLoss whose metadata says what is damaged. It changes nothing: to repair a damaged
         generation, build it again and activate it.
         """
-        self.check_known(corpus)
+        await self.check_known(corpus)
         active = await asyncio.to_thread(read_active, self._store, corpus)
         wanted = generation_id or active
         if not wanted:
@@ -181,8 +225,10 @@ class Catalogue:
         self._corpora.add(corpus)
         self._pinned.pop((corpus, generation_id), None)
 
-    def check_known(self, corpus: str) -> None:
-        """Raises NotFound for a corpus without any generation."""
+    async def check_known(self, corpus: str) -> None:
+        """Raises NotFound for a corpus without any generation, also in the store."""
+        if corpus not in self._corpora and is_corpus_name(corpus):
+            await self._follow(corpus)
         check_known(corpus, self._corpora)
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
@@ -194,8 +240,8 @@ class Catalogue:
 
     async def _move(
         self, corpus: str, candidate: ServedGeneration, expected: str | None, request_id: str, note: RequestNote
-    ) -> str:
-        """Moves on disk, then in memory; returns what was active before. Never cancelled between, as both must agree.
+    ) -> tuple[str, Move]:
+        """Moves on disk, then in memory, which must agree; returns what was active before, and the move.
 
         Raises Aborted if another process has moved since, so that another than the expected one is active.
         """
@@ -210,37 +256,41 @@ class Catalogue:
         done = replace(note, previous=previous, done=True)
         await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, done)
         log.info("activated", corpus=corpus, generation=candidate.id, previous=previous)
-        return previous
+        return previous, move
 
     def _swap(self, corpus: str, served: ServedGeneration, move: Move) -> None:
         """Serves a generation instead of the one before, unless what is served comes from a later move."""
-        if move.number < self._served_moves.get(corpus, 0):
+        if move.number < self._followed.get(corpus, 0):
             return
         before = self._active.get(corpus)
         if before is not None and before.id != served.id:
             self._pin(corpus, before)  # callers that pinned it can go on
         self._active[corpus] = served
-        self._served_moves[corpus] = move.number
+        self._followed[corpus] = move.number
         self._damaged.pop(corpus, None)
         self._tell()
 
-    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
+    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> Move:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
-        left = await asyncio.to_thread(self._delete, corpus, generation_id)
+        self._pinned.pop((corpus, generation_id), None)
+        move, left = await asyncio.to_thread(self._delete, corpus, generation_id)
         self._pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
+        if corpus in self._followed or not left:
+            self._followed[corpus] = max(move.number, self._followed.get(corpus, 0))
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
+        return move
 
-    def _delete(self, corpus: str, generation_id: str) -> list[str]:
+    def _delete(self, corpus: str, generation_id: str) -> tuple[Move, list[str]]:
         """Deletes a generation that is not active, and returns what is left. Nobody activates it meanwhile."""
         with moving(self._store, corpus, alone=True):
             check_inactive(corpus, generation_id, read_active(self._store, corpus))
             self._store.delete(folder_of(corpus), generation_id)
-            note_change(self._store, corpus, "delete", generation_id)
+            move = note_change(self._store, corpus, "delete", generation_id)
         left = self._store.list(folder_of(corpus))
         drop_codes(self._store, corpus, left)
-        return left
+        return move, left
 
     def _recorded(self, corpus: str) -> str:
         """The generation that the store says is active; "" for none, also when nobody can read which."""
@@ -254,25 +304,77 @@ class Catalogue:
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
         return sorted(name for name in names if is_corpus_name(name))
 
-    async def _load(self, corpus: str) -> None:
-        """Opens the active generation of a corpus that has generations."""
-        await asyncio.to_thread(self._store.sweep, folder_of(corpus))
-        ids = await asyncio.to_thread(self._store.list, folder_of(corpus))
-        await asyncio.to_thread(drop_codes, self._store, corpus, ids)
+    async def _follow(self, corpus: str, *, is_new: bool = False) -> None:
+        """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
+
+        A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
+        `is_new` is for the start, where nothing serves yet.
+        """
+        try:
+            move, ids, is_due = await asyncio.to_thread(self._look, corpus)
+            if not ids and not move.number:
+                return  # nobody knows it
+            self._keep_known(corpus, ids)
+            await self._serve(corpus, move, is_checked=not is_new)
+            if move.number > self._followed.get(corpus, -1):
+                self._followed[corpus] = move.number
+                for listener in self._followers:
+                    listener(corpus)
+            if is_due:
+                await asyncio.to_thread(self._sweep, corpus)
+        except (errors.AeencError, OSError) as error:
+            problem = unreadable(error) if isinstance(error, OSError) else error
+            if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
+                self._set_damaged(corpus, problem)
+                self._tell()
+
+    def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
+        """Takes note of the generations that there are, and lets go of pinned ones that are not."""
         if ids:
             self._corpora.add(corpus)
-            active = await asyncio.to_thread(self._open_active, corpus)
-            if active is not None:
-                self._active[corpus] = active
+            for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
+                del self._pinned[key]
+
+    async def _serve(self, corpus: str, move: Move, *, is_checked: bool) -> None:
+        """Opens and warms what is active beside what serves, then swaps."""
+        serving = self._active.get(corpus)
+        if not move.generation or (serving is not None and serving.id == move.generation):
+            if self._damaged.pop(corpus, None) is not None:
+                self._tell()
+        elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look
+            served = await asyncio.to_thread(self._open, corpus, move.generation, hashed=False)
+            if is_checked:
+                await self._check_by_searching(served)
+            self._swap(corpus, served, move)
+            log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
+
+    def _look(self, corpus: str) -> tuple[Move, list[str], bool]:
+        """The latest move, then the generations, which are those at that move or later; and whether to sweep."""
+        move, folder = latest_move(self._store, corpus), folder_of(corpus)
+        ids = self._store.list(folder)
+        is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
+        return move, ids, is_due and self._store.has_deleted(folder)
+
+    def _sweep(self, corpus: str) -> None:
+        """Removes what killed processes and deletions have left and nobody reads."""
+        self._swept_at[corpus] = time.monotonic()
+        self._store.sweep(folder_of(corpus))
+        drop_codes(self._store, corpus, self._store.list(folder_of(corpus)))
+
+    async def _report(self) -> None:
+        """Tells the other replicas what holds here. If the store is away, they hear of it later."""
+        now = {}
+        for corpus in self._corpora:
+            served, damage = self._active.get(corpus), self._damaged.get(corpus)
+            known = (served.id, served.generation.space_id) if served else ("", "")
+            now[corpus] = Followed(self._followed.get(corpus, 0), *known, reason=damage.message if damage else "")
+        self._replicas.serve(now)
+        await asyncio.to_thread(self._replicas.look)
 
     def _set_damaged(self, corpus: str, error: errors.AeencError) -> None:
         log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
         self._corpora.add(corpus)
         self._damaged[corpus] = error
-
-    def _open_active(self, corpus: str) -> ServedGeneration | None:
-        generation_id = read_active(self._store, corpus)
-        return None if generation_id is None else self._open(corpus, generation_id, hashed=False)
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
