@@ -77,9 +77,17 @@ class Hold:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path / MANIFEST, os.O_RDONLY)
+        self._manifest = path / MANIFEST
+        self._descriptor = os.open(self._manifest, os.O_RDONLY)
         with contextlib.suppress(BlockingIOError):  # it is being removed: what is opened next is not there
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def stands(self) -> bool:
+        """Whether the artifact still stands at its place: not deleted, nor replaced because it was damaged."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._manifest.stat())
+        except FileNotFoundError:
+            return False
 
     def __del__(self) -> None:
         if (descriptor := getattr(self, "_descriptor", None)) is not None:  # else the manifest was not there

@@ -311,11 +311,11 @@ class Catalogue:
         `is_new` is for the start, where nothing serves yet.
         """
         try:
-            move, ids, is_due = await asyncio.to_thread(self._look, corpus)
+            move, ids, is_due, is_replaced = await asyncio.to_thread(self._look, corpus)
             if not ids and not move.number:
                 return  # nobody knows it
             self._keep_known(corpus, ids)
-            await self._serve(corpus, move, is_checked=not is_new)
+            await self._serve(corpus, move, is_checked=not is_new, is_replaced=is_replaced)
             if move.number > self._followed.get(corpus, -1):
                 self._followed[corpus] = move.number
                 for listener in self._followers:
@@ -335,10 +335,11 @@ class Catalogue:
             for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
                 del self._pinned[key]
 
-    async def _serve(self, corpus: str, move: Move, *, is_checked: bool) -> None:
-        """Opens and warms what is active beside what serves, then swaps."""
+    async def _serve(self, corpus: str, move: Move, *, is_checked: bool, is_replaced: bool) -> None:
+        """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
         serving = self._active.get(corpus)
-        if not move.generation or (serving is not None and serving.id == move.generation):
+        is_same = serving is not None and serving.id == move.generation and not is_replaced
+        if not move.generation or is_same:
             if self._damaged.pop(corpus, None) is not None:
                 self._tell()
         elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look
@@ -348,12 +349,17 @@ class Catalogue:
             self._swap(corpus, served, move)
             log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
 
-    def _look(self, corpus: str) -> tuple[Move, list[str], bool]:
-        """The latest move, then the generations, which are those at that move or later; and whether to sweep."""
+    def _look(self, corpus: str) -> tuple[Move, list[str], bool, bool]:
+        """The latest move, then the generations, which are those at that move or later.
+
+        Then whether to sweep, and whether the generation that serves has been replaced by another of the same content.
+        """
         move, folder = latest_move(self._store, corpus), folder_of(corpus)
         ids = self._store.list(folder)
         is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
-        return move, ids, is_due and self._store.has_deleted(folder)
+        serving = self._active.get(corpus)
+        held = serving.generation.held if serving is not None and serving.id in ids else None
+        return move, ids, is_due and self._store.has_deleted(folder), held is not None and not held.stands()
 
     def _sweep(self, corpus: str) -> None:
         """Removes what killed processes and deletions have left and nobody reads."""

@@ -9,7 +9,7 @@ import pytest
 from aeenc import errors
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.replicas import Followed, Replicas
-from support.waiting import eventually
+from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, vector_of
 
 TWO = vector_of("ice melts")[None, :]
@@ -75,6 +75,18 @@ async def test_a_generation_that_a_replica_cannot_open_is_reported_and_the_one_b
         await eventually(follows)
 
 
+async def test_a_damaged_generation_that_one_replica_builds_again_is_opened_again_by_the_other(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        first = (await one.client.build("science", facts())).id
+        assert await served(two) == first
+        before = catalogue_of(two)._active["science"]
+        path = one.store.root / "generations/science" / first / "premises.jsonl"
+        path.write_bytes(path.read_bytes()[:-1] + b"X")
+        assert (await one.client.build("science", facts())).id == first
+        await until(lambda: catalogue_of(two)._active["science"] is not before)
+        assert len(await two.client.get_premises("science", ["f1", "f9"])) == 2
+
+
 async def test_of_replicas_that_race_with_the_same_expectation_one_wins(serve):
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         ids = [(await one.client.build("science", facts()[:count])).id for count in (6, 8, 10)]
@@ -118,6 +130,8 @@ async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_t
         await one.client.put_explanations("science", [("a pole melts", ["f5"])])
         before = await two.client.retrieve("science", ["the pole"], prior=1.0)
         assert before[0][0].id == "f5"
+        await one.client.put_explanations("science", [("a pole melts", ["f6"])], replace=True)
+        assert (await two.client.retrieve("science", ["the pole"], prior=1.0))[0][0].id == "f6"
         assert await two.client.put_explanations("science", [("a lamp shines", ["f4"])]) == 2
         assert await one.client.put_explanations("science", [("a pole melts", ["f6"])]) == 2
 
