@@ -172,7 +172,8 @@ class Catalogue:
 
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
         """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
-        await self._report()
+        with suppress(OSError):  # the move is made
+            await self._report()
         return await self._replicas.reached(corpus, move.number)
 
     async def generations(self, corpus: str) -> list[Artifact]:

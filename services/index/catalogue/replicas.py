@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Replicas:
         self._me = Replica(instance)
         self._beat = 0
         self._seen: dict[Path, tuple[int, float, Replica]] = {}  # the beat, since when it is the same
-        self._signed_off = False
+        self._looking, self._signed_off = threading.Lock(), False
 
     @property
     def alive(self) -> list[Replica]:
@@ -83,8 +84,11 @@ class Replicas:
 
     def look(self) -> None:
         """Writes the own record and reads the others'. Raises OSError when the store is away."""
-        if self._signed_off:
-            return
+        with self._looking:  # a call and the follower may look at once
+            if not self._signed_off:
+                self._look()
+
+    def _look(self) -> None:
         self._beat += 1
         record = {"format_version": FORMAT_VERSION, "beat": self._beat, **asdict(self._me)}
         make_directory(self._folder)
@@ -124,8 +128,8 @@ class Replicas:
 
     def sign_off(self) -> None:
         """Removes the own record: this replica is gone."""
-        self._signed_off = True
-        with suppress(OSError):
+        with self._looking, suppress(OSError):
+            self._signed_off = True
             self._own.unlink(missing_ok=True)
 
 

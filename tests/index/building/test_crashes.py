@@ -9,7 +9,7 @@ import pytest
 
 from aeenc import Channel, IndexClient
 from aeenc.v1 import types_pb2
-from benchmarks.fleet.fleet import take_over
+from benchmarks.fleet.fleet import PREMISES, take_over
 from benchmarks.harness.rows import ROOT
 from benchmarks.index.crash import crash
 from benchmarks.index.fleet import running_index
@@ -88,6 +88,6 @@ async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed():
 
 @pytest.mark.slow
 async def test_a_build_whose_replica_is_killed_goes_on_at_another():
-    done = await take_over(ROOT, 2000)
+    done = await take_over(ROOT, PREMISES)
     assert done.is_whole
     assert done.again <= done.encoded / 10

@@ -157,6 +157,12 @@ async def test_a_replica_whose_store_is_away_serves_what_it_has_and_follows_agai
         assert await served(one) == first
 
 
+async def test_calls_and_the_follower_may_look_at_the_same_time(artifact_store):
+    replicas = Replicas(artifact_store, "one", lease_s=10.0, wait_s=0.0)
+    await asyncio.gather(*(asyncio.to_thread(replicas.look) for _ in range(200)))
+    assert len(replicas.alive) == 1
+
+
 def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifact_store, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)
