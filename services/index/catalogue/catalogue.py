@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -43,6 +43,19 @@ PINNED_BYTES = 8 * 1024**3
 LEASE_S, WAIT_S = 10.0, 5.0
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the store holds of a corpus: the latest move, and the generations at that move or later.
+
+    Whether deleted ones still lie there, now and then; whether the one that serves was replaced by the same content.
+    """
+
+    move: Move
+    ids: Sequence[str]
+    has_deleted: bool
+    is_replaced: bool
 
 
 class Catalogue:
@@ -97,11 +110,11 @@ class Catalogue:
 
     async def follow(self) -> None:
         """Looks once at what other processes have done. Raises OSError when the store is away."""
-        corpora = await asyncio.to_thread(self._find_corpora)
-        if not corpora and self._corpora:
+        seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in self._find_corpora()])
+        if not seen and self._corpora:
             raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
-        for corpus in corpora:
-            await self._follow(corpus)
+        for corpus, look in seen:
+            await self._follow(corpus, look)
         await self._report()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
@@ -305,23 +318,25 @@ class Catalogue:
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
         return sorted(name for name in names if is_corpus_name(name))
 
-    async def _follow(self, corpus: str, *, is_new: bool = False) -> None:
+    async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
         A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
-        `is_new` is for the start, where nothing serves yet.
+        `seen` is a look of just now; `is_new` is for the start, where nothing serves yet.
         """
+        look = await asyncio.to_thread(self._try_to_look, corpus) if seen is None else seen
         try:
-            move, ids, is_due, is_replaced = await asyncio.to_thread(self._look, corpus)
-            if not ids and not move.number:
+            if isinstance(look, errors.AeencError):
+                raise look
+            if not look.ids and not look.move.number:
                 return  # nobody knows it
-            self._keep_known(corpus, ids)
-            await self._serve(corpus, move, is_checked=not is_new, is_replaced=is_replaced)
-            if move.number > self._followed.get(corpus, -1):
-                self._followed[corpus] = move.number
+            self._keep_known(corpus, look.ids)
+            await self._serve(corpus, look, is_checked=not is_new)
+            if look.move.number > self._followed.get(corpus, -1):
+                self._followed[corpus] = look.move.number
                 for listener in self._followers:
                     listener(corpus)
-            if is_due:
+            if look.has_deleted:
                 await asyncio.to_thread(self._sweep, corpus)
         except (errors.AeencError, OSError) as error:
             problem = unreadable(error) if isinstance(error, OSError) else error
@@ -336,10 +351,10 @@ class Catalogue:
             for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
                 del self._pinned[key]
 
-    async def _serve(self, corpus: str, move: Move, *, is_checked: bool, is_replaced: bool) -> None:
+    async def _serve(self, corpus: str, look: Look, *, is_checked: bool) -> None:
         """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
-        serving = self._active.get(corpus)
-        is_same = serving is not None and serving.id == move.generation and not is_replaced
+        move, serving = look.move, self._active.get(corpus)
+        is_same = serving is not None and serving.id == move.generation and not look.is_replaced
         if not move.generation or is_same:
             if self._damaged.pop(corpus, None) is not None:
                 self._tell()
@@ -350,17 +365,20 @@ class Catalogue:
             self._swap(corpus, served, move)
             log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
 
-    def _look(self, corpus: str) -> tuple[Move, list[str], bool, bool]:
-        """The latest move, then the generations, which are those at that move or later.
-
-        Then whether to sweep, and whether the generation that serves has been replaced by another of the same content.
-        """
-        move, folder = latest_move(self._store, corpus), folder_of(corpus)
-        ids = self._store.list(folder)
-        is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
-        serving = self._active.get(corpus)
-        held = serving.generation.held if serving is not None and serving.id in ids else None
-        return move, ids, is_due and self._store.has_deleted(folder), held is not None and not held.stands()
+    def _try_to_look(self, corpus: str) -> Look | errors.AeencError:
+        """Looks at a corpus in the store, or tells why nobody can."""
+        try:
+            folder, serving = folder_of(corpus), self._active.get(corpus)
+            move = latest_move(self._store, corpus)
+            ids = self._store.list(folder)  # after the move: without what it has deleted
+            held = serving.generation.held if serving is not None and serving.id in ids else None
+            is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
+            has_deleted = is_due and self._store.has_deleted(folder)
+            return Look(move, ids, has_deleted, is_replaced=held is not None and not held.stands())
+        except OSError as error:
+            return unreadable(error)
+        except errors.AeencError as error:
+            return error
 
     def _sweep(self, corpus: str) -> None:
         """Removes what killed processes and deletions have left and nobody reads."""
