@@ -1,15 +1,17 @@
 """The index processes over one store: who is alive, and how far each has followed the moves of each corpus.
 
-    look ──► own record: replicas/<name>.json {beat, serves} ──► everybody else's ──► alive: the beat has changed lately
+    look ──► own record: replicas/<name>.json {beat, corpora} ──► the others' ──► alive: the beat has changed lately
 
 Each replica replaces its own record and reads the others'. A replica is alive for whoever has seen its beat change
-within `lease_s` on their own clock; clocks of two hosts are never compared. What cannot be read does no harm: who
-follows is the store's to say, this only tells who has.
+within `lease_s` on their own clock; clocks of two hosts are never compared. A process that has died is found out at
+once where the kernel takes its lock away, replicas/<name>.lock. What cannot be read does no harm: what is active is
+the moves' to say, this only tells who has followed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import threading
 import time
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from aeenc import errors
 from services.index.values import ReplicaState
@@ -26,7 +29,7 @@ from services.store.artifacts import ArtifactStore, make_directory
 from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
-FOLDER = "replicas"
+FOLDER, LOCK = "replicas", ".lock"
 FORMAT_VERSION = 1
 POLL_S = 0.05
 FORGET = 20  # leases of silence after which a record is removed
@@ -69,6 +72,7 @@ class Replicas:
         self._me = Replica(instance)
         self._beat = 0
         self._seen: dict[Path, tuple[int, float, Replica]] = {}  # the beat, since when it is the same
+        self._lock: BinaryIO | None = None
         self._looking, self._signed_off = threading.Lock(), False
 
     @property
@@ -92,6 +96,9 @@ class Replicas:
         self._beat += 1
         record = {"format_version": FORMAT_VERSION, "beat": self._beat, **asdict(self._me)}
         make_directory(self._folder)
+        if self._lock is None:
+            self._lock = self._own.with_suffix(LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         temporary = self._folder / f".{self._own.name}"
         temporary.write_text(json.dumps(record))  # not synced: after a power cut nobody lives
         temporary.replace(self._own)
@@ -100,10 +107,13 @@ class Replicas:
         for path in self._folder.glob("[!.]*.json"):
             if path == self._own or (found := _read(path)) is None:
                 continue
+            if _is_dead(path.with_suffix(LOCK)):
+                _remove(path)
+                continue
             beat, since, _ = before.get(path, (None, 0.0, None))
             self._seen[path] = (found[0], since if beat == found[0] else now, found[1])
             if now - self._seen[path][1] >= FORGET * self._lease_s:
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     async def reached(self, corpus: str, move: int) -> tuple[ReplicaState, ...]:
         """Waits until all that are alive have followed a corpus to a move, at most `wait_s`. Returns all of them."""
@@ -130,7 +140,24 @@ class Replicas:
         """Removes the own record: this replica is gone."""
         with self._looking, suppress(OSError):
             self._signed_off = True
-            self._own.unlink(missing_ok=True)
+            _remove(self._own)
+            if self._lock is not None:
+                self._lock.close()
+
+
+def _is_dead(lock: Path) -> bool:
+    """Whether the kernel has taken a process's lock away; False where nobody can tell."""
+    try:
+        with lock.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # held, gone, or on a disk without locks
+        return False
+
+
+def _remove(record: Path) -> None:
+    record.unlink(missing_ok=True)
+    record.with_suffix(LOCK).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[int, Replica] | None:

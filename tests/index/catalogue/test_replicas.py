@@ -157,10 +157,24 @@ async def test_a_replica_whose_store_is_away_serves_what_it_has_and_follows_agai
         assert await served(one) == first
 
 
+def test_a_replica_whose_process_has_died_is_forgotten_at_once(artifact_store):
+    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
+    two.look()
+    one.look()
+    assert len(one.alive) == 2
+    two._lock.close()  # as the kernel does
+    one.look()
+    assert len(one.alive) == 1
+    assert len(list((artifact_store.root / "replicas").iterdir())) == 2, "its own record and lock"
+    one.sign_off()
+    assert not list((artifact_store.root / "replicas").iterdir())
+
+
 async def test_calls_and_the_follower_may_look_at_the_same_time(artifact_store):
     replicas = Replicas(artifact_store, "one", lease_s=10.0, wait_s=0.0)
     await asyncio.gather(*(asyncio.to_thread(replicas.look) for _ in range(200)))
     assert len(replicas.alive) == 1
+    replicas.sign_off()
 
 
 def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifact_store, monkeypatch):
@@ -186,3 +200,4 @@ def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifa
     two.sign_off()
     one.look()
     assert len(one.alive) == 1
+    one.sign_off()
