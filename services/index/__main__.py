@@ -127,6 +127,7 @@ def _on_files(
         await follower.close()
         batcher.close()
         executor.close()
+        catalogue.close()
 
     return Backend(catalogue, retrieval, builder, explanations, load, close)
 

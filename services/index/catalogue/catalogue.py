@@ -117,6 +117,11 @@ class Catalogue:
             await self._follow(corpus, look)
         await self._report()
 
+    def close(self) -> None:
+        """Lets go of every generation."""
+        self._active.clear()
+        self._pinned.clear()
+
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
         """Lists all corpora by name, with their active generations."""
         return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
