@@ -106,9 +106,9 @@ def _on_files(
     catalogue = Catalogue(
         store,
         batcher,
+        replicas,
         pinned_generations=settings.pinned_generations,
         pinned_bytes=settings.pinned_bytes,
-        replicas=replicas,
     )
     catalogue.on_change(health.source("corpora"))
     follower = Follower(catalogue, replicas, settings.look_s, health.source("store"))

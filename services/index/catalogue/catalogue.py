@@ -40,7 +40,6 @@ ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
 PINNED_BYTES = 8 * 1024**3
-LEASE_S, WAIT_S = 10.0, 5.0
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
 
@@ -65,14 +64,12 @@ class Catalogue:
         self,
         store: ArtifactStore,
         batcher: SearchBatcher,
+        replicas: Replicas,
         *,
         pinned_generations: int = 4,
         pinned_bytes: int = PINNED_BYTES,
-        replicas: Replicas | None = None,
     ) -> None:
-        self._store = store
-        self._replicas = replicas or Replicas(store, "index", lease_s=LEASE_S, wait_s=WAIT_S)
-        self._batcher = batcher
+        self._store, self._batcher, self._replicas = store, batcher, replicas
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
@@ -313,10 +310,9 @@ class Catalogue:
 
     def _recorded(self, corpus: str) -> str:
         """The generation that the store says is active; "" for none, also when nobody can read which."""
-        try:
+        with suppress(errors.DataLoss):
             return read_active(self._store, corpus) or ""
-        except errors.DataLoss:
-            return ""
+        return ""
 
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
@@ -333,9 +329,9 @@ class Catalogue:
         try:
             if isinstance(look, errors.AeencError):
                 raise look
+            self._keep_known(corpus, look.ids)
             if not look.ids and not look.move.number:
                 return  # nobody knows it
-            self._keep_known(corpus, look.ids)
             await self._serve(corpus, look, is_checked=not is_new)
             if look.move.number > self._followed.get(corpus, -1):
                 self._followed[corpus] = look.move.number
@@ -355,6 +351,8 @@ class Catalogue:
             self._corpora.add(corpus)
             for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
                 del self._pinned[key]
+        elif corpus not in self._active:
+            self._corpora.discard(corpus)
 
     async def _serve(self, corpus: str, look: Look, *, is_checked: bool) -> None:
         """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
@@ -394,7 +392,7 @@ class Catalogue:
     async def _report(self) -> None:
         """Tells the other replicas what holds here. If the store is away, they hear of it later."""
         now = {}
-        for corpus in self._corpora:
+        for corpus in {*self._corpora, *self._followed}:
             served, damage = self._active.get(corpus), self._damaged.get(corpus)
             known = (served.id, served.generation.space_id) if served else ("", "")
             now[corpus] = Followed(self._followed.get(corpus, 0), *known, reason=damage.message if damage else "")

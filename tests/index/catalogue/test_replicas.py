@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
+from aeenc.v1 import index_pb2
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.replicas import Followed, Replicas
 from support.waiting import eventually, until
@@ -122,6 +123,17 @@ async def test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_w
             return not list((one.store.root / "generations/science").glob(".deleted-*"))
 
         await eventually(is_gone)
+
+
+async def test_a_corpus_whose_last_generation_one_replica_deletes_is_unknown_to_the_other(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        only = (await one.client.build("science", facts(), activate=False)).id
+        assert await served(two, only) == only
+        request = index_pb2.DeleteGenerationRequest(corpus="science", generation=only)
+        done = await one.client._admin_channel.unary(one.client._admin.DeleteGeneration, request)
+        assert [each.behind for each in done.replicas] == [False, False]
+        with pytest.raises(errors.NotFound, match="known: none yet"):
+            await two.client.generations("science")
 
 
 async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_to(serve):
