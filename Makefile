@@ -22,7 +22,7 @@ WORKERS ?= 4
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 BENCHMARKS := $(notdir $(basename $(shell grep -ls '__main__' benchmarks/*/*.py)))
-BENCH := $(wildcard benchmarks/*/$(NAME).py)
+BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help

@@ -18,14 +18,13 @@ from aeenc.cli.learning.evaluation import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import FOLDER
 from benchmarks.harness.rows import ROOT
+from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
     KIND,
     VECTORS,
     PremiseRecord,
     folder_of,
     generation_meta,
-    read_active,
-    write_active,
     write_premises,
 )
 from services.store.artifacts import Artifact, ArtifactStore

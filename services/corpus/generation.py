@@ -6,11 +6,9 @@ says, float16). Everything else that a search engine needs belongs to the index.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,11 +16,9 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.premises import PREMISES, PremiseRecord, Premises, write_premises
-from services.store.artifacts import Artifact, ArtifactStore, atomic_write
-from services.store.formats import check_format
+from services.store.artifacts import Artifact, ArtifactStore, Hold
 
 __all__ = [
-    "ACTIVE",
     "KIND",
     "PREMISES",
     "VECTORS",
@@ -35,16 +31,12 @@ __all__ = [
     "generation_meta",
     "is_corpus_name",
     "open_generation",
-    "read_active",
-    "write_active",
     "write_premises",
 ]
 
 Storage = Literal["float32", "float16"]
 KIND = "generation"
 VECTORS = "vectors.npy"
-ACTIVE = ".active.json"
-FORMAT_VERSION = 1
 _CORPUS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -59,6 +51,7 @@ class Generation:
     space_id: str
     premise_version: str
     dim: int
+    held: Hold | None = None  # ends with the generation, and then its files may go
 
     @property
     def id(self) -> str:
@@ -126,7 +119,11 @@ def generation_meta(
 def open_generation(
     store: ArtifactStore, corpus: str, generation_id: str, *, verify: Literal["full", "size"] = "size"
 ) -> Generation:
-    """Opens a generation. Raises NotFound, or DataLoss with the name of the file that differs from the manifest."""
+    """Opens a generation, whose files stay as long as it is in use, whoever deletes it meanwhile.
+
+    Raises NotFound, or DataLoss with the name of the file that differs from the manifest.
+    """
+    held = store.hold(folder_of(corpus), generation_id)
     artifact = store.open(folder_of(corpus), generation_id, verify=verify)
     meta = artifact.meta
     try:
@@ -140,39 +137,4 @@ def open_generation(
     if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != stored:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
         raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")
-    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1])
-
-
-def read_active(store: ArtifactStore, corpus: str) -> str | None:
-    """Returns the id of the generation that searches see; None before the first activation.
-
-    Raises DataLoss for a damaged pointer, NewerFormat for one of a newer release.
-    """
-    record = _read_pointer(store.root / folder_of(corpus) / ACTIVE)
-    return None if record is None else str(record["generation"])
-
-
-def write_active(store: ArtifactStore, corpus: str, generation_id: str) -> None:
-    """Moves the pointer to the active generation, durably and as a whole, also in place of a damaged one.
-
-    What a later minor release has added to it stays. Raises NewerFormat when it is not to be replaced.
-    """
-    path = store.root / folder_of(corpus) / ACTIVE
-    try:
-        last = _read_pointer(path) or {}
-    except errors.DataLoss:
-        last = {}
-    record = {**last, "format_version": FORMAT_VERSION, "generation": generation_id}
-    atomic_write(path, json.dumps(record).encode())
-
-
-def _read_pointer(path: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        check_format(record, FORMAT_VERSION, str(path))
-        record["generation"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise errors.DataLoss(f"{path} cannot be read ({error}); activate a generation again") from error
-    return record
+    return Generation(artifact, premises, vectors, corpus, *stamp, dim=expected[1], held=held)

@@ -10,6 +10,8 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
 from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.following import Follower
+from services.index.catalogue.replicas import Replicas
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.executor import LexicalExecutor
 from services.index.metrics import IndexMetrics
@@ -99,12 +101,18 @@ def _on_files(
 ) -> Backend:
     """Wires up generations in files, searched in this process by FAISS and by words."""
     store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
+    replicas = Replicas(store, settings.instance, lease_s=settings.replica_lease_s, wait_s=settings.replica_wait_s)
     batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
     catalogue = Catalogue(
-        store, batcher, pinned_generations=settings.pinned_generations, pinned_bytes=settings.pinned_bytes
+        store,
+        batcher,
+        replicas,
+        pinned_generations=settings.pinned_generations,
+        pinned_bytes=settings.pinned_bytes,
     )
     catalogue.on_change(health.source("corpora"))
-    explanations = Explanations(store)
+    follower = Follower(catalogue, replicas, settings.look_s, health.source("store"))
+    explanations = Explanations(store, catalogue)
     ranker = Ranker(batcher, executor, encoder, _reranker(settings, channel), pool=settings.k_max)
     retrieval = Retrieval(catalogue, batcher, ranker, explanations, settings.limits)
     builder = Builder(store, catalogue, channel, settings.limits, _build_options(settings))
@@ -113,10 +121,13 @@ def _on_files(
         batcher.start()
         await catalogue.load()
         await builder.sweep()
+        await follower.start()
 
     async def close() -> None:
+        await follower.close()
         batcher.close()
         executor.close()
+        catalogue.close()
 
     return Backend(catalogue, retrieval, builder, explanations, load, close)
 

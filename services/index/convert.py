@@ -22,6 +22,7 @@ from services.index.values import (
     FusionMethod,
     GenerationView,
     Mode,
+    ReplicaState,
     RetrievalResult,
     Sameness,
     Scope,
@@ -262,7 +263,20 @@ def _timings(answer: RetrievalResult) -> types_pb2.Timings:
     )
 
 
-def to_corpus_info(corpus: str, served: GenerationView | None) -> index_pb2.CorpusInfo:
-    """Converts a corpus and its active generation."""
+def to_corpus_info(
+    corpus: str, served: GenerationView | None, replicas: Sequence[ReplicaState]
+) -> index_pb2.CorpusInfo:
+    """Converts a corpus, its active generation, and what the replicas serve."""
     active = to_generation(served.generation.artifact, active=True) if served else None
-    return index_pb2.CorpusInfo(corpus=corpus, active=active)
+    return index_pb2.CorpusInfo(corpus=corpus, active=active, replicas=map(to_replica, replicas))
+
+
+def to_replica(state: ReplicaState) -> index_pb2.IndexReplica:
+    """Converts what a replica serves."""
+    return index_pb2.IndexReplica(
+        instance=state.instance,
+        generation=state.generation,
+        space_id=state.space_id,
+        behind=state.is_behind,
+        reason=state.reason,
+    )

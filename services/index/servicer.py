@@ -61,7 +61,10 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
     ) -> index_pb2.IndexServiceGetInfoResponse:
         return index_pb2.IndexServiceGetInfoResponse(
             service=to_service_info(self._server, self._limits),
-            corpora=[convert.to_corpus_info(corpus, served) for corpus, served in self._catalogue.corpora()],
+            corpora=[
+                convert.to_corpus_info(corpus, served, self._catalogue.replicas(corpus))
+                for corpus, served in self._catalogue.corpora()
+            ],
         )
 
 
@@ -93,7 +96,9 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
             request.corpus, request.generation, expected=expected, request_id=request.request_id
         )
         return index_pb2.ActivateGenerationResponse(
-            active=convert.to_generation(done.active, active=True), previous_generation=done.previous or ""
+            active=convert.to_generation(done.active, active=True),
+            previous_generation=done.previous or "",
+            replicas=map(convert.to_replica, done.replicas),
         )
 
     async def ListGenerations(
@@ -118,13 +123,15 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     async def DeleteGeneration(
         self, request: index_pb2.DeleteGenerationRequest, _context: Any
     ) -> index_pb2.DeleteGenerationResponse:
-        await self._catalogue.delete(request.corpus, request.generation, request_id=request.request_id)
-        return index_pb2.DeleteGenerationResponse(generation=request.generation)
+        replicas = await self._catalogue.delete(request.corpus, request.generation, request_id=request.request_id)
+        return index_pb2.DeleteGenerationResponse(
+            generation=request.generation, replicas=map(convert.to_replica, replicas)
+        )
 
     async def PutExplanations(
         self, requests: AsyncIterator[index_pb2.PutExplanationsRequest], _context: Any
     ) -> index_pb2.PutExplanationsResponse:
         corpus, replace, explanations = await convert.to_explanations(requests, self._limits)
-        self._catalogue.check_known(corpus)
-        total = await self._explanations.put(corpus, explanations, replace=replace)
-        return index_pb2.PutExplanationsResponse(total_size=total)
+        await self._catalogue.check_known(corpus)
+        total, replicas = await self._explanations.put(corpus, explanations, replace=replace)
+        return index_pb2.PutExplanationsResponse(total_size=total, replicas=map(convert.to_replica, replicas))

@@ -72,6 +72,15 @@ class IndexSettings(ServiceSettings):
     pinned_bytes: int = Field(
         8 * 1024**3, ge=1, description="size of all generations kept open besides the active ones; one may be larger"
     )
+    look_s: float = Field(
+        0.5, gt=0, description="seconds between two looks at what other index processes have done to the store"
+    )
+    replica_lease_s: float = Field(
+        10.0, gt=0, description="seconds of silence after which another index process no longer counts as alive"
+    )
+    replica_wait_s: float = Field(
+        5.0, ge=0, description="most seconds that an activation waits for all live index processes to serve it"
+    )
 
     backend: Literal["faiss", "milvus"] = Field(
         "faiss", description="where generations are: in files of this machine, or in a Milvus (extra `index-milvus`)"

@@ -255,11 +255,23 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
+class ReplicaState:
+    """What an index process serves of a corpus, and whether it is behind others, with the reason."""
+
+    instance: str
+    generation: str
+    space_id: str
+    is_behind: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Activation:
-    """The active generation, and the id of the one before it (None: there was none)."""
+    """The active generation, the id of the one before it (None: there was none), and the live replicas."""
 
     active: Artifact
     previous: str | None
+    replicas: tuple[ReplicaState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -320,14 +332,15 @@ class GenerationStore(Protocol):
 
     def corpora(self) -> Sequence[tuple[str, GenerationView | None]]: ...
     def active_id(self, corpus: str) -> str | None: ...
+    def replicas(self, corpus: str) -> Sequence[ReplicaState]: ...
     async def resolve(self, corpus: str, generation_id: str = "") -> ReadableGeneration: ...
     async def activate(
         self, corpus: str, generation_id: str, *, expected: str | None = None, request_id: str = ""
     ) -> Activation: ...
     async def generations(self, corpus: str) -> list[Artifact]: ...
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None: ...
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> Sequence[ReplicaState]: ...
     async def verify(self, corpus: str, generation_id: str) -> Artifact: ...
-    def check_known(self, corpus: str) -> None: ...
+    async def check_known(self, corpus: str) -> None: ...
 
 
 class Retriever(Protocol):
@@ -348,7 +361,9 @@ class GenerationBuilder(Protocol):
 class ExplanationStore(Protocol):
     """Keeps explanations for the prior."""
 
-    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int: ...
+    async def put(
+        self, corpus: str, explanations: Iterable[Explanation], *, replace: bool
+    ) -> tuple[int, Sequence[ReplicaState]]: ...
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,30 @@ class Artifact:
         return self.path / name
 
 
+class Hold:
+    """Keeps the files of an artifact, also from deletions by other processes, as long as the object lives.
+
+    It is a shared lock of the manifest; the kernel lets go when the process dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._manifest = path / MANIFEST
+        self._descriptor = os.open(self._manifest, os.O_RDONLY)
+        with contextlib.suppress(BlockingIOError):  # it is being removed: what is opened next is not there
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def stands(self) -> bool:
+        """Whether the artifact still stands at its place: not deleted, nor replaced because it was damaged."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._manifest.stat())
+        except FileNotFoundError:
+            return False
+
+    def __del__(self) -> None:
+        if (descriptor := getattr(self, "_descriptor", None)) is not None:  # else the manifest was not there
+            os.close(descriptor)
+
+
 class ArtifactWriter:
     """A directory that becomes an artifact. Write files into `path`, then `commit`."""
 
@@ -110,7 +134,7 @@ class ArtifactWriter:
         """Makes the directory visible. Returns False when something stands there, maybe since a moment ago."""
         if os.path.lexists(target):
             return False
-        _write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
         sync_directory(self.path)
         try:
             self.path.rename(target)
@@ -176,6 +200,13 @@ class ArtifactStore:
             raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
         return artifact
 
+    def hold(self, folder: str, artifact_id: str) -> Hold:
+        """Keeps the files of an artifact as long as what it returns lives. Raises NotFound when there is none."""
+        try:
+            return Hold(self.path(folder, artifact_id))
+        except FileNotFoundError:
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
+
     def damaged_files(self, folder: str, artifact_id: str) -> tuple[Artifact, list[str]]:
         """Lists the files that differ from the manifest, hash by hash. Raises what `open` raises for the manifest."""
         artifact = self._described(folder, artifact_id)
@@ -229,6 +260,11 @@ class ArtifactStore:
             return []
         return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
 
+    def check_exists(self, folder: str, artifact_id: str) -> None:
+        """Raises NotFound when there is no such artifact, or no longer."""
+        if not (self.path(folder, artifact_id) / MANIFEST).is_file():
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+
     def delete(self, folder: str, artifact_id: str) -> None:
         """Hides an artifact, then removes it. Raises NotFound when there is none."""
         try:
@@ -240,8 +276,13 @@ class ArtifactStore:
         """Removes the rest of killed writers and deletions. Returns False, and does nothing, while somebody writes."""
         with self._nobody_writes(folder) as alone:
             for left in self._left(folder) if alone else ():
-                left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
+                left.unlink() if left.is_symlink() else _remove_unread(left)
         return alone
+
+    def has_deleted(self, folder: str) -> bool:
+        """Whether deleted or replaced artifacts still lie in a folder, maybe because somebody reads them."""
+        parent = self.root / folder
+        return parent.is_dir() and any(entry.name.startswith((DELETED, DAMAGED)) for entry in parent.iterdir())
 
     def left(self, folder: str) -> tuple[Path, ...]:
         """Lists what `sweep` would remove now."""
@@ -272,7 +313,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        _write_and_sync(temporary, data)
+        write_and_sync(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -288,11 +329,26 @@ def make_directory(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Hides a directory in one step, durably, then removes it. Raises FileNotFoundError when there is none."""
+    """Hides a directory in one step, durably, then removes it. Raises FileNotFoundError when there is none.
+
+    An artifact that somebody holds stays hidden until a sweep finds that nobody does.
+    """
     tombstone = path.parent / f"{DELETED}{uuid.uuid4().hex}"
     path.rename(tombstone)
     sync_directory(path.parent)
-    shutil.rmtree(tombstone, ignore_errors=True)
+    _remove_unread(tombstone)
+
+
+def _remove_unread(path: Path) -> None:
+    """Removes a hidden directory unless it is an artifact that somebody holds."""
+    with contextlib.ExitStack() as closing:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            manifest = closing.enter_context((path / MANIFEST).open("r+b"))
+            try:
+                fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
@@ -313,7 +369,8 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_and_sync(path: Path, data: bytes) -> None:
+def write_and_sync(path: Path, data: bytes) -> None:
+    """Writes a file durably, but for its name in the folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
-    ACTIVE,
     KIND,
     VECTORS,
     PremiseRecord,
@@ -18,12 +16,9 @@ from services.corpus.generation import (
     folder_of,
     generation_meta,
     open_generation,
-    read_active,
-    write_active,
     write_premises,
 )
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.formats import NewerFormat
 
 RECORDS = [
     PremiseRecord("p1", "the sun is a kind of star"),
@@ -145,44 +140,3 @@ def test_a_corpus_name_never_leads_out_of_its_folder(artifact_store: ArtifactSto
         with pytest.raises(errors.InvalidArgument, match="is not a corpus name") as caught:
             call()
         assert caught.value.violations[0].field == "corpus"
-
-
-def test_the_active_pointer_is_none_until_it_is_written_and_then_the_last_one(artifact_store: ArtifactStore) -> None:
-    assert read_active(artifact_store, "science") is None
-    write_active(artifact_store, "science", "g1")
-    write_active(artifact_store, "science", "g2")
-    assert read_active(artifact_store, "science") == "g2"
-    assert artifact_store.list(folder_of("science")) == []
-
-
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null"])
-def test_an_active_pointer_that_cannot_be_read_is_data_loss(artifact_store: ArtifactStore, content: str) -> None:
-    write_active(artifact_store, "science", "g1")
-    (artifact_store.root / folder_of("science") / ACTIVE).write_text(content)
-    with pytest.raises(errors.DataLoss, match="activate a generation again"):
-        read_active(artifact_store, "science")
-
-
-def test_a_pointer_of_the_next_minor_release_is_read_and_kept_and_one_of_the_next_major_is_left_alone(
-    artifact_store: ArtifactStore,
-) -> None:
-    write_active(artifact_store, "science", "g1")
-    path = artifact_store.root / folder_of("science") / ACTIVE
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "moved_by": "somebody"}))
-    assert read_active(artifact_store, "science") == "g1"
-    write_active(artifact_store, "science", "g2")
-    assert json.loads(path.read_bytes()) == {"format_version": 1, "generation": "g2", "moved_by": "somebody"}
-    newer = json.dumps({"format_version": 2, "generations": ["g2"]})
-    path.write_text(newer)
-    with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
-        read_active(artifact_store, "science")
-    with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
-        write_active(artifact_store, "science", "g3")
-    assert path.read_text() == newer
-
-
-def test_a_damaged_pointer_can_be_written_again(artifact_store: ArtifactStore) -> None:
-    write_active(artifact_store, "science", "g1")
-    (artifact_store.root / folder_of("science") / ACTIVE).write_text("{")
-    write_active(artifact_store, "science", "g2")
-    assert read_active(artifact_store, "science") == "g2"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-HOOKED = ("rename", "replace", "unlink", "mkdir", "rmdir")
-HELPERS = {"sync_directory", "_write_and_sync"}
+HOOKED = ("rename", "replace", "link", "unlink", "mkdir", "rmdir")
+HELPERS = {"sync_directory", "write_and_sync"}
 
 
 @dataclass

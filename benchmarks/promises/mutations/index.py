@@ -11,7 +11,8 @@ from typing import Any
 from aeenc import errors
 from aeenc.v1 import index_pb2, types_pb2
 from benchmarks.promises.mutations.mutation import Made, Mutation, Subject, agreed, fresh
-from services.corpus.generation import folder_of, read_active
+from services.corpus.active import read_active
+from services.corpus.generation import folder_of
 from services.index.ranking.prior import FILE
 from support.worlds.trainer_world import FACTS
 

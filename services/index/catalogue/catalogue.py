@@ -11,21 +11,26 @@ the size of files, activation their hashes. The catalogue never encodes and neve
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from aeenc import errors
-from services.corpus.generation import folder_of, is_corpus_name, open_generation, read_active, write_active
+from services.corpus.active import latest_move, moving, note_change, read_active, write_active
+from services.corpus.generation import folder_of, is_corpus_name, open_generation
 from services.corpus.inner_products import norms_of
+from services.corpus.moves import Move
+from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.requests import RequestKind, RequestNote, RequestNotes, check_same
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.int8 import KeptCodes, drop_codes
-from services.index.values import ALL, Activation
+from services.index.values import ALL, Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import finish
 from services.store.artifacts import Artifact, ArtifactStore
@@ -35,7 +40,21 @@ ROOT = "generations"
 SELF_QUERIES = 32
 NORM_TOLERANCE = 1e-3
 PINNED_BYTES = 8 * 1024**3
+SWEEP_S = 5.0  # between two tries to remove what readers have kept
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the store holds of a corpus: the latest move, and the generations at that move or later.
+
+    Whether deleted ones still lie there, now and then; whether the one that serves was replaced by the same content.
+    """
+
+    move: Move
+    ids: Sequence[str]
+    has_deleted: bool
+    is_replaced: bool
 
 
 class Catalogue:
@@ -45,15 +64,18 @@ class Catalogue:
         self,
         store: ArtifactStore,
         batcher: SearchBatcher,
+        replicas: Replicas,
         *,
         pinned_generations: int = 4,
         pinned_bytes: int = PINNED_BYTES,
     ) -> None:
-        self._store = store
-        self._batcher = batcher
+        self._store, self._batcher, self._replicas = store, batcher, replicas
         self._pinned_generations, self._pinned_bytes = pinned_generations, pinned_bytes
         self._notes = RequestNotes(store)
         self._active: dict[str, ServedGeneration] = {}
+        self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
+        self._swept_at: dict[str, float] = {}
+        self._followers: list[Callable[[str], None]] = []
         self._damaged: dict[str, errors.AeencError] = {}
         self._corpora: set[str] = set()
         self._pinned: OrderedDict[tuple[str, str], ServedGeneration] = OrderedDict()
@@ -65,20 +87,45 @@ class Catalogue:
         """Calls `listener` with the problems ("": none) after loading and after each activation."""
         self._listeners.append(listener)
 
+    def on_followed(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with a corpus that another process may have changed."""
+        self._followers.append(listener)
+
     async def load(self) -> None:
         """Opens the active generation of every corpus. If one fails to open, the others still serve."""
+        with suppress(OSError):
+            await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(self._find_corpora):
             try:
-                await self._load(corpus)
-            except errors.AeencError as error:
-                self._set_damaged(corpus, error)
+                await asyncio.to_thread(self._sweep, corpus)
+                await self._follow(corpus, is_new=True)
             except OSError as error:  # the disk cannot read it, or we may not
                 self._set_damaged(corpus, unreadable(error))
+        with suppress(OSError):
+            await self._report()
         self._tell()
+
+    async def follow(self) -> None:
+        """Looks once at what other processes have done. Raises OSError when the store is away."""
+        seen = await asyncio.to_thread(lambda: [(one, self._try_to_look(one)) for one in self._find_corpora()])
+        if not seen and self._corpora:
+            raise FileNotFoundError(f"{self._store.root / ROOT} holds no corpus any more")
+        for corpus, look in seen:
+            await self._follow(corpus, look)
+        await self._report()
+
+    def close(self) -> None:
+        """Lets go of every generation."""
+        self._active.clear()
+        self._pinned.clear()
 
     def corpora(self) -> list[tuple[str, ServedGeneration | None]]:
         """Lists all corpora by name, with their active generations."""
         return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
+
+    def replicas(self, corpus: str) -> tuple[ReplicaState, ...]:
+        """What the live replicas serve of a corpus, this one first."""
+        return self._replicas.states(corpus)
 
     def active_id(self, corpus: str) -> str | None:
         """The id of the active generation; None when there is none."""
@@ -93,7 +140,11 @@ class Catalogue:
         active = self._active.get(corpus)
         if active is not None and generation_id in {"", active.id}:
             return active
-        self.check_known(corpus)
+        await self.check_known(corpus)
+        if not generation_id and corpus not in self._damaged:  # another replica may just have activated one
+            await self._follow(corpus)
+            if corpus in self._active:
+                return self._active[corpus]
         if not generation_id:
             if corpus in self._damaged:
                 damage = self._damaged[corpus]
@@ -117,42 +168,52 @@ class Catalogue:
         active, DataLoss when a file differs from its manifest; then the active one keeps serving. The same `request_id`
         gets the same answer again and moves nothing; AlreadyExists when it asked for something else before.
         """
-        self.check_known(corpus)
+        await self.check_known(corpus)
         async with self._switching:
-            previous = self.active_id(corpus)
-            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous or "")
+            previous = await asyncio.to_thread(self._recorded, corpus)
+            note = RequestNote({"generation": generation_id, "expected_generation": expected}, previous)
             before = await self._noted(corpus, "activate", request_id, note)
             if before is not None and (before.done or previous == generation_id):
                 artifact = await asyncio.to_thread(self._store.open, folder_of(corpus), generation_id, verify="size")
-                return Activation(artifact, before.previous or None)
-            check_expected(corpus, previous, expected)
+                return Activation(artifact, before.previous or None, self.replicas(corpus))
+            check_expected(corpus, previous or None, expected)
             candidate = await asyncio.to_thread(self._open, corpus, generation_id, hashed=True)
             await self._check_by_searching(candidate)
-            await finish(
-                asyncio.create_task(self._move(corpus, candidate, request_id, note))
-            )  # a cancelled call moves both or none
-        return Activation(candidate.generation.artifact, previous)
+            moved = asyncio.create_task(self._move(corpus, candidate, expected, request_id, note))
+            await finish(moved)  # a cancelled call moves both or none
+        previous, move = moved.result()
+        replicas = await self.reached(corpus, move)
+        return Activation(candidate.generation.artifact, previous or None, replicas)
+
+    async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
+        """Waits, for a while, until all live replicas have followed to a move. Returns them, this one first."""
+        with suppress(OSError):  # the move is made
+            await self._report()
+        return await self._replicas.reached(corpus, move.number)
 
     async def generations(self, corpus: str) -> list[Artifact]:
         """Lists the generations of a corpus, newest first. Raises NotFound for an unknown corpus."""
-        self.check_known(corpus)
+        await self.check_known(corpus)
         return await asyncio.to_thread(self._list, corpus)
 
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one.
 
-        A `request_id` that has deleted it does nothing again; AlreadyExists when it deleted another one.
+        Whoever reads it keeps it; its files go when the last one has let go. A `request_id` that has deleted it does
+        nothing again; AlreadyExists when it deleted another one. Returns the live replicas.
         """
         async with self._switching:
             note = RequestNote({"generation": generation_id})
             before = await self._noted(corpus, "delete", request_id, note)
             ids = await asyncio.to_thread(self._store.list, folder_of(corpus)) if before else []
             if before is not None and (before.done or generation_id not in ids):
-                return
-            self.check_known(corpus)
-            for active in (self.active_id(corpus), await asyncio.to_thread(read_active, self._store, corpus)):
-                check_inactive(corpus, generation_id, active)
-            await finish(asyncio.create_task(self._remove(corpus, generation_id, request_id, note)))
+                return self.replicas(corpus)
+            await self.check_known(corpus)
+            await self._follow(corpus)
+            check_inactive(corpus, generation_id, self.active_id(corpus))
+            removed = asyncio.create_task(self._remove(corpus, generation_id, request_id, note))
+            await finish(removed)
+        return await self.reached(corpus, removed.result())
 
     async def verify(self, corpus: str, generation_id: str) -> Artifact:
         """Hashes every file of a generation ("": the active one) and searches for its own vectors.
@@ -160,7 +221,7 @@ class Catalogue:
         Raises NotFound, and DataLoss whose metadata says what is damaged. It changes nothing: to repair a damaged
         generation, build it again and activate it.
         """
-        self.check_known(corpus)
+        await self.check_known(corpus)
         active = await asyncio.to_thread(read_active, self._store, corpus)
         wanted = generation_id or active
         if not wanted:
@@ -180,8 +241,10 @@ class Catalogue:
         self._corpora.add(corpus)
         self._pinned.pop((corpus, generation_id), None)
 
-    def check_known(self, corpus: str) -> None:
-        """Raises NotFound for a corpus without any generation."""
+    async def check_known(self, corpus: str) -> None:
+        """Raises NotFound for a corpus without any generation, also in the store."""
+        if corpus not in self._corpora and is_corpus_name(corpus):
+            await self._follow(corpus)
         check_known(corpus, self._corpora)
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
@@ -191,53 +254,155 @@ class Catalogue:
             check_same(request_id, before.asked, note.asked)
         return before
 
-    async def _move(self, corpus: str, candidate: ServedGeneration, request_id: str, note: RequestNote) -> None:
-        """Moves the pointer on disk and in memory. Never cancelled between the two, which must agree."""
+    async def _move(
+        self, corpus: str, candidate: ServedGeneration, expected: str | None, request_id: str, note: RequestNote
+    ) -> tuple[str, Move]:
+        """Moves on disk, then in memory, which must agree; returns what was active before, and the move.
+
+        Raises Aborted if another process has moved since, so that another than the expected one is active.
+        """
+
+        def check(active: str) -> None:
+            check_expected(corpus, active or None, expected)
+            self._store.check_exists(folder_of(corpus), candidate.id)
+
         await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, note)
-        await asyncio.to_thread(write_active, self._store, corpus, candidate.id)
+        previous, move = await asyncio.to_thread(write_active, self._store, corpus, candidate.id, check)
+        self._swap(corpus, candidate, move)
+        done = replace(note, previous=previous, done=True)
+        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, done)
+        log.info("activated", corpus=corpus, generation=candidate.id, previous=previous)
+        return previous, move
+
+    def _swap(self, corpus: str, served: ServedGeneration, move: Move) -> None:
+        """Serves a generation instead of the one before, unless what is served comes from a later move."""
+        if move.number < self._followed.get(corpus, 0):
+            return
         before = self._active.get(corpus)
-        if before is not None and before.id != candidate.id:
+        if before is not None and before.id != served.id:
             self._pin(corpus, before)  # callers that pinned it can go on
-        self._active[corpus] = candidate
+        self._active[corpus] = served
+        self._followed[corpus] = move.number
         self._damaged.pop(corpus, None)
         self._tell()
-        await asyncio.to_thread(self._notes.put, corpus, "activate", request_id, replace(note, done=True))
-        log.info("activated", corpus=corpus, generation=candidate.id, previous=before.id if before else "")
 
-    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> None:
+    async def _remove(self, corpus: str, generation_id: str, request_id: str, note: RequestNote) -> Move:
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, note)
-        await asyncio.to_thread(self._store.delete, folder_of(corpus), generation_id)
         self._pinned.pop((corpus, generation_id), None)
-        left = await asyncio.to_thread(self._store.list, folder_of(corpus))
-        await asyncio.to_thread(drop_codes, self._store, corpus, left)
+        move, left = await asyncio.to_thread(self._delete, corpus, generation_id)
+        self._pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
+        if corpus in self._followed or not left:
+            self._followed[corpus] = max(move.number, self._followed.get(corpus, 0))
         await asyncio.to_thread(self._notes.put, corpus, "delete", request_id, replace(note, done=True))
+        return move
+
+    def _delete(self, corpus: str, generation_id: str) -> tuple[Move, list[str]]:
+        """Deletes a generation that is not active, and returns what is left. Nobody activates it meanwhile."""
+        with moving(self._store, corpus, alone=True):
+            check_inactive(corpus, generation_id, read_active(self._store, corpus))
+            self._store.delete(folder_of(corpus), generation_id)
+            move = note_change(self._store, corpus, "delete", generation_id)
+        left = self._store.list(folder_of(corpus))
+        drop_codes(self._store, corpus, left)
+        return move, left
+
+    def _recorded(self, corpus: str) -> str:
+        """The generation that the store says is active; "" for none, also when nobody can read which."""
+        with suppress(errors.DataLoss):
+            return read_active(self._store, corpus) or ""
+        return ""
 
     def _find_corpora(self) -> list[str]:
         root = self._store.root / ROOT
         names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
         return sorted(name for name in names if is_corpus_name(name))
 
-    async def _load(self, corpus: str) -> None:
-        """Opens the active generation of a corpus that has generations."""
-        await asyncio.to_thread(self._store.sweep, folder_of(corpus))
-        ids = await asyncio.to_thread(self._store.list, folder_of(corpus))
-        await asyncio.to_thread(drop_codes, self._store, corpus, ids)
+    async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
+        """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
+
+        A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
+        `seen` is a look of just now; `is_new` is for the start, where nothing serves yet.
+        """
+        look = await asyncio.to_thread(self._try_to_look, corpus) if seen is None else seen
+        try:
+            if isinstance(look, errors.AeencError):
+                raise look
+            self._keep_known(corpus, look.ids)
+            if not look.ids and not look.move.number:
+                return  # nobody knows it
+            await self._serve(corpus, look, is_checked=not is_new)
+            if look.move.number > self._followed.get(corpus, -1):
+                self._followed[corpus] = look.move.number
+                for listener in self._followers:
+                    listener(corpus)
+            if look.has_deleted:
+                await asyncio.to_thread(self._sweep, corpus)
+        except (errors.AeencError, OSError) as error:
+            problem = unreadable(error) if isinstance(error, OSError) else error
+            if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
+                self._set_damaged(corpus, problem)
+                self._tell()
+
+    def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
+        """Takes note of the generations that there are, and lets go of pinned ones that are not."""
         if ids:
             self._corpora.add(corpus)
-            active = await asyncio.to_thread(self._open_active, corpus)
-            if active is not None:
-                self._active[corpus] = active
+            for key in [key for key in self._pinned if key[0] == corpus and key[1] not in ids]:
+                del self._pinned[key]
+        elif corpus not in self._active:
+            self._corpora.discard(corpus)
+
+    async def _serve(self, corpus: str, look: Look, *, is_checked: bool) -> None:
+        """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
+        move, serving = look.move, self._active.get(corpus)
+        is_same = serving is not None and serving.id == move.generation and not look.is_replaced
+        if not move.generation or is_same:
+            if self._damaged.pop(corpus, None) is not None:
+                self._tell()
+        elif move.number >= self._followed.get(corpus, 0):  # else this process has moved on since the look
+            served = await asyncio.to_thread(self._open, corpus, move.generation, hashed=False)
+            if is_checked:
+                await self._check_by_searching(served)
+            self._swap(corpus, served, move)
+            log.info("follows", corpus=corpus, generation=served.id, previous=serving.id if serving else "")
+
+    def _try_to_look(self, corpus: str) -> Look | errors.AeencError:
+        """Looks at a corpus in the store, or tells why nobody can."""
+        try:
+            folder, serving = folder_of(corpus), self._active.get(corpus)
+            move = latest_move(self._store, corpus)
+            ids = self._store.list(folder)  # after the move: without what it has deleted
+            held = serving.generation.held if serving is not None and serving.id in ids else None
+            is_due = time.monotonic() - self._swept_at.get(corpus, 0.0) >= SWEEP_S
+            has_deleted = is_due and self._store.has_deleted(folder)
+            return Look(move, ids, has_deleted, is_replaced=held is not None and not held.stands())
+        except OSError as error:
+            return unreadable(error)
+        except errors.AeencError as error:
+            return error
+
+    def _sweep(self, corpus: str) -> None:
+        """Removes what killed processes and deletions have left and nobody reads."""
+        self._swept_at[corpus] = time.monotonic()
+        self._store.sweep(folder_of(corpus))
+        drop_codes(self._store, corpus, self._store.list(folder_of(corpus)))
+
+    async def _report(self) -> None:
+        """Tells the other replicas what holds here. If the store is away, they hear of it later."""
+        now = {}
+        for corpus in {*self._corpora, *self._followed}:
+            served, damage = self._active.get(corpus), self._damaged.get(corpus)
+            known = (served.id, served.generation.space_id) if served else ("", "")
+            now[corpus] = Followed(self._followed.get(corpus, 0), *known, reason=damage.message if damage else "")
+        self._replicas.serve(now)
+        await asyncio.to_thread(self._replicas.look)
 
     def _set_damaged(self, corpus: str, error: errors.AeencError) -> None:
         log.warning("active generation cannot be opened", corpus=corpus, reason=error.message)
         self._corpora.add(corpus)
         self._damaged[corpus] = error
-
-    def _open_active(self, corpus: str) -> ServedGeneration | None:
-        generation_id = read_active(self._store, corpus)
-        return None if generation_id is None else self._open(corpus, generation_id, hashed=False)
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")

@@ -27,12 +27,13 @@ class ServedGeneration:
     generation: Generation
     index: SearchIndex
     lexical: LexicalIndex | None = None
+    kept: KeptCodes | None = None  # holds the codes that `index` has opened
 
     @classmethod
     def of(cls, generation: Generation, kept: KeptCodes | None = None) -> ServedGeneration:
         """Opens the indexes of a generation, with codes `kept` on disk. Raises DataLoss naming the damaged file."""
         lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
-        return cls(generation, open_index(generation, kept), lexical)
+        return cls(generation, open_index(generation, kept), lexical, kept)
 
     @property
     def id(self) -> str:

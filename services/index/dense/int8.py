@@ -30,7 +30,7 @@ from aeenc import errors
 from services.corpus.inner_products import norms_of
 from services.index.dense.exact import UNIT_ROUNDOFF, Proposal
 from services.kit import logs
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore, Hold
 
 log = logs.get(__name__)
 LARGEST_PREMISE = 127
@@ -128,9 +128,13 @@ def in_memory(vectors: NDArray[Any], parts: Sequence[slice]) -> Opened:
 
 
 class KeptCodes:
-    """The codes of one generation on disk, as onnxruntime packs them on a processor like this one."""
+    """The codes of one generation on disk, as onnxruntime packs them on a processor like this one.
+
+    What it has opened stays on disk as long as it lives, whoever drops it meanwhile.
+    """
 
     def __init__(self, store: ArtifactStore, corpus: str, generation_id: str) -> None:
+        self._held: Hold | None = None
         self._store, self._folder = store, f"{FOLDER}/{corpus}"
         self._prefix = f"{generation_id}-{processor_key()}-"
 
@@ -152,11 +156,13 @@ class KeptCodes:
                     return opened
             except (errors.DataLoss, KeyError, TypeError) as error:
                 log.warning("damaged codes are made again", folder=self._folder, reason=str(error))
+            self._held = None
             with suppress(errors.NotFound):
                 self._store.delete(self._folder, artifact_id)
         return None
 
     def _read(self, artifact: Artifact, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
+        self._held = Hold(artifact.path)
         meta = artifact.meta
         if meta["rows"] != len(vectors) or meta["blocks"] != len(parts):
             return None

@@ -14,7 +14,7 @@ from services.index.milvus.retrieval import MilvusRetrieval
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.settings import IndexSettings
-from services.index.values import Backend, BuildOptions, Explanation
+from services.index.values import Backend, BuildOptions, Explanation, ReplicaState
 
 
 def open_backend(
@@ -56,7 +56,13 @@ def _check(settings: IndexSettings) -> None:
 class NoExplanations:
     """Refuses explanations: the prior that learns from them does not exist in this back end."""
 
-    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int:  # noqa: ARG002
+    async def put(
+        self,
+        corpus: str,
+        explanations: Iterable[Explanation],  # noqa: ARG002
+        *,
+        replace: bool,  # noqa: ARG002
+    ) -> tuple[int, tuple[ReplicaState, ...]]:
         """Raises Unimplemented."""
         raise errors.Unimplemented(
             f"PutExplanations is not in the back end milvus, which has no prior to learn from those of {corpus!r}; use "

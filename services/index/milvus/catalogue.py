@@ -20,7 +20,7 @@ from services.index.catalogue.requests import RequestKind, RequestNote, check_sa
 from services.index.milvus.generation import GenerationCollection, MilvusGeneration, check
 from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.records import Records, StoredGeneration
-from services.index.values import Activation
+from services.index.values import Activation, ReplicaState
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish
 from services.store.artifacts import Artifact
@@ -60,6 +60,10 @@ class MilvusCatalogue:
         """Lists all corpora by name, with their active generations, as last seen."""
         seen = self._seen or CatalogueSnapshot()
         return [(corpus, self._active(seen, corpus)) for corpus in sorted(seen.generations)]
+
+    def replicas(self, _corpus: str) -> tuple[ReplicaState, ...]:
+        """None: index processes over one Milvus do not know of each other."""
+        return ()
 
     def active_id(self, corpus: str) -> str | None:
         """The id of the active generation as last seen; None when there is none."""
@@ -111,7 +115,7 @@ class MilvusCatalogue:
         found = [stored.artifact for stored in self._known(corpus).values()]
         return sorted(found, key=lambda artifact: (artifact.created_at, artifact.id), reverse=True)
 
-    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> None:
+    async def delete(self, corpus: str, generation_id: str, *, request_id: str = "") -> tuple[ReplicaState, ...]:
         """Deletes a generation. Raises FailedPrecondition for the active one, NotFound for an unknown one."""
         async with self._switching:
             await self.refresh()
@@ -119,10 +123,11 @@ class MilvusCatalogue:
             before = await self._noted(corpus, "delete", request_id, note)
             ids = (self._seen or CatalogueSnapshot()).generations.get(corpus, {})
             if before is not None and (before.done or generation_id not in ids):
-                return
+                return ()
             stored = _named(self._known(corpus), corpus, generation_id)
             check_inactive(corpus, generation_id, self.active_id(corpus))
             await finish(asyncio.create_task(self._remove(corpus, stored.collection, request_id, note)))
+        return ()
 
     async def _noted(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> RequestNote | None:
         """Finds what the request left before, or None. Raises AlreadyExists when it asked for something else."""
@@ -160,7 +165,7 @@ class MilvusCatalogue:
         await self._link.read(check, MilvusGeneration.of(stored, self._link), stored, LOAD_S)
         return stored.artifact
 
-    def check_known(self, corpus: str) -> None:
+    async def check_known(self, corpus: str) -> None:
         """Raises NotFound for a corpus without any generation."""
         self._known(corpus)
 

@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
+from services.corpus.active import moving, note_change
 from services.corpus.generation import Generation, folder_of
+from services.corpus.moves import Move
+from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.values import Explanation
+from services.index.values import Explanation, ReplicaState
 from services.kit.concurrency import finish
 from services.store.artifacts import ArtifactStore, atomic_write
 from services.store.formats import check_format
@@ -71,25 +74,31 @@ class Prior:
 class Explanations:
     """The explanations of each corpus, on disk."""
 
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
+    def __init__(self, store: ArtifactStore, catalogue: Catalogue) -> None:
+        self._store, self._catalogue = store, catalogue
+        catalogue.on_followed(self.forget)
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._known: dict[str, list[Explanation]] = {}
         self._priors: OrderedDict[tuple[str, str], Prior] = OrderedDict()
 
-    async def put(self, corpus: str, explanations: Iterable[Explanation], *, replace: bool) -> int:
-        """Adds explanations, or replaces all of them. They are durable when it returns their number.
+    async def put(
+        self, corpus: str, explanations: Iterable[Explanation], *, replace: bool
+    ) -> tuple[int, tuple[ReplicaState, ...]]:
+        """Adds explanations, or replaces all of them. They are durable when it returns their number, and the replicas.
 
         A hypothesis put twice keeps the premises of both.
         """
         async with self._turn(corpus):
-            before = [] if replace else await self._get(corpus)
-            joined: dict[str, dict[str, None]] = {}
-            for one in (*before, *explanations):
-                joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
-            now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
-            await finish(asyncio.create_task(self._change(corpus, now)))  # a cancelled call changes both or none
-        return len(now)
+            changing = asyncio.create_task(self._change(corpus, list(explanations), replace))
+            await finish(changing)  # a cancelled call changes both or none
+        total, move = changing.result()
+        return total, await self._catalogue.reached(corpus, move)
+
+    def forget(self, corpus: str) -> None:
+        """Reads the explanations again when they are next needed: another process may have changed them."""
+        self._known.pop(corpus, None)
+        for key in [key for key in self._priors if key[0] == corpus]:
+            del self._priors[key]
 
     async def prior(self, generation: Generation) -> Prior:
         """Returns the prior over a generation. Raises FailedPrecondition when its corpus has no explanations."""
@@ -113,12 +122,23 @@ class Explanations:
         """The lock of a corpus: a large one holds up no other."""
         return self._changing.setdefault(corpus, asyncio.Lock())
 
-    async def _change(self, corpus: str, now: list[Explanation]) -> None:
-        """Replaces what is on disk and in memory."""
-        await asyncio.to_thread(self._write, corpus, now)
+    async def _change(self, corpus: str, added: Sequence[Explanation], replace: bool) -> tuple[int, Move]:
+        """Changes what is on disk, then in memory. Returns how many there are, and the move."""
+        now, move = await asyncio.to_thread(self._put, corpus, added, replace)
+        self.forget(corpus)
         self._known[corpus] = now
-        for key in [key for key in self._priors if key[0] == corpus]:
-            del self._priors[key]
+        return len(now), move
+
+    def _put(self, corpus: str, added: Sequence[Explanation], replace: bool) -> tuple[list[Explanation], Move]:
+        """Joins explanations with those on disk, which no other process changes meanwhile."""
+        with moving(self._store, corpus, alone=True):
+            before = [] if replace else self._read(corpus)
+            joined: dict[str, dict[str, None]] = {}
+            for one in (*before, *added):
+                joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
+            now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
+            self._write(corpus, now)
+            return now, note_change(self._store, corpus, "explain", "")
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if corpus not in self._known:

@@ -19,7 +19,8 @@ from aeenc import errors
 from aeenc.calls.retrieval import Retrieval
 from aeenc.encoder import EncoderClient
 from aeenc.index import IndexClient
-from services.corpus.generation import Generation, open_generation, read_active
+from services.corpus.active import read_active
+from services.corpus.generation import Generation, open_generation
 from services.kit.concurrency import run_in_thread
 from services.kit.limits import Limits, check_texts
 from services.store.artifacts import ArtifactStore

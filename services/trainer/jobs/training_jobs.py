@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from aeenc import errors
-from services.corpus.generation import open_generation, read_active
+from services.corpus.active import read_active
+from services.corpus.generation import open_generation
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
 from services.store.registry import CheckpointRow

@@ -1,7 +1,8 @@
 """Publishes a tandem atomically: encoders load it beside what serves, then one pointer in the index moves.
 
-    set_label("stable", new space) ──► await_all encoders ──► Index.activate(expected) ──► retire unused spaces
-           └───────── on any failure: the label is put back, the old generation stays active
+    set_label("stable", new space) ──► await_all encoders ──► Index.activate(expected) ──► all indexes follow
+           └── on any failure: the label is put back, the old generation stays active            │
+                                                                              retire unused spaces ◄┘
 
 Retrieve asks the encoder for `stable` in the space of the generation that it searches. So the active generation alone
 decides which pair of encoders callers get.
@@ -10,11 +11,15 @@ decides which pair of encoders callers get.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from aeenc import errors
 from aeenc.index import IndexClient
+from aeenc.values import IndexInfo
+from services.corpus.active import read_active
 from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
 from services.kit.logs import get
@@ -26,6 +31,7 @@ from services.trainer.registry.tandems import Tandem, Tandems, of_generation
 
 log = get(__name__)
 
+POLL_S = 0.2
 LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
 OURS = {STABLE, "previous"}
 
@@ -114,6 +120,7 @@ class TandemPublisher:
                     await finish(asyncio.create_task(self._undo(tandem, named, moving.result())))
                 raise
             log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
+            await self._await_indexes(tandem.corpus, wait_s)
             await self._retire()
             return TandemActivation(row, rollouts, tandem.generation)
 
@@ -142,6 +149,7 @@ class TandemPublisher:
             row = await self._stable_of(tandem.replaces_space)
             rollouts = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
             await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.generation)))
+            await self._await_indexes(corpus, wait_s)
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return TandemActivation(row, rollouts, tandem.replaces)
 
@@ -159,7 +167,7 @@ class TandemPublisher:
     async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
         async with self._tandems.turn():
-            if any(found.active.space_id == space_id for found in (await self._index.info()).corpora):
+            if space_id in served_spaces(await self._index.info()):
                 raise errors.FailedPrecondition(f"label {label!r} cannot be deleted; point 'stable' elsewhere instead")
             await self._registry.delete_label(space_id, label, request=request)
 
@@ -178,8 +186,29 @@ class TandemPublisher:
         try:
             await self._index.activate(corpus, generation, expected=expected)
         except errors.AeencError:
-            if (await self.active(corpus)).generation != generation:
+            if not await self._is_served(corpus, generation):
                 raise
+
+    async def _is_served(self, corpus: str, generation: str) -> bool:
+        """Whether a generation is active, at whichever index process."""
+        with suppress(errors.AeencError, OSError):  # the store knows before they do; a Milvus has another one
+            if await asyncio.to_thread(read_active, self._store, corpus) == generation:
+                return True
+        found = [one for one in (await self._index.info()).corpora if one.corpus == corpus]
+        return any(generation in {one.active.id, *(each.generation for each in one.replicas)} for one in found)
+
+    async def _await_indexes(self, corpus: str, wait_s: float) -> None:
+        """Waits until no live index process is behind. One that stays behind keeps its space open."""
+        end = time.monotonic() + wait_s
+        with suppress(errors.AeencError):  # the publication has happened; what follows is for the next one
+            while True:
+                found = [one for one in (await self._index.info()).corpora if one.corpus == corpus]
+                behind = [f"{each.instance} ({each.reason})" for one in found for each in one.replicas if each.behind]
+                if not behind or time.monotonic() >= end:
+                    break
+                await asyncio.sleep(POLL_S)
+            if behind:
+                log.warning("index processes are behind", corpus=corpus, behind="; ".join(behind))
 
     async def _undo(self, tandem: Tandem, named: LabelRow | None, ours: LabelRow) -> None:
         """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded.
@@ -187,7 +216,7 @@ class TandemPublisher:
         Only from the revision that is `ours`: a label that somebody has moved since stays where they want it.
         """
         try:
-            if (await self.active(tandem.corpus)).generation == tandem.generation:
+            if await self._is_served(tandem.corpus, tandem.generation):
                 return
             if named is None:
                 await self._registry.delete_label(tandem.space_id, STABLE, expected_revision=ours.revision)
@@ -204,7 +233,7 @@ class TandemPublisher:
             tandems = await self._tandems.all()
             spaces = {tandem.space_id for tandem in tandems}
             rows = [row for row in await self._registry.labels() if row.space_id in spaces]
-            served = {found.active.space_id for found in (await self._index.info()).corpora}
+            served = served_spaces(await self._index.info())
             ways_back = {tandem.replaces_space for tandem in tandems if tandem.space_id in served}
             kept = {self._space.space_id, *served, *ways_back}
             used = {row.space_id for row in rows if row.name not in OURS}
@@ -235,6 +264,12 @@ class TandemPublisher:
                 f"{tandem.generation}",
                 reason="OTHER_PREMISES",
             )
+
+
+def served_spaces(info: IndexInfo) -> set[str]:
+    """The spaces that index processes serve, those included that have not followed the last activation yet."""
+    replicas = (each.space_id for found in info.corpora for each in found.replicas)
+    return {*(found.active.space_id for found in info.corpora), *replicas}
 
 
 async def await_all(registry: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:

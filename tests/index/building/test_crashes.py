@@ -9,6 +9,8 @@ import pytest
 
 from aeenc import Channel, IndexClient
 from aeenc.v1 import types_pb2
+from benchmarks.fleet.fleet import PREMISES, take_over
+from benchmarks.harness.rows import ROOT
 from benchmarks.index.crash import crash
 from benchmarks.index.fleet import running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
@@ -82,3 +84,10 @@ async def test_the_sdk_goes_on_with_a_build_whose_index_was_killed():
         assert listed == [(one.id, one.text) for one in premises]
         assert sum(encoder.encoded.values()) < 400 + 100, "what was durable was encoded again"
         await client.channel.close()
+
+
+@pytest.mark.slow
+async def test_a_build_whose_replica_is_killed_goes_on_at_another():
+    done = await take_over(ROOT, PREMISES)
+    assert done.is_whole
+    assert done.again <= done.encoded / 10

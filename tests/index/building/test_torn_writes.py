@@ -7,13 +7,15 @@ enough is shown by taking away one fsync of the program after the other: each mu
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.corpus.generation import folder_of, open_generation, read_active
+from services.corpus.active import ACTIVE, read_active
+from services.corpus.generation import folder_of, open_generation
 from services.index.building.journal import FinishedBuilds, Journal
 from services.index.values import BuildSpec
 from services.store.artifacts import ArtifactStore
@@ -103,6 +105,9 @@ def check_pointers(store: ArtifactStore, promises: tuple, visible: set[str]) -> 
     active = read_active(store, CORPUS)
     assert active in allowed, "an acknowledged activation is lost"
     assert active is None or active in visible, "what is not there is active"
+    pointer = store.root / FOLDER / ACTIVE
+    seen_by_an_earlier_release = json.loads(pointer.read_bytes())["generation"] if pointer.exists() else None
+    assert seen_by_an_earlier_release in allowed, "an earlier release would lose an acknowledged activation"
     assert not visible & deleted, "an acknowledged deletion is undone"
     assert built - deleting <= visible, "an acknowledged generation is lost"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.corpus.generation import read_active, write_active
+from services.corpus.active import read_active, write_active
 from services.index.building.builder import Builder
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.ranking import prior as prior_module
@@ -86,10 +86,12 @@ async def test_whenever_an_activation_is_cancelled_memory_and_disk_agree(index, 
 
     def write_slowly(*args):
         under_way.append(args)
-        if args[-1] != wanted:
+        if args[2] != wanted:
             time.sleep(0.04)  # the disk is slow just then
-        write_active(*args)
-        under_way.remove(args)
+        try:
+            return write_active(*args)
+        finally:
+            under_way.remove(args)
 
     monkeypatch.setattr(catalogue_module, "write_active", write_slowly)
     for _ in range(40):

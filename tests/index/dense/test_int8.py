@@ -229,4 +229,8 @@ def test_codes_go_when_their_generation_has_gone(kept: KeptCodes, artifact_store
     drop_codes(artifact_store, "science", ["g1", "g2"])
     assert len(kept_files(artifact_store)) == 1
     drop_codes(artifact_store, "science", ["g2"])
+    assert artifact_store.list("codes/science") == []
+    assert len(kept_files(artifact_store)) == 1, "somebody has them open"
+    kept._held = None
+    drop_codes(artifact_store, "science", ["g2"])
     assert not kept_files(artifact_store)

@@ -166,9 +166,11 @@ def facts() -> list[types_pb2.Premise]:
 
 
 def files_of(store: ArtifactStore) -> dict[Path, bytes]:
-    """Every file of the store but locks."""
+    """Every file of the store but locks and the records of live replicas."""
     return {
-        path: path.read_bytes() for path in sorted(store.root.rglob("*")) if path.is_file() and path.suffix != ".lock"
+        path: path.read_bytes()
+        for path in sorted(store.root.rglob("*"))
+        if path.is_file() and path.suffix != ".lock" and path.parent != store.root / "replicas"
     }
 
 

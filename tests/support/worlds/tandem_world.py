@@ -132,7 +132,16 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
         )
         encoder_target = f"127.0.0.1:{encoder_server.port}"
         index_server = await stack.enter_async_context(
-            build_index(IndexSettings(port=0, artifacts_dir=tandem_space.store.root, encoder_target=encoder_target))
+            build_index(
+                IndexSettings(
+                    port=0,
+                    artifacts_dir=tandem_space.store.root,
+                    encoder_target=encoder_target,
+                    instance="index-1",
+                    replica_wait_s=0.2,
+                    replica_lease_s=60.0,
+                )
+            )
         )
         index_target = f"127.0.0.1:{index_server.port}"
         targets = {"encoder_target": encoder_target, "index_target": index_target}

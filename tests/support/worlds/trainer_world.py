@@ -15,6 +15,7 @@ import pytest
 
 from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient
 from aeenc.v1 import types_pb2
+from services.corpus.active import write_active
 from services.corpus.generation import (
     KIND,
     VECTORS,
@@ -22,7 +23,6 @@ from services.corpus.generation import (
     Storage,
     folder_of,
     generation_meta,
-    write_active,
     write_premises,
 )
 from services.encoder.__main__ import build as build_encoder

@@ -13,6 +13,8 @@ import pytest
 from aeenc import IndexClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.corpus.generation import VECTORS, folder_of
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
 from services.store.registry import LabelRow, Registry, RolloutRow
 from services.store.requests import Request, Requests
 from services.trainer.registry import tandem_publishing
@@ -223,6 +225,21 @@ async def test_the_space_before_the_way_back_is_closed(world: TandemWorld, pairs
     await world.registry.delete_label("stable", space_id=pairs[1].space_id)
     await world.registry.delete_label("run-1")  # as a run does, which does not know of spaces
     assert await world.rows.labels(pairs[1].space_id) == []
+
+
+async def test_a_space_that_an_index_process_still_serves_is_not_closed(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
+    tandems = [await world.tandem(made) for made in pairs]
+    await world.registry.publish(tandems[0].version, wait_s=20)
+    settings = IndexSettings(port=0, artifacts_dir=world.space.store.root, instance="slow", look_s=1000.0)
+    async with build_index(settings) as slow:
+        await until(lambda: slow.readiness.answers)
+        for tandem in tandems[1:]:
+            await world.registry.publish(tandem.version)
+        assert [row.name for row in await world.rows.labels(pairs[0].space_id)] == ["stable"]
+        with pytest.raises(errors.FailedPrecondition, match="cannot be deleted"):
+            await world.registry.delete_label("stable", space_id=pairs[0].space_id)
 
 
 async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alone(

@@ -265,12 +265,14 @@ class IndexServiceGetInfoResponse(_message.Message):
     def __init__(self, service: _Optional[_Union[_types_pb2.ServiceInfo, _Mapping]] = ..., corpora: _Optional[_Iterable[_Union[CorpusInfo, _Mapping]]] = ...) -> None: ...
 
 class CorpusInfo(_message.Message):
-    __slots__ = ("corpus", "active")
+    __slots__ = ("corpus", "active", "replicas")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     active: Generation
-    def __init__(self, corpus: _Optional[str] = ..., active: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
+    def __init__(self, corpus: _Optional[str] = ..., active: _Optional[_Union[Generation, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
 
 class BuildGenerationRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -333,10 +335,12 @@ class Explanation(_message.Message):
     def __init__(self, text: _Optional[str] = ..., premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PutExplanationsResponse(_message.Message):
-    __slots__ = ("total_size",)
+    __slots__ = ("total_size", "replicas")
     TOTAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     total_size: int
-    def __init__(self, total_size: _Optional[int] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
+    def __init__(self, total_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
 
 class PremiseChunk(_message.Message):
     __slots__ = ("premises",)
@@ -403,12 +407,28 @@ class ActivateGenerationRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., expected_generation: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ActivateGenerationResponse(_message.Message):
-    __slots__ = ("active", "previous_generation")
+    __slots__ = ("active", "previous_generation", "replicas")
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     active: Generation
     previous_generation: str
-    def __init__(self, active: _Optional[_Union[Generation, _Mapping]] = ..., previous_generation: _Optional[str] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
+    def __init__(self, active: _Optional[_Union[Generation, _Mapping]] = ..., previous_generation: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...
+
+class IndexReplica(_message.Message):
+    __slots__ = ("instance", "generation", "space_id", "behind", "reason")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    generation: str
+    space_id: str
+    behind: bool
+    reason: str
+    def __init__(self, instance: _Optional[str] = ..., generation: _Optional[str] = ..., space_id: _Optional[str] = ..., behind: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListGenerationsRequest(_message.Message):
     __slots__ = ("corpus", "page_size", "page_token")
@@ -453,7 +473,9 @@ class DeleteGenerationRequest(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., generation: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DeleteGenerationResponse(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "replicas")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     generation: str
-    def __init__(self, generation: _Optional[str] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[IndexReplica]
+    def __init__(self, generation: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[IndexReplica, _Mapping]]] = ...) -> None: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
-    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo
+    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica
     from aeenc.values.oracle import Candidate, Judgement, OracleTask, Verdict
     from aeenc.values.registry import GateComparison, Label, Publication, QualityGate, Rollback, Rollout, Rollouts
     from aeenc.values.sampler import (
@@ -89,6 +89,7 @@ _HOMES = {
     "GoldRanks": "types",
     "ImportedPairs": "sampler",
     "IndexInfo": "index",
+    "IndexReplica": "index",
     "Job": "trainer",
     "JobConfig": "trainer",
     "JobProgress": "trainer",
@@ -158,6 +159,7 @@ __all__ = [
     "GoldRanks",
     "ImportedPairs",
     "IndexInfo",
+    "IndexReplica",
     "Job",
     "JobConfig",
     "JobProgress",

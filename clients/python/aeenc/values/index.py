@@ -59,6 +59,33 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexReplica:
+    """An index process, and what it serves of a corpus."""
+
+    instance: str = ""
+    """The name of the process, as in `ServiceInfo.instance`."""
+    generation: str = ""
+    """The generation that it serves. Empty: none."""
+    space_id: str = ""
+    """The space of that generation."""
+    behind: bool = False
+    """Whether it has not yet followed to the last change. It serves what it had."""
+    reason: str = ""
+    """Why it is behind."""
+
+    @classmethod
+    def from_message(cls, message: index_pb2.IndexReplica) -> IndexReplica:
+        """Reads the message."""
+        return cls(
+            instance=message.instance,
+            generation=message.generation,
+            space_id=message.space_id,
+            behind=message.behind,
+            reason=message.reason,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusInfo:
     """A corpus and its active generation."""
 
@@ -66,11 +93,17 @@ class CorpusInfo:
     """The corpus."""
     active: Generation = Generation()
     """The generation that searches use. Empty before the first activation."""
+    replicas: tuple[IndexReplica, ...] = ()
+    """What the live index processes over the same store serve, this one included."""
 
     @classmethod
     def from_message(cls, message: index_pb2.CorpusInfo) -> CorpusInfo:
         """Reads the message."""
-        return cls(corpus=message.corpus, active=Generation.from_message(message.active))
+        return cls(
+            corpus=message.corpus,
+            active=Generation.from_message(message.active),
+            replicas=tuple([IndexReplica.from_message(one) for one in message.replicas]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +132,16 @@ class Activation:
     """The active generation."""
     previous_generation: str = ""
     """The generation that was active before. Empty: none."""
+    replicas: tuple[IndexReplica, ...] = ()
+    """The index processes over the same store that are alive. All serve the generation, or a later one, but for those
+    that are `behind`. Empty from servers that do not know of each other.
+    """
 
     @classmethod
     def from_message(cls, message: index_pb2.ActivateGenerationResponse) -> Activation:
         """Reads the message."""
-        return cls(active=Generation.from_message(message.active), previous_generation=message.previous_generation)
+        return cls(
+            active=Generation.from_message(message.active),
+            previous_generation=message.previous_generation,
+            replicas=tuple([IndexReplica.from_message(one) for one in message.replicas]),
+        )

@@ -337,7 +337,7 @@ export type Provenance = Message<"aeenc.v1.Provenance"> & {
   annotator: string;
 
   /**
-   * When the answer was recorded.
+   * When the answer was recorded. Unset in a pair to import: when it is imported.
    *
    * @generated from field: google.protobuf.Timestamp judged_at = 9;
    */
@@ -561,7 +561,7 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
   strict?: RetrievalMetrics | undefined;
 
   /**
-   * The paper's protocol, which keeps it.
+   * The paper's protocol, which keeps it. Unset when the evaluation skipped it.
    *
    * @generated from field: aeenc.v1.RetrievalMetrics paper = 2;
    */
@@ -668,7 +668,7 @@ export type EvaluationPart = Message<"aeenc.v1.EvaluationPart"> & {
   strict?: RetrievalMetrics | undefined;
 
   /**
-   * As in EvaluationReport.
+   * As in EvaluationReport. Unset like `strict`, or when the evaluation skipped the protocol.
    *
    * @generated from field: aeenc.v1.RetrievalMetrics paper = 3;
    */

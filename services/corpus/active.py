@@ -1,0 +1,168 @@
+"""Which generation of a corpus is active: the records of moves.py as files, and the pointer of earlier releases.
+
+    generations/<corpus>/.moves/000000000042.json    made by `link`, so that a number is taken once and never half
+    generations/<corpus>/.active.json                the pointer file, a copy of the latest record
+
+The index moves and follows, the trainer reads. Everything here blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aeenc import errors
+from services.corpus.generation import folder_of
+from services.corpus.moves import Kind, Move, Pointer, make_move, read_move
+from services.store.artifacts import ArtifactStore, atomic_write, make_directory, sync_directory, write_and_sync
+from services.store.formats import check_format
+
+ACTIVE = ".active.json"
+MOVES = ".moves"
+LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
+LOCK_S, RETRY_S = 10.0, 0.02
+POINTER_FORMAT = 1
+
+
+def read_active(store: ArtifactStore, corpus: str) -> str | None:
+    """Returns the id of the generation that searches see; None before the first activation.
+
+    Raises DataLoss for a damaged record, NewerFormat for one of a newer release.
+    """
+    return latest_move(store, corpus).generation or None
+
+
+def latest_move(store: ArtifactStore, corpus: str) -> Move:
+    """Returns the latest move of a corpus; number 0 when there is none. Raises what `read_active` raises."""
+    return read_move(MoveFiles(store.root / folder_of(corpus)))
+
+
+def write_active(
+    store: ArtifactStore, corpus: str, generation_id: str, check: Callable[[str], None] = lambda _: None
+) -> tuple[str, Move]:
+    """Makes a generation the active one, durably; one process at a time wins. Returns what was active, and the move.
+
+    `check` takes the id of the active generation ("": none) and may raise; what it has seen still holds when the move
+    is made. Raises NewerFormat for records that are not to be replaced.
+    """
+
+    def decide(before: str) -> str:
+        check(before)
+        return generation_id
+
+    with moving(store, corpus):
+        return make_move(MoveFiles(store.root / folder_of(corpus)), decide)
+
+
+@contextmanager
+def moving(store: ArtifactStore, corpus: str, *, alone: bool = False) -> Iterator[None]:
+    """Keeps deletions out of a block, or with `alone` everybody; the kernel lets go when a process dies.
+
+    Raises Unavailable when another process does not let go.
+    """
+    make_directory(store.root / folder_of(corpus))
+    with (store.root / folder_of(corpus) / LOCK).open("ab") as lock:
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise errors.Unavailable(
+                        f"another index has held {lock.name} for {LOCK_S:g} s; resume or end it, then try again"
+                    ) from None
+            time.sleep(RETRY_S)
+        yield
+
+
+def note_change(store: ArtifactStore, corpus: str, kind: Kind, what: str) -> Move:
+    """Records that something else has changed, for those who follow; the active generation stays.
+
+    Raises DataLoss when nobody can read which one that is.
+    """
+    files = MoveFiles(store.root / folder_of(corpus))
+    read_move(files)
+    return make_move(files, lambda active: active, kind, what)[1]
+
+
+class MoveFiles:
+    """The records of one corpus as files in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._moves, self._pointer = folder / MOVES, folder / ACTIVE
+
+    def numbers(self) -> list[int]:
+        """The numbers that there are."""
+        try:
+            return [int(one.stem) for one in self._moves.iterdir() if one.stem.isdigit()]
+        except FileNotFoundError:
+            return []
+
+    def read(self, number: int) -> bytes | None:
+        """The record of a number; None when there is none."""
+        try:
+            return self._path(number).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, number: int, data: bytes) -> bool:
+        """Creates a record durably and as a whole. Returns False, and changes nothing, where one stands."""
+        make_directory(self._moves)
+        temporary = self._moves / f".{number}-{uuid.uuid4().hex}"
+        try:
+            write_and_sync(temporary, data)
+            os.link(temporary, self._path(number))
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(self._moves)
+        return True
+
+    def remove(self, number: int) -> None:
+        """Removes a record that may be gone already, and what killed processes left of its number."""
+        self._path(number).unlink(missing_ok=True)
+        for left in self._moves.glob(f".{number}-*"):
+            left.unlink(missing_ok=True)
+
+    def pointer(self) -> Pointer | None:
+        """Reads the pointer file. Raises DataLoss for a damaged one, NewerFormat for one of a newer release."""
+        try:
+            with self._pointer.open("rb") as file:
+                info, data = os.fstat(file.fileno()), file.read()
+        except FileNotFoundError:
+            return None
+        record = self._parse(data)
+        state = f"{info.st_ino}-{info.st_mtime_ns}"  # compared for equality alone
+        return Pointer(state, str(record["generation"]), str(record.get("recorded", "")))
+
+    def point(self, move: Move) -> None:
+        """Copies a move to the pointer file. What a later minor release has added to it stays."""
+        if not move.generation:
+            return
+        try:
+            last = self._parse(self._pointer.read_bytes())
+        except (FileNotFoundError, errors.DataLoss):
+            last = {}
+        own = {"generation": move.generation, "recorded": move.generation}
+        atomic_write(self._pointer, json.dumps({**last, "format_version": POINTER_FORMAT, **own}).encode())
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(data)
+            check_format(record, POINTER_FORMAT, str(self._pointer))
+            record["generation"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise errors.DataLoss(f"{self._pointer} cannot be read ({error}); activate a generation again") from error
+        return record
+
+    def _path(self, number: int) -> Path:
+        return self._moves / f"{number:012}.json"

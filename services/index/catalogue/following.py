@@ -1,0 +1,50 @@
+"""Follows what other processes do to the store, every `look_s` seconds: corpora, activations, deletions, explanations.
+
+look at the store ──► open and warm beside what serves ──► swap ──► tell the others how far we are
+└── the store is away: what is open keeps serving, and readiness says so
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.replicas import Replicas
+from services.kit import logs
+from services.kit.concurrency import cancel_all
+
+log = logs.get(__name__)
+
+
+class Follower:
+    """Keeps a catalogue up to date. `on_state` takes a problem, or "" for none."""
+
+    def __init__(
+        self, catalogue: Catalogue, replicas: Replicas, look_s: float, on_state: Callable[[str], None]
+    ) -> None:
+        self._catalogue, self._replicas = catalogue, replicas
+        self._look_s, self._on_state = look_s, on_state
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts to follow."""
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Stops, and takes this replica off the list."""
+        if self._task is not None:
+            await cancel_all([self._task])
+        await asyncio.to_thread(self._replicas.sign_off)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_s)
+            try:
+                await self._catalogue.follow()
+                self._on_state("")
+            except OSError as error:
+                self._on_state(f"the store cannot be read ({error}); what is open keeps serving")
+            except Exception:
+                log.exception("the store cannot be followed")
+                self._on_state("the store cannot be followed; what is open keeps serving")

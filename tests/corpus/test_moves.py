@@ -1,0 +1,253 @@
+"""The moves of a corpus: one winner for each state, and the pointer file that earlier releases read and write."""
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aeenc import errors
+from services.corpus import moves
+from services.corpus.active import ACTIVE, MOVES, MoveFiles, latest_move, note_change, read_active, write_active
+from services.corpus.generation import folder_of
+from services.corpus.moves import Move, Pointer, make_move, read_move
+from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.formats import NewerFormat
+
+
+class MemoryRecords:
+    """Records in memory, as an object store keeps them. `before_create` runs before each creation."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, bytes] = {}
+        self.pointed: Pointer | None = None
+        self.before_create: Callable[[], None] = lambda: None
+        self.loses_answers = False
+        self._writes = 0
+
+    def numbers(self) -> list[int]:
+        return list(self.records)
+
+    def read(self, number: int) -> bytes | None:
+        return self.records.get(number)
+
+    def create(self, number: int, data: bytes) -> bool:
+        hook, self.before_create = self.before_create, lambda: None
+        hook()
+        is_new = number not in self.records
+        self.records.setdefault(number, data)
+        return is_new and not self.loses_answers
+
+    def remove(self, number: int) -> None:
+        self.records.pop(number, None)
+
+    def pointer(self) -> Pointer | None:
+        return self.pointed
+
+    def point(self, move: Move) -> None:
+        self._set(move.generation, move.generation)
+
+    def earlier_release_activates(self, generation: str, *, keeps_fields: bool) -> None:
+        last = self.pointed
+        self._set(generation, last.recorded if last and keeps_fields else "")
+
+    def _set(self, generation: str, recorded: str) -> None:
+        self._writes += 1
+        self.pointed = Pointer(str(self._writes), generation, recorded)
+
+
+GENERATIONS = st.sampled_from(["g1", "g2", "g3"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("move"), GENERATIONS),
+        st.tuples(st.just("move, then killed before it points"), GENERATIONS),
+        st.tuples(st.just("move, another is faster"), GENERATIONS),
+        st.tuples(st.just("0.1 moves"), GENERATIONS),
+        st.tuples(st.just("the last minor moves"), GENERATIONS),
+    ),
+    max_size=12,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+@given(STEPS)
+def test_the_last_move_is_active_whoever_made_it_and_wherever_it_was_killed(steps: list[tuple[str, str]]) -> None:
+    records, active = MemoryRecords(), ""
+    for number, (step, name) in enumerate(steps):
+        expected, generation = active, f"{name} of step {number}"
+
+        def decide(before: str, expected: str = expected, generation: str = generation) -> str:
+            if before != expected:
+                raise errors.Aborted(f"{before}, not {expected}")
+            return generation
+
+        if step == "0.1 moves":
+            records.earlier_release_activates(generation, keeps_fields=False)
+        elif step == "the last minor moves":
+            records.earlier_release_activates(generation, keeps_fields=True)
+        elif step == "move, another is faster":
+            records.before_create = lambda faster=generation: make_move(records, lambda _: faster)
+            with pytest.raises(errors.Aborted):
+                make_move(records, decide)
+        elif step == "move":
+            assert make_move(records, decide)[0] == active
+        else:
+
+            def die(_: Move) -> None:
+                raise Killed
+
+            records.point = die
+            with pytest.raises(Killed):
+                make_move(records, decide)
+            del records.point
+        active = generation
+        assert read_move(records).generation == active
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 5), st.booleans())
+def test_of_those_who_decide_upon_the_same_state_one_wins(callers: int, loses_answers: bool) -> None:
+    records, winners = MemoryRecords(), []
+    records.loses_answers = loses_answers
+
+    def race(caller: int) -> None:
+        def decide(before: str) -> str:
+            if before:
+                raise errors.Aborted("somebody was faster")
+            if caller + 1 < callers:  # all decide, then create in the opposite order
+                records.before_create = lambda: race(caller + 1)
+            return f"g{caller}"
+
+        try:
+            make_move(records, decide)
+            winners.append(caller)
+        except errors.Aborted:
+            pass
+
+    race(0)
+    assert winners == [callers - 1]
+    assert read_move(records).generation == f"g{callers - 1}"
+
+
+def test_old_records_are_removed_and_whoever_slept_so_long_has_not_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "KEPT", 4)
+    records = MemoryRecords()
+
+    def others_move() -> None:
+        for number in range(9):
+            make_move(records, lambda _, number=number: f"g{number}")
+
+    def decide(before: str) -> str:
+        if before:
+            raise errors.Aborted(before)
+        return "late"
+
+    records.before_create = others_move
+    with pytest.raises(errors.Aborted, match="g8"):
+        make_move(records, decide)
+    assert read_move(records).generation == "g8"
+    make_move(records, lambda _: "g9")
+    assert sorted(records.records) == [7, 8, 9, 10]
+
+
+def race_in_a_process(store: ArtifactStore, me: str, rounds: int, barrier: threading.Barrier, won: object) -> None:
+    wins = []
+    for number in range(rounds):
+        expected = read_active(store, "science") or ""
+
+        def check(active: str, expected: str = expected) -> None:
+            if active != expected:
+                raise errors.Aborted(active)
+
+        barrier.wait(60)
+        try:
+            write_active(store, "science", f"g{number}{me}", check)
+            wins.append(number)
+        except errors.Aborted:
+            pass
+        barrier.wait(60)
+    won.put(wins)  # type: ignore[attr-defined]
+
+
+def test_two_processes_that_race_have_one_winner_each_time(artifact_store: ArtifactStore) -> None:
+    spawn, rounds = multiprocessing.get_context("spawn"), 40
+    barrier, won = spawn.Barrier(2), spawn.Queue()
+    racers = [
+        spawn.Process(target=race_in_a_process, args=(artifact_store, me, rounds, barrier, won)) for me in ("a", "b")
+    ]
+    for racer in racers:
+        racer.start()
+    wins = won.get(timeout=60) + won.get(timeout=60)
+    for racer in racers:
+        racer.join(60)
+    assert sorted(wins) == list(range(rounds))
+
+
+def test_nothing_is_active_until_it_is_written_and_then_the_last_one(artifact_store: ArtifactStore) -> None:
+    assert read_active(artifact_store, "science") is None
+    write_active(artifact_store, "science", "g1")
+    assert write_active(artifact_store, "science", "g2")[0] == "g1"
+    assert read_active(artifact_store, "science") == "g2"
+    assert note_change(artifact_store, "science", "delete", "g1").number == 3
+    assert read_active(artifact_store, "science") == "g2"
+    assert artifact_store.list(folder_of("science")) == []
+
+
+def test_a_store_of_an_earlier_release_opens_and_that_release_reads_what_this_one_writes(
+    artifact_store: ArtifactStore,
+) -> None:
+    pointer = artifact_store.root / folder_of("science") / ACTIVE
+    atomic_write(pointer, json.dumps({"format_version": 1, "generation": "g1"}).encode())
+    assert read_active(artifact_store, "science") == "g1"
+    assert write_active(artifact_store, "science", "g2")[0] == "g1"
+    assert json.loads(pointer.read_bytes())["generation"] == "g2"
+    atomic_write(pointer, json.dumps({"format_version": 1, "generation": "g1"}).encode())  # it goes back
+    assert read_active(artifact_store, "science") == "g1"
+    assert write_active(artifact_store, "science", "g3")[0] == "g1"
+    assert json.loads(pointer.read_bytes())["generation"] == "g3"
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null"])
+def test_a_record_that_cannot_be_read_is_data_loss_until_another_one_is_written(
+    artifact_store: ArtifactStore, content: str
+) -> None:
+    folder = artifact_store.root / folder_of("science")
+    atomic_write(folder / ACTIVE, content.encode())
+    with pytest.raises(errors.DataLoss, match="activate a generation again"):
+        read_active(artifact_store, "science")
+    write_active(artifact_store, "science", "g1")
+    assert read_active(artifact_store, "science") == "g1"
+    [record] = (folder / MOVES).iterdir()
+    record.write_text(content)
+    for call in (read_active, lambda *_: note_change(artifact_store, "science", "delete", "g0")):
+        with pytest.raises(errors.DataLoss, match="activate a generation again"):
+            call(artifact_store, "science")
+    write_active(artifact_store, "science", "g2")
+    assert latest_move(artifact_store, "science").generation == "g2"
+
+
+def test_what_a_later_minor_release_has_added_stays_and_a_newer_major_is_left_alone(
+    artifact_store: ArtifactStore,
+) -> None:
+    write_active(artifact_store, "science", "g1")
+    folder = artifact_store.root / folder_of("science")
+    pointer, files = folder / ACTIVE, MoveFiles(folder)
+    pointer.write_text(json.dumps({**json.loads(pointer.read_bytes()), "moved_by": "somebody"}))
+    write_active(artifact_store, "science", "g2")
+    assert json.loads(pointer.read_bytes())["moved_by"] == "somebody"
+    assert files.create(3, json.dumps({"format_version": 2, "generations": ["g2"]}).encode())
+    for call in (read_active, lambda *_: write_active(artifact_store, "science", "g3")):
+        with pytest.raises(NewerFormat, match="record 3 of the corpus's moves has format_version 2"):
+            call(artifact_store, "science")
+    files.remove(3)
+    pointer.write_text(newer := json.dumps({"format_version": 2, "generations": ["g2"]}))
+    for call in (read_active, lambda *_: write_active(artifact_store, "science", "g3")):
+        with pytest.raises(NewerFormat, match=r"\.active\.json has format_version 2"):
+            call(artifact_store, "science")
+    assert pointer.read_text() == newer

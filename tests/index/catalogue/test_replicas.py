@@ -1,0 +1,215 @@
+"""Several index processes over one store: what one of them acknowledged holds in all, or the answer names who lags."""
+
+import asyncio
+import shutil
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from aeenc.v1 import index_pb2
+from services.index.catalogue import catalogue as catalogue_module
+from services.index.catalogue.replicas import Followed, Replicas
+from support.waiting import eventually, until
+from support.worlds.index_world import SPACE, facts, vector_of
+
+TWO = vector_of("ice melts")[None, :]
+NEVER = 1000.0
+
+
+async def served(index, generation=""):
+    return (await index.client.search("science", TWO, space_id=SPACE, generation=generation)).generation
+
+
+def catalogue_of(index):
+    return next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
+
+
+async def test_what_one_replica_has_built_and_activated_the_other_serves_when_the_answer_comes(serve):
+    async with serve(instance="one", look_s=0.05) as one, serve(instance="two", look_s=0.05) as two:
+        first = (await one.client.build("science", facts()[:6])).id
+        assert await served(two) == first
+        second = (await one.client.build("science", facts(), activate=False)).id
+        assert await served(two, second) == second
+        done = await two.client.activate("science", second, expected=first)
+        assert (await served(one), await served(two)) == (second, second)
+        assert [(each.instance, each.generation, each.behind) for each in done.replicas] == [
+            ("two", second, False),
+            ("one", second, False),
+        ]
+        [corpus] = (await one.client.info()).corpora
+        assert {(each.instance, each.space_id) for each in corpus.replicas} == {("one", SPACE), ("two", SPACE)}
+
+
+async def test_a_replica_that_does_not_follow_is_named_and_serves_what_it_had(serve):
+    async with serve(replica_wait_s=0.2) as one, serve(instance="slow", look_s=NEVER) as slow:
+        first = (await one.client.build("science", facts()[:6])).id
+        assert await served(slow) == first
+        second = (await one.client.build("science", facts(), activate=False)).id
+        done = await one.client.activate("science", second)
+        [behind] = [each for each in done.replicas if each.behind]
+        assert (behind.instance, behind.reason != "", await served(slow)) == ("slow", True, first)
+
+
+async def test_a_generation_that_a_replica_cannot_open_is_reported_and_the_one_before_keeps_serving(serve, monkeypatch):
+    async with serve(replica_wait_s=0.7) as one, serve(instance="two", look_s=0.05) as two:
+        first = (await one.client.build("science", facts()[:6])).id
+        second = (await one.client.build("science", facts(), activate=False)).id
+        assert await served(two) == first
+        broken, sound = catalogue_of(two), catalogue_module.Catalogue._open
+
+        def fail(self, *args, **options):
+            if self is broken:
+                raise errors.DataLoss("this host's cable is loose")
+            return sound(self, *args, **options)
+
+        monkeypatch.setattr(catalogue_module.Catalogue, "_open", fail)
+        done = await one.client.activate("science", second)
+        assert [each.reason for each in done.replicas if each.behind] == ["this host's cable is loose"]
+        assert await served(two) == first
+        assert "cable" in (await two.client.info()).service.state_reason
+        monkeypatch.undo()
+
+        async def follows():
+            return await served(two) == second and not (await two.client.info()).service.state_reason
+
+        await eventually(follows)
+
+
+async def test_a_damaged_generation_that_one_replica_builds_again_is_opened_again_by_the_other(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        first = (await one.client.build("science", facts())).id
+        assert await served(two) == first
+        before = catalogue_of(two)._active["science"]
+        path = one.store.root / "generations/science" / first / "premises.jsonl"
+        path.write_bytes(path.read_bytes()[:-1] + b"X")
+        assert (await one.client.build("science", facts())).id == first
+        await until(lambda: catalogue_of(two)._active["science"] is not before)
+        assert len(await two.client.get_premises("science", ["f1", "f9"])) == 2
+
+
+async def test_of_replicas_that_race_with_the_same_expectation_one_wins(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        ids = [(await one.client.build("science", facts()[:count])).id for count in (6, 8, 10)]
+        for _ in range(10):
+            now = await served(one)
+            wanted = [each for each in ids if each != now]
+            outcomes = await asyncio.gather(
+                *(
+                    index.client.activate("science", each, expected=now)
+                    for index, each in zip((one, two), wanted, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Aborted", "Activation"]
+
+
+async def test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_when_nobody_reads_them(
+    serve, monkeypatch
+):
+    monkeypatch.setattr(catalogue_module, "SWEEP_S", 0.0)
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        first, _ = [(await one.client.build("science", facts()[:count])).id for count in (6, 8)]
+        reading = await catalogue_of(two).resolve("science", first)
+        await one.client.delete("science", first)
+        with pytest.raises(errors.NotFound):
+            await served(two, first)
+        kept = list((one.store.root / "generations/science").glob(".deleted-*/vectors.npy"))
+        assert len(kept) == 1, "somebody still reads it"
+        assert np.isfinite(reading.index.vectors[:]).all()
+        del reading
+
+        async def is_gone():
+            return not list((one.store.root / "generations/science").glob(".deleted-*"))
+
+        await eventually(is_gone)
+
+
+async def test_a_corpus_whose_last_generation_one_replica_deletes_is_unknown_to_the_other(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        only = (await one.client.build("science", facts(), activate=False)).id
+        assert await served(two, only) == only
+        request = index_pb2.DeleteGenerationRequest(corpus="science", generation=only)
+        done = await one.client._admin_channel.unary(one.client._admin.DeleteGeneration, request)
+        assert [each.behind for each in done.replicas] == [False, False]
+        with pytest.raises(errors.NotFound, match="known: none yet"):
+            await two.client.generations("science")
+
+
+async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_to(serve):
+    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
+        await one.client.build("science", facts())
+        await one.client.put_explanations("science", [("a pole melts", ["f5"])])
+        before = await two.client.retrieve("science", ["the pole"], prior=1.0)
+        assert before[0][0].id == "f5"
+        await one.client.put_explanations("science", [("a pole melts", ["f6"])], replace=True)
+        assert (await two.client.retrieve("science", ["the pole"], prior=1.0))[0][0].id == "f6"
+        assert await two.client.put_explanations("science", [("a lamp shines", ["f4"])]) == 2
+        assert await one.client.put_explanations("science", [("a pole melts", ["f6"])]) == 2
+
+
+async def test_a_replica_whose_store_is_away_serves_what_it_has_and_follows_again_when_it_is_back(serve, tmp_path):
+    async with serve(look_s=0.05) as one:
+        first = (await one.client.build("science", facts())).id
+        away = tmp_path / "away"
+        shutil.move(one.store.root, away)
+
+        async def says(word):
+            return word in (await one.client.info()).service.state_reason
+
+        await eventually(lambda: says("cannot be"))
+        assert await served(one) == first
+        shutil.rmtree(one.store.root, ignore_errors=True)
+        shutil.move(away, one.store.root)
+
+        async def is_well():
+            return not (await one.client.info()).service.state_reason
+
+        await eventually(is_well)
+        assert await served(one) == first
+
+
+def test_a_replica_whose_process_has_died_is_forgotten_at_once(artifact_store):
+    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
+    two.look()
+    one.look()
+    assert len(one.alive) == 2
+    two._lock.close()  # as the kernel does
+    one.look()
+    assert len(one.alive) == 1
+    assert len(list((artifact_store.root / "replicas").iterdir())) == 2, "its own record and lock"
+    one.sign_off()
+    assert not list((artifact_store.root / "replicas").iterdir())
+
+
+async def test_calls_and_the_follower_may_look_at_the_same_time(artifact_store):
+    replicas = Replicas(artifact_store, "one", lease_s=10.0, wait_s=0.0)
+    await asyncio.gather(*(asyncio.to_thread(replicas.look) for _ in range(200)))
+    assert len(replicas.alive) == 1
+    replicas.sign_off()
+
+
+def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifact_store, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)
+    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
+    two.serve({"science": Followed(3, "g1", SPACE)})
+    two.look()
+    one.look()
+    assert [(each.instance, each.is_behind) for each in one.states("science")] == [("one", True), ("two", False)]
+    now += 9.0
+    two.look()
+    one.look()
+    now += 9.0
+    one.look()
+    assert len(one.alive) == 2
+    now += 2.0
+    one.look()
+    assert len(one.alive) == 1, "silent for 11 s"
+    two.look()
+    one.look()
+    assert len(one.alive) == 2
+    two.sign_off()
+    one.look()
+    assert len(one.alive) == 1
+    one.sign_off()
