@@ -266,7 +266,7 @@ def test_a_call_beyond_a_quota_is_told_when_to_come_back_and_what_tokens_have_co
         one.admit(SEARCH, "lab")
     assert raised.value.retry_after_s == pytest.approx(0.5, abs=0.02)
     clock.s += raised.value.retry_after_s
-    for _ in range(10):
+    for _ in range(25):
         one.admit(SEARCH, "lab")
     with pytest.raises(errors.Overloaded, match="calls a second") as raised:
         one.admit(SEARCH, "lab")

@@ -25,7 +25,7 @@ from services.kit.logs import get
 log = get(__name__)
 
 POLL_S = 1.0
-BURST_S, LEAST_BURST = 0.1, 5.0  # how many calls may come at once: those of a tenth of a second, and at least five
+BURST_S, LEAST_BURST = 0.25, 5.0  # how many calls may come at once: those of a quarter second, and at least five
 _KEY_BYTES = 4  # of a hash: finds the candidates, which are then compared in constant time
 
 
