@@ -50,20 +50,23 @@ class RpcMetrics:
         )
         self._total = Counter("aeenc_rpc", "Calls by outcome", ["method", "code"], registry=registry)
         self._callers = Counter("aeenc_caller_calls", "Calls by caller", ["caller", "code"], registry=registry)
-        self._ok: dict[str, tuple[Histogram, Counter]] = {}  # looking children up by label costs as much as counting
+        # Looking children up by label costs as much as counting.
+        self._ok: dict[tuple[str, str], tuple[Histogram, Counter, Counter]] = {}
 
     def observe(self, method: str, code: str, elapsed_s: float, caller: str = "") -> None:
         """Records one finished call. `caller` is empty where no credential is needed or none was valid."""
-        self._callers.labels(caller, code).inc()
         if code != "OK":
             self._seconds.labels(method).observe(elapsed_s)
             self._total.labels(method, code).inc()
+            self._callers.labels(caller, code).inc()
             return
-        if method not in self._ok:
-            self._ok[method] = self._seconds.labels(method), self._total.labels(method, code)
-        seconds, total = self._ok[method]
+        if (method, caller) not in self._ok:
+            own = self._seconds.labels(method), self._total.labels(method, code), self._callers.labels(caller, code)
+            self._ok[method, caller] = own
+        seconds, total, calls = self._ok[method, caller]
         seconds.observe(elapsed_s)
         total.inc()
+        calls.inc()
 
 
 class Call:
