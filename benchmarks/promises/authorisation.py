@@ -116,7 +116,7 @@ async def _matrix(
                     wanted = REFUSED[sent] if is_let_in else CLOSED
                     if is_let_in and sent == "token" and name in names(NEEDS_ADMIN_TOKEN):
                         wanted = "PERMISSION_DENIED"
-                    if (found := await _outcome(channel, method, token)) != wanted:
+                    if (found := await outcome(channel, method, token)) != wanted:
                         faults.append(f"{owner}.{method.name} with {sent}: {found}, not {wanted}")
             faults += await _health_and_reflection(channel, service, is_let_in=is_let_in)
             calls += 3
@@ -125,12 +125,12 @@ async def _matrix(
     )
 
 
-async def _outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: str | None) -> str:
+async def outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: str | None, request: bytes = b"") -> str:
     """`answered`, also by a refusal of what was asked; else the status that kept the call out."""
     call = getattr(channel, kind_of(method))(f"/{method.containing_service.full_name}/{method.name}")
     metadata = [("x-request-id", uuid.uuid4().hex), *([("authorization", f"Bearer {token}")] if token else [])]
     timeout_s = WATCH_S if method.server_streaming else 10.0
-    answer = call(iter([b""]) if method.client_streaming else b"", metadata=metadata, timeout=timeout_s)
+    answer = call(iter([request]) if method.client_streaming else request, metadata=metadata, timeout=timeout_s)
     try:
         if method.server_streaming:
             async for _ in answer:

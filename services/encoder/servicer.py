@@ -13,6 +13,7 @@ from services.encoder.batching.encoder import Encoder
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.versions import Versions
 from services.kit.convert import deadline_s, request_id
+from services.kit.credentials.gate import caller
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
 
@@ -40,6 +41,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         result = await self._encoder.encode(convert.to_call(request, deadline_s(context), request_id(context)))
+        caller().spend(result.tokens)
         return convert.to_response(result)
 
     async def EncodeStream(
@@ -48,8 +50,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         key = request_id(context)
 
         async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
+            await asyncio.sleep(caller().wait_s())
             call = convert.to_call(request.batch, deadline_s(context), key, lane="bulk")
             result = await self._encoder.encode(call)
+            caller().spend(result.tokens)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 
         async for response in ordered(request_iterator, answer, window=STREAM_WINDOW):
@@ -57,6 +61,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
         result = await self._encoder.score(convert.to_score_call(request, deadline_s(context), request_id(context)))
+        caller().spend(result.tokens)
         return convert.to_score_response(result)
 
     async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors
@@ -18,6 +20,7 @@ T = TypeVar("T")
 
 REQUEST_ID_KEY = "x-request-id"
 REQUEST_ID_CHARS_MAX = 64
+_NAMING = {"corpus", "generation", "label", "version", "annotator"}
 _request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the call; each call is a task of its own
 
 
@@ -39,6 +42,21 @@ def request_id(context: Any) -> str:
     """Returns the id of the call that the running task answers."""
     known = _request_id.get()
     return known or begin_request(dict(context.invocation_metadata() or ()))
+
+
+def named_fields(message: Message) -> Iterator[tuple[str, str]]:
+    """Returns the strings that say what a request is about: its corpus, label, version and ids, by name.
+
+    Those of the request itself, empty ones too, and of the single messages in it.
+    """
+    for field in message.DESCRIPTOR.fields:
+        if field.is_repeated:
+            continue
+        if field.type == FieldDescriptor.TYPE_STRING:
+            if field.name in _NAMING or field.name.endswith("_id"):
+                yield field.name, getattr(message, field.name)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and message.HasField(field.name):
+            yield from named_fields(getattr(message, field.name))
 
 
 def to_timestamp(at: datetime | None) -> Timestamp | None:

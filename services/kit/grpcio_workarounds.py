@@ -20,11 +20,18 @@ from services.kit.concurrency import observe_failure
 class RequestStream:
     """Iterates over `source`. A cancelled read goes on by itself, and the next reader gets its message.
 
-    At the end it awaits `confirm`, which sends the caller something and raises when they are gone.
+    Each message is shown to `check`, which may raise. At the end it awaits `confirm`, which sends the caller something
+    and raises when they are gone.
     """
 
-    def __init__(self, source: AsyncIterator[Any], confirm: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        source: AsyncIterator[Any],
+        check: Callable[[Any], None] = lambda _: None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._source = source
+        self._check = check
         self._confirm = confirm
         self._read: asyncio.Future[Any] | None = None
 
@@ -43,6 +50,7 @@ class RequestStream:
                 await confirm()
             raise
         self._read = None
+        self._check(message)
         return message
 
 

@@ -1,8 +1,8 @@
 """The steps around every call. One interceptor wraps the handler of each method, so that their order stands here.
 
-    call -> credentials -> message -> request id -> readiness -> handler -> answer -.
-                 |                        |             |          | raises errors   +-> metrics, one log line
-                 '- message unread -------+-------------'----------'-> status -------'
+    call -> gate -> message -> request id -> readiness -> corpora -> handler -> answer -.
+             |                     |             |           |          | raises errors   +-> metrics, log, audit
+             '- message unread ----+-------------'-----------'----------'-> status -------'
 
 Every answer has the request id in its trailing metadata. Handlers raise `aeenc.errors`; nothing else sets a status.
 """
@@ -12,88 +12,89 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
 from aeenc.transport import status
-from services.kit.convert import REQUEST_ID_KEY, begin_request, request_id
+from services.kit.convert import REQUEST_ID_KEY, begin_request, named_fields, request_id
+from services.kit.credentials.gate import ADMITTED, Caller, Gate, caller
+from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
 from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 
 log = get(__name__)
 LINGER_S = 0.5
+ABOUT_CHARS = 256  # of each name in a line of the audit trail
 
 _DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 # Answered in every state and without credentials: a load balancer has none.
 _OPEN_PREFIXES = ("/grpc.health.v1.",)
-_REFLECTION_PREFIX = "/grpc.reflection."
 _ARITY = {False: "unary", True: "stream"}
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """The tokens of a server. `admin_services` need the admin token. None: no token is needed."""
-
-    token: str | None = None
-    admin_token: str | None = None
-    admin_services: set[str] = field(default_factory=set)
-
-    def check(self, method: str, metadata: dict[str, Any]) -> None:
-        """Raises Unauthenticated without a valid token, PermissionDenied for the common token on an admin service."""
-        is_admin = method.split("/")[1] in self.admin_services
-        needed = (self.admin_token or self.token) if is_admin else self.token
-        if needed is None:
-            return
-        sent = str(metadata.get("authorization", "")).removeprefix("Bearer ")
-        accepted = {needed, self.admin_token or needed}
-        if any(secrets.compare_digest(sent.encode(), known.encode()) for known in accepted):
-            return
-        if is_admin and self.token and secrets.compare_digest(sent.encode(), self.token.encode()):
-            raise errors.PermissionDenied(
-                f"{method} needs the admin token; the token sent opens the other services only"
-            )
-        problem = "an unknown token was sent" if sent else "no token was sent"
-        raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
-
-
 class RpcMetrics:
-    """Counts and times calls by method and status code."""
+    """Counts and times calls by method and status code, and counts them by caller."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
             "aeenc_rpc_seconds", "Duration of calls", ["method"], registry=registry, buckets=_BUCKETS_S
         )
         self._total = Counter("aeenc_rpc", "Calls by outcome", ["method", "code"], registry=registry)
-        self._ok: dict[str, tuple[Histogram, Counter]] = {}  # looking children up by label costs as much as counting
+        self._callers = Counter("aeenc_caller_calls", "Calls by caller", ["caller", "code"], registry=registry)
+        # Looking children up by label costs as much as counting.
+        self._ok: dict[tuple[str, str], tuple[Histogram, Counter, Counter]] = {}
 
-    def observe(self, method: str, code: str, elapsed_s: float) -> None:
-        """Records one finished call."""
+    def observe(self, method: str, code: str, elapsed_s: float, caller: str = "") -> None:
+        """Records one finished call. `caller` is empty where no credential is needed or none was valid."""
         if code != "OK":
             self._seconds.labels(method).observe(elapsed_s)
             self._total.labels(method, code).inc()
+            self._callers.labels(caller, code).inc()
             return
-        if method not in self._ok:
-            self._ok[method] = self._seconds.labels(method), self._total.labels(method, code)
-        seconds, total = self._ok[method]
+        if (method, caller) not in self._ok:
+            own = self._seconds.labels(method), self._total.labels(method, code), self._callers.labels(caller, code)
+            self._ok[method, caller] = own
+        seconds, total, calls = self._ok[method, caller]
         seconds.observe(elapsed_s)
         total.inc()
+        calls.inc()
+
+
+class Call:
+    """A call in work: its method, who makes it, and what it is about, for the audit trail."""
+
+    def __init__(self, method: str, caller: Caller) -> None:
+        self.method, self.caller = method, caller
+        self.started = time.perf_counter()
+        self.changes = role_for(method) > Role.READ
+        self.about: dict[str, str] = {}
+
+    def look(self, message: Any) -> None:
+        """Checks the corpora that a message names, and notes its names for the audit trail.
+
+        Raises PermissionDenied for a corpus that is not open to the caller.
+        """
+        if not isinstance(message, Message) or not (self.caller.corpora or self.changes):
+            return
+        named = list(named_fields(message))
+        self.about |= {name: value[:ABOUT_CHARS] for name, value in named if value}
+        self.caller.check_corpora(value for name, value in named if name == "corpus")
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, credentials: Credentials, readiness: Readiness, metrics: RpcMetrics) -> None:
-        self._credentials = credentials
+    def __init__(self, gate: Gate, readiness: Readiness, metrics: RpcMetrics) -> None:
+        self._gate = gate
         self._readiness = readiness
         self._metrics = metrics
         self._wrapped: dict[str, tuple[Any, Any]] = {}  # by method: for those who may call it, and for others
@@ -111,10 +112,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return handler
             wrapped = self._wrapped[method] = self._wrap(method, handler)
         for_callers, for_others = wrapped
-        try:
-            if not method.startswith(_OPEN_PREFIXES):
-                self._credentials.check(method, dict(handler_call_details.invocation_metadata or ()))
-        except errors.AeencError:
+        if method.startswith(_OPEN_PREFIXES):
+            return for_callers
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        try:  # the handler runs in the same context, and finds there who calls
+            ADMITTED.set(self._gate.admit(method, str(metadata.get("authorization", ""))))
+        except errors.AeencError as error:
+            ADMITTED.set(error)
             return for_others
         return for_callers
 
@@ -129,77 +133,85 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return make(called, decode, answer), make(called, None, answer)
 
     def _wrap_unary(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> Any:
-            metadata = _metadata(context)
-            started = self._begin(metadata, context)
+        async def answer(request: Any, context: Any) -> Any:
+            call = self._begin(method, context)
             if isinstance(request, AsyncIterator):
-                request = RequestStream(request, confirm=lambda: context.send_initial_metadata(()))
+                request = RequestStream(request, call.look, confirm=lambda: context.send_initial_metadata(()))
             try:
-                self._admit(method, metadata, request)
+                self._admit(call, request)
                 response = await inner(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
-                return await self._fail(method, started, error, request, context)
+                return await self._fail(call, error, request, context)
             # Counted once the answer is on its way.
-            asyncio.get_running_loop().call_soon(self._end, method, started, "OK")
+            asyncio.get_running_loop().call_soon(self._end, call, "OK")
             return response
 
-        return call
+        return answer
 
     def _wrap_streaming(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            metadata = _metadata(context)
-            started = self._begin(metadata, context)
+        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+            call = self._begin(method, context)
             if isinstance(request, AsyncIterator):
-                request = RequestStream(request)
+                request = RequestStream(request, call.look)
             try:
-                self._admit(method, metadata, request)
+                self._admit(call, request)
                 async for response in inner(request, context):
                     yield response
             except GeneratorExit:
-                self._end(method, started, "CANCELLED")
+                self._end(call, "CANCELLED")
                 raise
             except BaseException as error:  # noqa: BLE001 -- as above
-                await self._fail(method, started, error, request, context)
+                await self._fail(call, error, request, context)
                 return
-            self._end(method, started, "OK")
+            self._end(call, "OK")
 
-        return call
+        return answer
 
-    def _begin(self, metadata: dict[str, Any], context: Any) -> float:
+    def _begin(self, method: str, context: Any) -> Call:
+        metadata = dict(context.invocation_metadata() or ())
         request_id = begin_request(metadata)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-        trace = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
-        structlog.contextvars.bind_contextvars(request_id=request_id, **trace)
-        return time.perf_counter()
+        bound = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
+        call = Call(method, caller())
+        if call.caller.name:
+            bound["caller"] = call.caller.name
+        structlog.contextvars.bind_contextvars(request_id=request_id, **bound)
+        return call
 
-    def _admit(self, method: str, metadata: dict[str, Any], request: Any) -> None:
-        self._credentials.check(method, metadata)
-        is_open = method.endswith("/GetInfo") or method.startswith(_REFLECTION_PREFIX)
+    def _admit(self, call: Call, request: Any) -> None:
+        if isinstance(ADMITTED.get(), errors.AeencError):
+            # No local name: it would tie the error to this frame, in a circle.
+            raise ADMITTED.get()  # type: ignore[misc]
+        is_open = call.method.endswith("/GetInfo") or call.method.startswith(REFLECTION_PREFIX)
         if not self._readiness.answers and not is_open:
             raise errors.Unavailable(f"the service is not ready: {self._readiness.reason}", retry_after_s=0.25)
         if isinstance(request, errors.AeencError):
             raise request
+        if not isinstance(request, AsyncIterator):
+            call.look(request)
 
-    def _end(self, method: str, started: float, code: str) -> None:
-        elapsed_s = time.perf_counter() - started
-        self._metrics.observe(method, code, elapsed_s)
-        log.debug("call", method=method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
+    def _end(self, call: Call, code: str) -> None:
+        elapsed_s = time.perf_counter() - call.started
+        self._metrics.observe(call.method, code, elapsed_s, call.caller.name)
+        log.debug("call", method=call.method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
+        if call.changes and call.caller.name:
+            log.info("audit", method=call.method, code=code, **call.about)
 
-    async def _fail(self, method: str, started: float, error: BaseException, request: Any, context: Any) -> None:
+    async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
         """Ends the call with the error's status. Cancellation is raised again.
 
         Sets the status instead of calling `context.abort`: what that raises and the call's state refer to each other,
         some fifty objects that only the garbage collector frees, in tens of milliseconds at a time.
         """
         if isinstance(error, asyncio.CancelledError):
-            self._end(method, started, "CANCELLED")
+            self._end(call, "CANCELLED")
             raise error
         known = to_public_error(error, request_id(context))
         if known.code == "INTERNAL":
-            log.error("call failed", method=method, exc_info=error)
+            log.error("call failed", method=call.method, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
-            log.warning("call refused", method=method, code=known.code, message=known.message)
-        self._end(method, started, known.code)
+            log.warning("call refused", method=call.method, code=known.code, message=known.message)
+        self._end(call, known.code)
         if isinstance(request, AsyncIterator):
             await _linger(request)
         named = (REQUEST_ID_KEY, request_id(context))
@@ -236,10 +248,6 @@ def _make_decoder(decode: Callable[[bytes], Any], *, streaming: bool) -> Callabl
             return known
 
     return decode_or_refuse
-
-
-def _metadata(context: Any) -> dict[str, Any]:
-    return dict(context.invocation_metadata() or ())
 
 
 async def _linger(requests: AsyncIterator[Any]) -> None:

@@ -23,7 +23,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 import aeenc
 from aeenc import errors
@@ -31,7 +31,8 @@ from aeenc.v1 import types_pb2
 from services.kit import grpcio_workarounds, logs
 from services.kit.concurrency import cancel_all
 from services.kit.convert import to_timestamp
-from services.kit.interceptors import CallInterceptor, Credentials, RpcMetrics
+from services.kit.credentials.gate import Gate
+from services.kit.interceptors import CallInterceptor, RpcMetrics
 from services.kit.interpreter_tuning import tune_interpreter
 from services.kit.limits import Limits
 from services.kit.readiness import Readiness
@@ -130,13 +131,15 @@ class GrpcServer:
         self.started_at = datetime.now(UTC)
         self.port = 0
         self.metrics_port: int | None = None
-        self._credentials = Credentials(settings.token, settings.admin_token)
+        self.gate = Gate(settings.token, settings.admin_token, path=settings.tokens_file, service=settings.service)
         self._names: list[str] = []
         self._on_start: list[Hook] = []
         self._on_stop: list[Hook] = []
         self._servicers: list[tuple[Callable[[Any, Any], None], Any]] = []
         self._health = health.aio.HealthServicer()
-        self._interceptor = CallInterceptor(self._credentials, self.readiness, RpcMetrics(self.metrics))
+        in_force = Gauge("aeenc_tokens_file_in_force", "0: the tokens file on disk is wrong", registry=self.metrics)
+        in_force.set_function(lambda: not self.gate.problem)
+        self._interceptor = CallInterceptor(self.gate, self.readiness, RpcMetrics(self.metrics))
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()
         self._endpoint: MetricsEndpoint | None = None
@@ -148,7 +151,7 @@ class GrpcServer:
         self._servicers.append((register, servicer))
         self._names.append(name)
         if admin:
-            self._credentials.admin_services.add(name)
+            self.gate.admin_services.add(name)
 
     def on_start(self, hook: Hook) -> None:
         """Runs `hook` after the port is bound; load models there, then call `readiness.serving()`."""
@@ -164,6 +167,7 @@ class GrpcServer:
         self.readiness.on_change(lambda: self._spawn(self._set_health()))
         await self._open()
         self._spawn(self._keep_open())
+        self._spawn(self.gate.follow())
         if self.settings.metrics_port is not None:
             self._endpoint = MetricsEndpoint(self.metrics, self.settings.host, self.settings.metrics_port)
             self.metrics_port = self._endpoint.port
@@ -279,7 +283,7 @@ def to_service_info(server: GrpcServer, limits: Limits) -> types_pb2.ServiceInfo
         api_version="aeenc.v1",
         instance=server.settings.instance,
         state=f"SERVICE_STATE_{server.readiness.state}",
-        state_reason=server.readiness.reason,
+        state_reason="; ".join(filter(None, (server.readiness.reason, server.gate.problem))),
         started_at=to_timestamp(server.started_at),
         limits=types_pb2.Limits(
             message_bytes=limits.message_bytes,
@@ -305,11 +309,12 @@ def check_exposure(settings: ServiceSettings) -> None:
         raise errors.InvalidArgument(
             f"{prefix}TLS_CLIENT_CA alone would open a port without TLS; set {prefix}TLS_CERT and {prefix}TLS_KEY, too"
         )
-    if settings.host.startswith("unix:") or settings.token or settings.allow_insecure or is_loopback(settings.host):
+    is_guarded = settings.token or settings.tokens_file
+    if settings.host.startswith("unix:") or is_guarded or settings.allow_insecure or is_loopback(settings.host):
         return
     raise errors.InvalidArgument(
-        f"{prefix}HOST={settings.host} is reachable from other machines and no token is set; set {prefix}TOKEN, "
-        f"or {prefix}ALLOW_INSECURE=true if you mean it"
+        f"{prefix}HOST={settings.host} is reachable from other machines and no token is set; set {prefix}TOKEN or "
+        f"{prefix}TOKENS_FILE, or {prefix}ALLOW_INSECURE=true if you mean it"
     )
 
 

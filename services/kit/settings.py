@@ -29,6 +29,7 @@ class ServiceSettings(BaseSettings):
     metrics_port: int | None = Field(None, ge=0, le=65535, description="port of the Prometheus metrics; none: off")
     token: str | None = Field(None, description="bearer token that callers must send")
     admin_token: str | None = Field(None, description="bearer token for the admin services; default: the token")
+    tokens_file: Path | None = Field(None, description="named credentials (TOML), beside the tokens")
     allow_insecure: bool = Field(False, description="listen beyond loopback although no token is set")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of this server")
     tls_key: Path | None = Field(None, description="private key (PEM) of this server")

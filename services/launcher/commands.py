@@ -1,4 +1,4 @@
-"""`aeenc up`, `down`, `doctor` and `demo`: the commands that need the services installed."""
+"""`aeenc up`, `down`, `doctor` and `demo`; with `token`, the commands that need the services installed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import home as default_home
 from aeenc.trees import Dataset
+from services.kit.credentials.credential_file import load
+from services.launcher import tokens as named_credentials
 from services.launcher.demo import run_demo
 from services.launcher.fleet import BASE_PORT, Fleet, Options, fingerprint, read_token
 
@@ -38,6 +40,9 @@ def up(
     gold: Annotated[Path | None, typer.Option(help="Also serve a gold oracle over this directory's trees.")] = None,
     split: Annotated[str, typer.Option(help="The split of --gold that answers.")] = "train",
     redis_url: Annotated[str | None, typer.Option(help="A Redis of yours instead of a private one.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of named credentials; needs --token and --admin-token, too.")
+    ] = None,
 ) -> None:
     """Starts all services on this machine, or those that do not run; state is picked up where it was left.
 
@@ -64,8 +69,16 @@ def up(
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
         redis_url=known.redis_url if redis_url is None else redis_url,
+        tokens_file=known.tokens_file if tokens is None else str(tokens.resolve()),
         credentials=fleet.credentials,
     )
+    if options.tokens_file:
+        if not (given.token and given.admin_token):
+            raise InvalidArgument(
+                "--tokens needs --token and --admin-token, too: the services call each other with them; give both, "
+                "in each `aeenc up`"
+            )
+        load(Path(options.tokens_file))
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     rows += [(f"people {name}", f"{n} on each task: aeenc oracle terminal") for name, n in options.people.items()]
@@ -113,6 +126,7 @@ def register(app: typer.Typer) -> None:
     app.command("down")(down)
     app.command("demo")(demo)
     app.command("doctor")(doctor)
+    named_credentials.register(app)
 
 
 def _parse_oracle(text: str) -> tuple[str, str]:

@@ -55,6 +55,7 @@ class Options:
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
+    tokens_file: str = ""  # of named credentials
     credentials: str = ""
 
     @property
@@ -209,6 +210,8 @@ class Fleet:
         if self._token and self._admin_token:
             settings |= {"token": self._token, "admin_token": self._admin_token}
             settings |= {"peer_token": self._token, "peer_admin_token": self._admin_token}
+        if options.tokens_file:
+            settings["tokens_file"] = options.tokens_file
         return settings
 
     def _oracles(self, options: Options, targets: dict[str, str]) -> dict[str, dict[str, str]]:

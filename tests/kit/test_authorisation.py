@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from services.encoder import __main__ as encoder
 from services.encoder.settings import EncoderSettings
 from services.index import __main__ as index
 from services.index.settings import IndexSettings
+from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.kit.server import GrpcServer
 from services.sampler import __main__ as sampler
 from services.sampler.settings import SamplerSettings
@@ -47,6 +49,18 @@ NEEDS_ADMIN_TOKEN = {
     "aeenc.v1.TrainerAdminService": "CollectGarbage DeleteCheckpoint DeleteJob",
 }
 NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
+
+# The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
+NEEDS_ROLE = {
+    "annotate": {"aeenc.v1.SamplerService": "LeaseTask ReleaseTask RenewLease SubmitVerdicts UndoVerdicts"},
+    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CloseTask"},
+    "admin": {
+        "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
+        "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",
+        **NEEDS_ADMIN_TOKEN,
+    },
+}
+ROLES = ("read", "annotate", "adjudicate", "admin")
 
 SENT = {"none": None, "wrong": "wrong", "token": "common", "admin": "admin"}
 COMMON = {"none": "UNAUTHENTICATED", "wrong": "UNAUTHENTICATED", "token": "OK", "admin": "OK"}
@@ -144,7 +158,9 @@ async def outcome(channel: grpc.aio.Channel, method: MethodDescriptor, token: st
     return "OK"
 
 
-async def outcomes(server: GrpcServer, credentials: grpc.ChannelCredentials | None = None) -> dict[str, dict[str, str]]:
+async def outcomes(
+    server: GrpcServer, credentials: grpc.ChannelCredentials | None = None, tokens: dict[str, str | None] = SENT
+) -> dict[str, dict[str, str]]:
     """What every RPC of a server answers to every token."""
     target = f"localhost:{server.port}"
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -156,7 +172,7 @@ async def outcomes(server: GrpcServer, credentials: grpc.ChannelCredentials | No
     async with made as channel:
         mine = {name: one for name, one in methods().items() if one.containing_service.full_name in server._names}
         return {
-            name: {sent: await outcome(channel, method, token) for sent, token in SENT.items()}
+            name: {sent: await outcome(channel, method, token) for sent, token in tokens.items()}
             for name, method in mine.items()
         }
 
@@ -214,6 +230,45 @@ async def test_with_client_certificates_nobody_else_is_let_in_and_the_tokens_are
         assert await all_outcomes(servers, credentials(known)) == expected(COMMON, ADMIN)
         for others in (credentials(stranger), credentials(None), None):
             assert await all_outcomes(servers, others) == expected(refused, refused)
+
+
+def role_of(rpc: str) -> str:
+    """The least role that may call an RPC."""
+    return next((role for role, services in NEEDS_ROLE.items() if rpc in names(services)), "read")
+
+
+async def test_a_named_credential_opens_what_its_role_and_its_services_cover(build: Any, tmp_path: Path) -> None:
+    path, tokens = tmp_path / "tokens.toml", {name: name for name in (*ROLES, "of the index", "expired")}
+    hashes = {name: [HashedToken(sha256=hash_of(name))] for name in tokens}
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    made = [Credential(name=role, role=role, hashes=hashes[role]) for role in ROLES]
+    made += [Credential(name="index", role="admin", services=("index",), hashes=hashes["of the index"])]
+    made += [Credential(name="expired", role="admin", expires=past, hashes=hashes["expired"])]
+    path.write_text("".join(map(render, made)))
+    servers = build(tokens_file=path, token="common", admin_token="admin token")
+    async with serving(servers):
+        for server in servers:
+            found = await outcomes(server, tokens=tokens)
+            at_index = server.settings.service == "index"
+            wanted = {
+                rpc: {
+                    **{
+                        role: "OK" if ROLES.index(role) >= ROLES.index(role_of(rpc)) else "PERMISSION_DENIED"
+                        for role in ROLES
+                    },
+                    "of the index": "OK" if at_index else "PERMISSION_DENIED",
+                    "expired": "UNAUTHENTICATED",
+                }
+                for rpc in found
+            }
+            assert found == wanted
+
+
+async def test_with_a_file_of_credentials_the_two_tokens_open_what_they_opened(build: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokens.toml").write_text("")
+    servers = build(tokens_file=tmp_path / "tokens.toml", token="common", admin_token="admin")
+    async with serving(servers):
+        assert await all_outcomes(servers) == expected(COMMON, ADMIN)
 
 
 class Silent(Oracle):

@@ -92,6 +92,16 @@ def test_a_token_that_cannot_be_had_stops_up_and_none_is_shown(
     assert not (tmp_path / "fleet.json").exists()
 
 
+def test_named_credentials_go_to_every_service_beside_the_tokens_and_are_kept(tmp_path: Path):
+    fleet = Fleet(tmp_path, token="common", admin_token="admin")
+    for service in ("encoder", "index", "sampler", "trainer"):
+        told = fleet._settings(service, Options(tokens_file="/run/tokens.toml"), TARGETS, "redis://127.0.0.1:1/0")
+        assert (told["tokens_file"], told["peer_token"]) == ("/run/tokens.toml", "common")
+        assert "tokens_file" not in fleet._settings(service, Options(), TARGETS, "redis://127.0.0.1:1/0")
+    fleet._write(Options(tokens_file="/run/tokens.toml"), TARGETS, {}, "")
+    assert fleet.options() == Options(tokens_file="/run/tokens.toml")
+
+
 async def test_the_log_of_a_private_redis_stays_bounded_by_its_data(tmp_path: Path) -> None:
     server = start_private_redis(tmp_path)
     redis = connect(server.url)

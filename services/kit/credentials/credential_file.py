@@ -1,0 +1,127 @@
+"""The file of named credentials: TOML that holds hashes of tokens, never a token.
+
+A token is 256 random bits, so SHA-256 without salt is enough: nobody can try them all, and no list has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from aeenc import errors
+
+TOKEN_BYTES = 32
+PREFIX = "aeenc_"  # by which scanners for secrets can find a token
+RESERVED = {"token", "admin-token"}  # how logs and metrics call the two tokens of the settings
+HEAD = "# Named credentials of the services (docs/credentials.md). Tokens are not here, only their hashes.\n"
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(f"{name!r} names a token of the settings; choose another name")
+    return name
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"), AfterValidator(_not_reserved)]
+ServiceName = Literal["encoder", "index", "sampler", "trainer"]
+_STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class HashedToken(BaseModel):
+    """One token of a credential, valid from `since` (inclusive) until `until` (exclusive); None: no bound."""
+
+    model_config = _STRICT
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    since: AwareDatetime | None = Field(None, alias="from")
+    until: AwareDatetime | None = None
+
+
+class Credential(BaseModel):
+    """A caller's name, what they may do, and how often. Empty `services` and `corpora` mean all."""
+
+    model_config = _STRICT
+
+    name: Name
+    role: Literal["read", "annotate", "adjudicate", "admin"]
+    services: tuple[ServiceName, ...] = ()
+    corpora: tuple[str, ...] = ()
+    calls_per_s: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    tokens_per_s: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    expires: AwareDatetime | None = None
+    note: str = ""
+    hashes: tuple[HashedToken, ...] = Field(min_length=1)
+
+
+class _File(BaseModel):
+    model_config = _STRICT
+
+    credential: tuple[Credential, ...] = ()
+
+
+def new_token() -> str:
+    """Returns a fresh token of 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def hash_of(token: str) -> str:
+    """Returns what the file holds of a token: its SHA-256 in hexadecimal."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def parse(text: str, where: str) -> tuple[Credential, ...]:
+    """Reads credentials from TOML. `where` names the source.
+
+    Raises InvalidArgument for what is not TOML, a wrong or unknown field, a name twice, or a hash under two names.
+    """
+    try:
+        found = _File.model_validate(tomllib.loads(text)).credential
+    except tomllib.TOMLDecodeError as error:
+        raise errors.InvalidArgument(f"{where} is not TOML: {error}; correct it") from None
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        raise errors.InvalidArgument(f"{where}: {field}: {problem['msg']}; correct it") from None
+    names = [one.name for one in found]
+    hashes = [token.sha256 for one in found for token in one.hashes]
+    for what, values in (("the name", names), ("the hash", hashes)):
+        if twice := sorted({value for value in values if values.count(value) > 1}):
+            raise errors.InvalidArgument(f"{where}: {what} {twice[0]!r} stands there twice; remove one")
+    return found
+
+
+def load(path: Path) -> tuple[Credential, ...]:
+    """Reads a file. Raises InvalidArgument as `parse` does, and for a file that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidArgument(f"{path} cannot be read ({error}); give a TOML file of credentials") from None
+    return parse(text, str(path))
+
+
+def render(credential: Credential) -> str:
+    """Returns a credential as TOML, to be appended to a file or written again."""
+    lines = ["", "[[credential]]"]
+    for name, value in credential.model_dump(exclude={"hashes"}).items():
+        if value not in (None, (), ""):
+            lines.append(f"{name} = {_toml(value)}")
+    hashes = [
+        "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in one.items()) + " }"
+        for one in (token.model_dump(by_alias=True, exclude_none=True) for token in credential.hashes)
+    ]
+    return "\n".join([*lines, f"hashes = [{', '.join(hashes)}]", ""])
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="seconds")
+    if isinstance(value, tuple):
+        return json.dumps(list(value), ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

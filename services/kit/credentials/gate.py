@@ -1,0 +1,234 @@
+"""The gate: from a header to a caller. It knows the two tokens of the settings and a file of named credentials.
+
+The file is read again when it has changed. What is wrong with it is logged once and kept in `problem`, and the last
+good credentials stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aeenc import errors
+from services.kit.credentials.credential_file import Credential, HashedToken, load
+from services.kit.credentials.quota import TokenBucket
+from services.kit.credentials.roles import Role, role_for
+from services.kit.logs import get
+
+log = get(__name__)
+
+POLL_S = 1.0
+BURST_S, LEAST_BURST = 0.25, 5.0  # how many calls may come at once: those of a quarter second, and at least five
+_KEY_BYTES = 4  # of a hash: finds the candidates, which are then compared in constant time
+
+
+@dataclass(frozen=True, eq=False)
+class Caller:
+    """Who makes a call. `name` is empty where no credential is needed; empty `corpora` means all."""
+
+    name: str = ""
+    role: Role = Role.ADMIN
+    corpora: frozenset[str] = frozenset()
+    calls: TokenBucket | None = None
+    tokens: TokenBucket | None = None
+
+    def check_corpora(self, named: Iterable[str]) -> None:
+        """Raises PermissionDenied for a corpus outside the credential's."""
+        for corpus in named:
+            if self.corpora and corpus not in self.corpora:
+                raise errors.PermissionDenied(
+                    f"corpus {corpus!r} is not open to {self.name!r}, which has {', '.join(sorted(self.corpora))}; "
+                    "ask for a credential that names it"
+                )
+
+    def spend(self, tokens: int) -> None:
+        """Charges the encoder's tokens that a call has cost."""
+        if self.tokens is not None:
+            self.tokens.spend(tokens)
+
+    def wait_s(self) -> float:
+        """Returns the seconds until the tokens already spent are within the quota."""
+        return 0.0 if self.tokens is None else self.tokens.wait_s()
+
+    def take(self) -> None:
+        """Charges one call. Raises Overloaded with the time to wait when a quota is used up."""
+        unit, wait_s = "tokens", self.wait_s()
+        if not wait_s and self.calls is not None:
+            unit, wait_s = "calls", self.calls.take()
+        if wait_s:
+            raise errors.Overloaded(
+                f"the quota of {self.name!r} in {unit} a second is used up; come back in {wait_s:.3f} s, "
+                "or ask for a larger quota",
+                reason="QUOTA_EXCEEDED",
+                retry_after_s=wait_s,
+            )
+
+
+ANYBODY = Caller()
+# Of the call in work: who makes it, or why nobody may. The interceptor sets it.
+ADMITTED: ContextVar[Caller | errors.AeencError] = ContextVar("admitted")
+
+
+def caller() -> Caller:
+    """Returns who makes the call in work; of a refused call, a caller with the name alone, if it is known."""
+    found = ADMITTED.get(ANYBODY)
+    return found if isinstance(found, Caller) else Caller(found.metadata.get("caller", ""))
+
+
+class Gate:
+    """The credentials of a server. `admin_services` need the admin token, or the role that each RPC needs.
+
+    Without tokens and file, everybody may call. Raises InvalidArgument for a wrong file.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        admin_token: str | None = None,
+        *,
+        path: Path | None = None,
+        service: str = "",
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admin_services: set[str] = set()
+        self.problem = ""  # why the file on disk is not in force
+        self._token, self._admin_token = token, admin_token
+        self._path, self._service = path, service
+        self._wall_clock, self._clock = wall_clock, clock
+        self._known: dict[bytes, list[tuple[bytes, HashedToken, Credential, Caller]]] = {}
+        self._callers: dict[str, tuple[Credential, Caller]] = {}
+        self._seen: tuple[int, ...] = ()
+        if path is not None:
+            self._seen = _stamp(path)
+            self._use(load(path))
+
+    def admit(self, method: str, authorization: str) -> Caller:
+        """Returns who may call a method with this header, and charges the call to their quota.
+
+        Raises Unauthenticated without a valid credential, PermissionDenied for one that does not cover the method,
+        Overloaded beyond its quota.
+        """
+        is_admin = method.split("/")[1] in self.admin_services
+        needed = (self._admin_token or self._token) if is_admin else self._token
+        if needed is None and self._path is None:
+            return ANYBODY
+        sent = authorization.removeprefix("Bearer ")
+        if _same(sent, needed):
+            return _ADMIN_TOKEN if is_admin and self._admin_token else _TOKEN
+        if _same(sent, self._admin_token):
+            return _ADMIN_TOKEN
+        if is_admin and _same(sent, self._token):
+            raise errors.PermissionDenied(
+                f"{method} needs the admin token; the token sent opens the other services only"
+            )
+        found = self._find(sent) if sent and self._known else None
+        if found is None:
+            problem = "an unknown token was sent" if sent else "no token was sent"
+            raise errors.Unauthenticated(f"{problem}; send `authorization: Bearer <token>`")
+        try:
+            return self._admit_named(method, *found)
+        except errors.AeencError as error:
+            error.metadata["caller"] = found[1].name
+            raise
+
+    def reload(self) -> bool:
+        """Reads the file again if it has changed; True if its content is now in force."""
+        return self._apply(self._read())
+
+    async def follow(self) -> None:
+        """Reads the file again whenever it has changed, until cancelled."""
+        while self._path is not None:
+            await asyncio.sleep(POLL_S)
+            self._apply(await asyncio.to_thread(self._read))
+
+    def _read(self) -> tuple[Credential, ...] | errors.InvalidArgument | None:
+        """Returns what a changed file says, or what is wrong with it; None without a change."""
+        if self._path is None or (stamp := _stamp(self._path)) == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            return load(self._path)
+        except errors.InvalidArgument as error:
+            return error
+
+    def _apply(self, found: tuple[Credential, ...] | errors.InvalidArgument | None) -> bool:
+        if isinstance(found, errors.InvalidArgument):
+            self.problem = f"the tokens file is not used, the last good one stays: {found.message}"
+            log.error("the tokens file is not used, the last good one stays", reason=found.message)
+        elif found is not None:
+            self._use(found)
+            self.problem = ""
+            log.info("the tokens file was read again", path=str(self._path), credentials=len(found))
+            return True
+        return False
+
+    def _admit_named(self, method: str, token: HashedToken, credential: Credential, caller: Caller) -> Caller:
+        name, now = credential.name, self._wall_clock()
+        for until in (credential.expires, token.until):
+            if until is not None and now >= until:
+                raise errors.Unauthenticated(f"the token of {name!r} expired at {until.isoformat()}; ask for a new one")
+        if token.since is not None and now < token.since:
+            raise errors.Unauthenticated(f"the token of {name!r} is valid from {token.since.isoformat()}; wait for it")
+        if credential.services and self._service not in credential.services:
+            allowed = ", ".join(credential.services)
+            raise errors.PermissionDenied(
+                f"the {self._service} is not open to {name!r}, which has {allowed}; ask for a credential that names it"
+            )
+        if (needed := role_for(method)) > caller.role:
+            raise errors.PermissionDenied(
+                f"{method} needs the role {needed.name.lower()}, {name!r} has {credential.role}; "
+                "ask for a credential with that role"
+            )
+        caller.take()
+        return caller
+
+    def _find(self, sent: str) -> tuple[HashedToken, Credential, Caller] | None:
+        digest = hashlib.sha256(sent.encode()).digest()
+        for known, token, credential, caller in self._known.get(digest[:_KEY_BYTES], ()):
+            if secrets.compare_digest(known, digest):
+                return token, credential, caller
+        return None
+
+    def _use(self, credentials: tuple[Credential, ...]) -> None:
+        """Puts credentials into force. Who keeps their quota keeps what they have used of it."""
+        self._callers = {one.name: (one, self._caller_of(one)) for one in credentials}
+        self._known = {}
+        for one, caller in self._callers.values():
+            for token in one.hashes:
+                digest = bytes.fromhex(token.sha256)
+                self._known.setdefault(digest[:_KEY_BYTES], []).append((digest, token, one, caller))
+
+    def _caller_of(self, new: Credential) -> Caller:
+        old, before = self._callers.get(new.name, (None, ANYBODY))
+        calls = tokens = None
+        if rate := new.calls_per_s:
+            kept = before.calls if old and old.calls_per_s == rate else None
+            calls = kept or TokenBucket(rate, max(LEAST_BURST, BURST_S * rate), self._clock)
+        if rate := new.tokens_per_s:
+            kept = before.tokens if old and old.tokens_per_s == rate else None
+            tokens = kept or TokenBucket(rate, rate, self._clock)
+        return Caller(new.name, Role[new.role.upper()], frozenset(new.corpora), calls, tokens)
+
+
+_TOKEN, _ADMIN_TOKEN = Caller("token"), Caller("admin-token")
+
+
+def _same(sent: str, known: str | None) -> bool:
+    return known is not None and secrets.compare_digest(sent.encode(), known.encode())
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Returns what changes when a file is written or replaced; nothing of one that is away."""
+    try:
+        now = path.stat()
+    except OSError:
+        return ()
+    return now.st_ino, now.st_size, now.st_mtime_ns

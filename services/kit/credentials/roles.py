@@ -1,0 +1,50 @@
+"""The role that each RPC needs: one table. A test compares it with the protos.
+
+A role includes those before it. The two tokens of the settings do not use it: they tell admin services from others.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Role(IntEnum):
+    """What a named credential may do."""
+
+    READ = 1  # search, encode, evaluate, look
+    ANNOTATE = 2  # lease tasks of people, and judge them
+    ADJUDICATE = 3  # change what others have decided
+    ADMIN = 4  # start work, change what is served, delete
+
+
+_TABLE = {
+    Role.READ: {
+        "EncoderService": "Encode EncodeStream GetInfo Score",
+        "IndexService": "GetInfo GetPremises ListPremises Retrieve Search",
+        "SamplerService": "ExportTrees GetAgreement GetInfo GetRun ListPairs ListRuns ListTasks WatchRun WatchTasks",
+        "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
+    },
+    Role.ANNOTATE: {"SamplerService": "LeaseTask ReleaseTask RenewLease SubmitVerdicts UndoVerdicts"},
+    Role.ADJUDICATE: {"SamplerService": "Adjudicate AmendVerdicts CloseTask"},
+    Role.ADMIN: {
+        "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
+        "VerifyGeneration",
+        "RegistryAdminService": "DeleteLabel ListLabels ListRollouts Publish Rollback SetLabel",
+        "SamplerAdminService": "CollectGarbage DeleteRun",
+        "SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
+        "TrainerAdminService": "CollectGarbage DeleteCheckpoint DeleteJob",
+        "TrainerService": "CancelJob ResumeJob StartJob",
+    },
+}
+NEEDED = {
+    f"/aeenc.v1.{service}/{rpc}": role
+    for role, services in _TABLE.items()
+    for service, rpcs in services.items()
+    for rpc in rpcs.split()
+}
+REFLECTION_PREFIX = "/grpc.reflection."
+
+
+def role_for(method: str) -> Role:
+    """Returns the role that a method (`/package.Service/Rpc`) needs. One that nobody has listed needs `admin`."""
+    return Role.READ if method.startswith(REFLECTION_PREFIX) else NEEDED.get(method, Role.ADMIN)
