@@ -203,8 +203,8 @@ FINDINGS = {
                 "test_a_manifest_of_the_next_minor_release_is_read_and_one_of_the_next_major_is_refused_by_name",
             ),
             *_of(
-                "corpus/test_generation.py",
-                "test_a_pointer_of_the_next_minor_release_is_read_and_kept_and_one_of_the_next_major_is_left_alone",
+                "corpus/test_moves.py",
+                "test_what_a_later_minor_release_has_added_stays_and_a_newer_major_is_left_alone",
             ),
             *_of(
                 "launcher/test_fleet_refusals.py",
