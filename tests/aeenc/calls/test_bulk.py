@@ -63,7 +63,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def encode(client: EncoderClient, **options: Any) -> np.ndarray:
-    stream = client.encode_all(TEXTS, **{"role": "premise", "batch": 8, "patience_s": 5.0, **options})
+    stream = client.encode_all(TEXTS, **{"role": "premise", "batch": 8, "patience_s": 30.0, **options})
     return np.concatenate([batch.vectors async for batch in stream])
 
 
@@ -173,7 +173,7 @@ async def test_a_batch_that_is_refused_is_the_one_that_fails(encoders, connect):
 
     for encoder in encoders:
         encoder.servicer.refuse = refuse
-    stream = connect().encode_all(TEXTS, role="premise", batch=8, patience_s=5.0)
+    stream = connect().encode_all(TEXTS, role="premise", batch=8, patience_s=30.0)
     for _ in range(203 // 8):
         await anext(stream)
     await raises(errors.InvalidArgument, anext(stream), "texts[3]: is too long")
