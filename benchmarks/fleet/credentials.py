@@ -190,7 +190,7 @@ async def quota(rows: Rows, fleet: Fleet, secret: str, seconds: float) -> None:
 
 
 async def price(rows: Rows, fleet: Fleet, secret: str) -> None:
-    """What a named credential costs a call: p50 of Encode with it and with the common token, in turns."""
+    """Measures the p50 of Encode with a named credential and with the common token, in turns."""
     spent: dict[str, list[float]] = {"common": [], secret: []}
     async with channel_to(fleet, "encoder") as channel:
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)

@@ -30,7 +30,7 @@ Kind = Literal["activate", "delete", "explain"]
 
 @dataclass(frozen=True)
 class Move:
-    """What holds in a corpus from a record on: `generation` is active ("": none).
+    """A change of a corpus. From it on, `generation` is active ("": none).
 
     `kind` and `what` say what has changed. `token` names whoever made the record, `pointer` the state of the pointer
     file that they had seen. Number 0 is a corpus without a record.

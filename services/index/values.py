@@ -256,7 +256,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """What an index process serves of a corpus, and whether it is behind others, with the reason."""
+    """An index process: the generation of a corpus that it serves, and why it is behind others, if it is."""
 
     instance: str
     generation: str

@@ -46,9 +46,10 @@ MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overl
 
 @dataclass(frozen=True)
 class Look:
-    """What the store holds of a corpus: the latest move, and the generations at that move or later.
+    """A corpus as the store has it now: its latest move, and the generations at that move or later.
 
-    Whether deleted ones still lie there, now and then; whether the one that serves was replaced by the same content.
+    `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
+    serves was replaced by the same content.
     """
 
     move: Move
@@ -124,7 +125,7 @@ class Catalogue:
         return [(corpus, self._active.get(corpus)) for corpus in sorted(self._corpora)]
 
     def replicas(self, corpus: str) -> tuple[ReplicaState, ...]:
-        """What the live replicas serve of a corpus, this one first."""
+        """Returns the generation of a corpus that each live replica serves, this replica first."""
         return self._replicas.states(corpus)
 
     def active_id(self, corpus: str) -> str | None:

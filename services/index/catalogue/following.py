@@ -38,6 +38,7 @@ class Follower:
         await asyncio.to_thread(self._replicas.sign_off)
 
     async def _keep(self) -> None:
+        failure = ""
         while True:
             await asyncio.sleep(self._look_s)
             try:
@@ -45,6 +46,7 @@ class Follower:
                 self._on_state("")
             except OSError as error:
                 self._on_state(f"the store cannot be read ({error}); what is open keeps serving")
-            except Exception:
-                log.exception("the store cannot be followed")
+            except Exception as error:
+                if failure != (failure := repr(error)):  # logged once, not twice a second
+                    log.exception("the store cannot be followed")
                 self._on_state("the store cannot be followed; what is open keeps serving")

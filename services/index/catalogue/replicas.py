@@ -56,7 +56,7 @@ class Replica:
     corpora: Mapping[str, Followed] = field(default_factory=dict)
 
     def state(self, corpus: str, move: int) -> ReplicaState:
-        """What the replica serves of a corpus, and whether it is behind a move."""
+        """Returns the generation of a corpus that the replica serves, and whether the replica is behind a move."""
         known = self.corpora.get(corpus, Followed())
         reason = known.reason or (f"has followed to move {known.move} of {move}" if known.move < move else "")
         return ReplicaState(self.instance, known.generation, known.space_id, known.move < move, reason)
@@ -74,6 +74,7 @@ class Replicas:
         self._seen: dict[Path, tuple[int, float, Replica]] = {}  # the beat, since when it is the same
         self._lock: BinaryIO | None = None
         self._looking, self._signed_off = threading.Lock(), False
+        self._unreadable: dict[Path, str] = {}  # logged once each
 
     @property
     def alive(self) -> list[Replica]:
@@ -105,7 +106,7 @@ class Replicas:
         now = time.monotonic()
         before, self._seen = self._seen, {}
         for path in self._folder.glob("[!.]*.json"):
-            if path == self._own or (found := _read(path)) is None:
+            if path == self._own or (found := self._read(path)) is None:
                 continue
             if _is_dead(path.with_suffix(LOCK)):
                 _remove(path)
@@ -114,6 +115,21 @@ class Replicas:
             self._seen[path] = (found[0], since if beat == found[0] else now, found[1])
             if now - self._seen[path][1] >= FORGET * self._lease_s:
                 _remove(path)
+
+    def _read(self, path: Path) -> tuple[int, Replica] | None:
+        """Reads another's record; None for one that is gone or that this release cannot read."""
+        try:
+            record = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, str(path))
+            corpora = {name: Followed(**known_fields(Followed, one)) for name, one in record["corpora"].items()}
+            return int(record["beat"]), Replica(str(record["instance"]), corpora)
+        except FileNotFoundError:
+            return None
+        except (errors.AeencError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            if self._unreadable.get(path) != (reason := str(error)):
+                self._unreadable[path] = reason
+                log.warning("the record of a replica cannot be read", path=str(path), reason=reason)
+            return None
 
     async def reached(self, corpus: str, move: int) -> tuple[ReplicaState, ...]:
         """Waits until all that are alive have followed a corpus to a move, at most `wait_s`. Returns all of them."""
@@ -131,7 +147,7 @@ class Replicas:
         return states
 
     def states(self, corpus: str) -> tuple[ReplicaState, ...]:
-        """What all that were alive at the last look serve of a corpus; behind are those that others have overtaken."""
+        """Returns the generation of a corpus that each live replica serves; those overtaken by others are behind."""
         alive = self.alive
         newest = max(one.corpora.get(corpus, Followed()).move for one in alive)
         return tuple(one.state(corpus, newest) for one in alive)
@@ -158,17 +174,3 @@ def _is_dead(lock: Path) -> bool:
 def _remove(record: Path) -> None:
     record.unlink(missing_ok=True)
     record.with_suffix(LOCK).unlink(missing_ok=True)
-
-
-def _read(path: Path) -> tuple[int, Replica] | None:
-    """Reads another's record; None for one that is gone or that this release cannot read."""
-    try:
-        record = json.loads(path.read_bytes())
-        check_format(record, FORMAT_VERSION, str(path))
-        corpora = {name: Followed(**known_fields(Followed, one)) for name, one in record["corpora"].items()}
-        return int(record["beat"]), Replica(str(record["instance"]), corpora)
-    except FileNotFoundError:
-        return None
-    except (errors.AeencError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        log.warning("the record of a replica cannot be read", path=str(path), reason=str(error))
-        return None

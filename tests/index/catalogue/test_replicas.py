@@ -5,11 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+import structlog
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.replicas import Followed, Replicas
+from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, vector_of
 
@@ -213,3 +215,16 @@ def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifa
     one.look()
     assert len(one.alive) == 1
     one.sign_off()
+
+
+def test_a_record_that_this_release_does_not_read_is_logged_once(artifact_store: ArtifactStore):
+    replicas = Replicas(artifact_store, "one", lease_s=10, wait_s=0)
+    (artifact_store.root / "replicas").mkdir(parents=True)
+    (artifact_store.root / "replicas" / "newer.json").write_text('{"format_version": 99}')
+    with structlog.testing.capture_logs() as logged:
+        replicas.look()
+        replicas.look()
+    replicas.sign_off()
+    assert [line["log_level"] for line in logged] == ["warning"]
+    assert "99" in logged[0]["reason"]
+    assert [one.instance for one in replicas.alive] == ["one"]

@@ -94,7 +94,7 @@ class CorpusInfo:
     active: Generation = Generation()
     """The generation that searches use. Empty before the first activation."""
     replicas: tuple[IndexReplica, ...] = ()
-    """What the live index processes over the same store serve, this one included."""
+    """The live index processes over the same store, this one first, each with the generation that it serves."""
 
     @classmethod
     def from_message(cls, message: index_pb2.CorpusInfo) -> CorpusInfo:

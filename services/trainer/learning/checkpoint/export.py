@@ -34,6 +34,7 @@ _CLAUSES = (
     "if an object is made of a magnetic metal then it is pulled towards a magnet",
     "the sun is a star; it gives light and heat to the planets that travel around it",
 )
+_traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}  # the last graph of this process, by architecture
 PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
 
 
@@ -100,11 +101,8 @@ def onnx_bytes(
     return bytes(model.SerializeToString())
 
 
-_traced: dict[tuple[Any, ...], torch.onnx.ONNXProgram] = {}
-
-
 def _architecture(module: nn.Module) -> str:
-    """What decides a module's graph, without its weights."""
+    """Describes everything that decides a module's graph: its parts, settings and shapes, not its weights."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     configs: list[Any] = [part.config for part in module.modules() if hasattr(part, "config")]
     told = [

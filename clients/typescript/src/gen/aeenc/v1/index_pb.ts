@@ -767,7 +767,7 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
   active?: Generation | undefined;
 
   /**
-   * What the live index processes over the same store serve, this one included.
+   * The live index processes over the same store, this one first, each with the generation that it serves.
    *
    * @generated from field: repeated aeenc.v1.IndexReplica replicas = 3;
    */
