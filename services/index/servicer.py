@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index import convert
 from services.index.catalogue.listing import Listing
-from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, Retriever
+from services.index.values import ExplanationStore, GenerationBuilder, GenerationStore, GenerationView, Retriever
 from services.kit.convert import deadline_s
 from services.kit.limits import Limits, check_count
 from services.kit.server import GrpcServer, to_service_info
@@ -56,16 +56,20 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
             total_size=page.served.rows,
         )
 
+    async def ListCorpora(self, request: index_pb2.ListCorporaRequest, _context: Any) -> index_pb2.ListCorporaResponse:
+        page, token = self._listing.corpora(page_size=request.page_size, token=request.page_token)
+        return index_pb2.ListCorporaResponse(corpora=self._described(page), next_page_token=token)
+
     async def GetInfo(
         self, _request: index_pb2.IndexServiceGetInfoRequest, _context: Any
     ) -> index_pb2.IndexServiceGetInfoResponse:
         return index_pb2.IndexServiceGetInfoResponse(
             service=to_service_info(self._server, self._limits),
-            corpora=[
-                convert.to_corpus_info(corpus, served, self._catalogue.replicas(corpus))
-                for corpus, served in self._catalogue.corpora()
-            ],
+            corpora=self._described(self._catalogue.corpora()),
         )
+
+    def _described(self, corpora: Iterable[tuple[str, GenerationView | None]]) -> list[index_pb2.CorpusInfo]:
+        return [convert.to_corpus_info(name, served, self._catalogue.replicas(name)) for name, served in corpora]
 
 
 class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):

@@ -172,8 +172,8 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
     async def ListLabels(
         self, request: registry_pb2.ListLabelsRequest, context: Any
     ) -> registry_pb2.ListLabelsResponse:
-        rows = await self._publishing.labels(request.space_id)
-        return registry_pb2.ListLabelsResponse(labels=[convert.to_label(row) for row in rows])
+        rows, token = await self._publishing.labels(request.space_id, request.page_size, request.page_token)
+        return registry_pb2.ListLabelsResponse(labels=map(convert.to_label, rows), next_page_token=token)
 
     async def ListRollouts(
         self, request: registry_pb2.ListRolloutsRequest, context: Any

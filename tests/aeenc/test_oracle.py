@@ -197,7 +197,7 @@ async def test_a_typo_in_a_judge_leaves_no_negative_in_the_pairs_of_a_run(redis_
             FakeIndex(), FakeOracle(), {**settings, "oracles": {"fake": target}}
         ).sampler() as sampler:
             run = await finish(sampler, hypotheses=[("t1", "hypothesis 1"), ("t2", "hypothesis 2")], max_depth=0)
-            assert [pair async for pair in sampler.pairs(run.id)] == []
+            assert [pair async for pair in sampler.list_pairs(run.id)] == []
             assert "the answer of its judge" in run.error or run.progress.nodes_failed == 2
     await oracle.stop(0)
 

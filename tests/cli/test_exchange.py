@@ -35,12 +35,12 @@ async def test_exported_pairs_can_be_imported_once(aeenc, world, trees, tmp_path
         first = await aeenc(*words)
         assert first.json["pairs"] == ended.json["pairs"]
         assert (await aeenc(*words)).json["run"] == first.json["run"] != run["run"]
-        there = [pair async for pair in sampler.pairs(run["run"])]
-        copied = [pair async for pair in sampler.pairs(first.json["run"])]
+        there = [pair async for pair in sampler.list_pairs(run["run"])]
+        copied = [pair async for pair in sampler.list_pairs(first.json["run"])]
         assert len(copied) == len(there)
         for old, new in zip(there, copied, strict=True):
             assert replace(new, provenance=replace(new.provenance, run_id=old.provenance.run_id)) == old
-        imported = await sampler.run(first.json["run"])
+        imported = await sampler.get_run(first.json["run"])
         assert imported.state == sampler_pb2.RUN_STATE_SUCCEEDED
         assert imported.progress.negatives == run["negatives"]
 
@@ -65,7 +65,7 @@ async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_pa
         words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "many.jsonl")
         ended = await aeenc(*words, "--corpus", "science")
         assert ended.json["pairs"] == 2500
-        found = [pair.premise async for pair in sampler.pairs(ended.json["run"])]
+        found = [pair.premise async for pair in sampler.list_pairs(ended.json["run"])]
         assert found == [f"fact {n}" for n in range(2500)]
         await aeenc(*words, "--corpus", "science")
         assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2500
@@ -91,7 +91,7 @@ async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path
 async def test_triplets_hold_a_positive_and_a_negative_of_the_run(aeenc, world, trees, tmp_path):
     async with world.sampler() as sampler:
         run = await sampled(aeenc, sampler, trees)
-        signs = {(p.query, p.premise): p.sign async for p in sampler.pairs(run["run"])}
+        signs = {(p.query, p.premise): p.sign async for p in sampler.list_pairs(run["run"])}
         words = ("--sampler", sampler.channel.target, "--json", "export", "triplets", run["run"])
         ended = await aeenc(*words, "--to", tmp_path / "t.jsonl")
         few = await aeenc(*words, "--to", tmp_path / "few.jsonl", "--per-query", 1)

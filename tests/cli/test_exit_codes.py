@@ -136,4 +136,6 @@ def test_an_sdk_without_the_command_line_says_what_to_install():
     told = "import sys; sys.modules['typer'] = None; from aeenc.cli.entry import main; main()"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "the command line needs typer: install the SDK with it, pip install './clients/python[cli]'\n"
+    assert done.stderr == (
+        "the command line needs typer: pip install 'aeenc[cli]', or pipx run --spec 'aeenc[cli]' aeenc\n"
+    )

@@ -140,7 +140,7 @@ async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(subject):
     await raises(errors.InvalidArgument, subject.reports(header(corpus), header(corpus)), "chunk")
     await raises(errors.InvalidArgument, build(good, delete_ids=["a"]), "base_generation")
     await raises(errors.NotFound, build(good, base_generation="g1"), corpus)
-    await raises(errors.NotFound, subject.index.generations(corpus), corpus)
+    await raises(errors.NotFound, anext(subject.index.list_generations(corpus)), corpus)
     assert corpus not in [one.corpus for one in (await subject.index.info()).corpora]
 
 
@@ -162,7 +162,7 @@ async def test_a_build_that_is_given_up_is_never_seen(subject):
     assert not call.done(), call.exception()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await raises(errors.NotFound, subject.index.generations(corpus), corpus)
+    await raises(errors.NotFound, anext(subject.index.list_generations(corpus)), corpus)
     await subject.index.build(corpus, facts())
     assert len([one async for one in subject.index.list_generations(corpus)]) == 1
 

@@ -95,7 +95,7 @@ async def test_generations_are_listed_newest_first_page_by_page_and_deleted_unle
     await raises(
         errors.NotFound, subject.index.search(corpus, query, space_id=subject.space_id, generation=second), second
     )
-    await raises(errors.NotFound, subject.index.generations("nonsense"), "nonsense")
+    await raises(errors.NotFound, anext(subject.index.list_generations("nonsense")), "nonsense")
 
 
 async def test_a_corpus_without_an_active_generation_says_so(subject):
@@ -120,6 +120,20 @@ async def test_a_listing_stays_in_its_generation_across_an_activation(subject):
     await raises(errors.InvalidArgument, subject.unary("ListPremises", foreign), "page_token")
     nonsense = index_pb2.ListPremisesRequest(corpus=corpus, page_token="nonsense")
     await raises(errors.InvalidArgument, subject.unary("ListPremises", nonsense), "page_token")
+
+
+async def test_corpora_are_listed_page_by_page(subject):
+    corpora = sorted(subject.corpus() for _ in range(3))
+    for corpus in corpora[:2]:
+        await subject.index.build(corpus, facts())
+    await subject.index.build(corpora[2], facts(), activate=False)
+    for page_size in (1, 2, 1000):
+        listed = [one async for one in subject.index.list_corpora(page_size=page_size)]
+        assert listed == list((await subject.index.info()).corpora)
+        assert [one.corpus for one in listed if one.corpus in corpora] == corpora
+        assert [bool(one.active.id) for one in listed if one.corpus in corpora] == [True, True, False]
+    nonsense = index_pb2.ListCorporaRequest(page_token="nonsense")
+    await raises(errors.InvalidArgument, subject.unary("ListCorpora", nonsense), "page_token")
 
 
 async def test_premises_are_looked_up_in_the_order_asked(subject):

@@ -14,7 +14,7 @@ from services.sampler.people.task_store import TaskKeys, TaskStore
 
 READS = {
     "EncoderService": "Encode EncodeStream GetInfo Score",
-    "IndexService": "GetInfo GetPremises ListPremises Retrieve Search",
+    "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "IndexAdminService": "ListGenerations VerifyGeneration",
     "SamplerService": "ExportTrees GetAgreement GetInfo GetRun ListPairs ListRuns ListTasks WatchRun WatchTasks",
     "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",

@@ -343,11 +343,12 @@ class BlockingIndexClient(Renamed):
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
-        them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
-        index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
-        after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
-        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated. A build whose
-        encoder does not serve raises Unavailable with the encoder's reason, within half of the time that is left.
+        them. `space_id` is the space of the premises' vectors (default: the encoder's own).
+
+        The index keeps the premises that it has acknowledged as durable. While it is away or makes no progress, this
+        call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again. With a
+        `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with the
+        encoder's reason when the encoder does not serve, within half of the time that is left.
         """
         with Caller() as caller:
             return caller.run(
@@ -374,10 +375,13 @@ class BlockingIndexClient(Renamed):
         """Makes searches use a generation. With `expected`, only if that one is active now."""
         return run(self._awaiting.activate(corpus, generation, expected=expected, request_id=request_id))
 
-    def list_corpora(self) -> Iterator[values.CorpusInfo]:
-        """Yields all corpora. They are part of `info`, one answer without pages."""
+    def list_corpora(self, *, page_size: int = 1000) -> Iterator[values.CorpusInfo]:
+        """Yields all corpora by name, with their active generations.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.list_corpora())
+            yield from caller.iterate(self._awaiting.list_corpora(page_size=page_size))
 
     def list_generations(self, corpus: str, *, page_size: int = 1000) -> Iterator[values.Generation]:
         """Yields all generations of a corpus, newest first.
@@ -899,10 +903,13 @@ class BlockingRegistryClient(Renamed):
             )
         )
 
-    def list_labels(self, *, space_id: str = "") -> Iterator[values.Label]:
-        """Yields all labels, by space and name. They are few and come in one answer, without pages."""
+    def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> Iterator[values.Label]:
+        """Yields all labels by space and name, or those of one space.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.list_labels(space_id=space_id))
+            yield from caller.iterate(self._awaiting.list_labels(space_id=space_id, page_size=page_size))
 
     def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Says, for each live encoder, the revision of the label it serves, or why it does not."""

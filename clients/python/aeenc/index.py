@@ -212,15 +212,17 @@ class IndexClient(Renamed):
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
-        them. `space_id` is the space of the premises' vectors (default: the encoder's own). With a `request_id` the
-        index keeps the premises it has acknowledged as durable, and another call with the same id and premises resumes
-        after them. This call resumes itself for up to `resume_s` while the index is away or makes no progress, unless
-        `premises` is an iterator, which cannot begin again. Without a `request_id` nothing is repeated. A build whose
-        encoder does not serve raises Unavailable with the encoder's reason, within half of the time that is left.
+        them. `space_id` is the space of the premises' vectors (default: the encoder's own).
+
+        The index keeps the premises that it has acknowledged as durable. While it is away or makes no progress, this
+        call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again. With a
+        `request_id` of yours, another call with the same id and premises resumes, too. Raises Unavailable with the
+        encoder's reason when the encoder does not serve, within half of the time that is left.
         """
+        can_resume = begins_again(premises)
         header = index_pb2.BuildHeader(
             corpus=corpus,
-            request_id=request_id,
+            request_id=request_id or (uuid.uuid4().hex if can_resume else ""),
             base_generation=base_generation,
             delete_ids=delete_ids,
             expected_premises=expected_premises,
@@ -229,7 +231,6 @@ class IndexClient(Renamed):
             folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
-        can_resume = bool(request_id) and begins_again(premises)
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         stage: BuildStage = "receiving"
         while True:
@@ -272,10 +273,14 @@ class IndexClient(Renamed):
         response = await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
         return values.Activation.from_message(response)
 
-    async def list_corpora(self) -> AsyncIterator[values.CorpusInfo]:
-        """Yields all corpora. They are part of `info`, one answer without pages."""
-        for corpus in (await self.info()).corpora:
-            yield corpus
+    async def list_corpora(self, *, page_size: int = 1000) -> AsyncIterator[values.CorpusInfo]:
+        """Yields all corpora by name, with their active generations.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
+        request = index_pb2.ListCorporaRequest(page_size=page_size)
+        async for corpus in self.channel.pages(self._stub.ListCorpora, request, "corpora"):
+            yield values.CorpusInfo.from_message(corpus)
 
     async def list_generations(self, corpus: str, *, page_size: int = 1000) -> AsyncIterator[values.Generation]:
         """Yields all generations of a corpus, newest first.

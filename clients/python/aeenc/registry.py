@@ -106,11 +106,13 @@ class RegistryClient(Renamed):
         response = await self.channel.unary(self._stub.Rollback, request, timeout_s=wait_s + WAIT_MARGIN_S)
         return values.Rollback.from_message(response)
 
-    async def list_labels(self, *, space_id: str = "") -> AsyncIterator[values.Label]:
-        """Yields all labels, by space and name. They are few and come in one answer, without pages."""
-        request = registry_pb2.ListLabelsRequest(space_id=space_id)
-        response = await self.channel.unary(self._stub.ListLabels, request)
-        for label in response.labels:
+    async def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> AsyncIterator[values.Label]:
+        """Yields all labels by space and name, or those of one space.
+
+        A page of `page_size`, 1 to 1,000, is fetched when it is needed.
+        """
+        request = registry_pb2.ListLabelsRequest(space_id=space_id, page_size=page_size)
+        async for label in self.channel.pages(self._stub.ListLabels, request, "labels"):
             yield values.Label.from_message(label)
 
     async def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.index.values import GenerationStore, ReadableGeneration
+from services.index.values import GenerationStore, GenerationView, ReadableGeneration
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
@@ -26,7 +26,7 @@ class PremisePage:
 
 
 class Listing:
-    """Lists premises and generations."""
+    """Lists corpora, premises and generations."""
 
     def __init__(self, catalogue: GenerationStore, limits: Limits) -> None:
         self._catalogue = catalogue
@@ -58,6 +58,16 @@ class Listing:
             found = found[ids.index(last) + 1 :]
         page = found[: self._page_size(page_size)]
         return page, _token(page[-1].id, 0) if len(page) < len(found) else ""
+
+    def corpora(self, *, page_size: int, token: str) -> tuple[list[tuple[str, GenerationView | None]], str]:
+        """Returns a page of corpora by name, with their active generations, and the next token.
+
+        Raises InvalidArgument for a token of another listing.
+        """
+        last, _ = _parse(token)
+        found = [one for one in self._catalogue.corpora() if one[0] > last]
+        page = found[: self._page_size(page_size)]
+        return page, _token(page[-1][0], 0) if len(page) < len(found) else ""
 
     def _page_size(self, asked: int) -> int:
         return min(asked or DEFAULT_PAGE, self._limits.items)

@@ -20,7 +20,7 @@ class Role(IntEnum):
 _TABLE = {
     Role.READ: {
         "EncoderService": "Encode EncodeStream GetInfo Score",
-        "IndexService": "GetInfo GetPremises ListPremises Retrieve Search",
+        "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
         "SamplerService": "ExportTrees GetAgreement GetInfo GetRun ListPairs ListRuns ListTasks WatchRun WatchTasks",
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },

@@ -221,9 +221,18 @@ class Publisher:
         done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request=request)
         return await self._activated(request, done, _answer(Verdict(), done.generation))
 
-    async def labels(self, space_id: str) -> list[LabelRow]:
-        """Lists all labels, or those of one space."""
-        return await self._registry.labels(space_id or None, readable=True)
+    async def labels(self, space_id: str, page_size: int, page_token: str) -> tuple[list[LabelRow], str]:
+        """Returns a page of the labels, or of those of one space, and the next token; `page_size` 0: all.
+
+        A token names the last label of its page. Raises InvalidArgument for one from elsewhere.
+        """
+        last = tuple(page_token.split(" ")) if page_token else ()
+        if len(last) not in {0, 2}:
+            raise errors.InvalidArgument.field("page_token", "is malformed; send back the token of the page before")
+        rows = await self._registry.labels(space_id or None, readable=True)
+        found = [row for row in rows if (row.space_id, row.name) > last]
+        page = found[: page_size or len(found)]
+        return page, f"{page[-1].space_id} {page[-1].name}" if len(page) < len(found) else ""
 
     async def rollouts(self, label: str, space_id: str) -> tuple[LabelRow, list[RolloutRow]]:
         """Returns a label and how far each live encoder is."""

@@ -41,7 +41,7 @@ async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc,
         assert ended.json["run"] in json.loads(ended.stderr)["note"]
         assert (ended.json["state"], ended.json["trees"], ended.json["trees_done"]) == ("SUCCEEDED", 2, 2)
         assert ended.json["positives"] + ended.json["negatives"] == ended.json["judgements"]
-        run = await sampler.run(ended.json["run"])
+        run = await sampler.get_run(ended.json["run"])
         assert (run.config.k, run.config.max_depth, run.config.split) == (3, 1, "train")
         shown = await aeenc(*command)
         assert "SUCCEEDED" in shown.stdout
@@ -53,11 +53,11 @@ async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
         command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--data", trees)
         options = ("--max-judgements", 7, "--max-negatives", 2, "--margin", 0.25, "--no-rewordings", "--conditioned")
         ended = await aeenc(*command, "--oracle", "fake", "-k", 3, *options)
-        config = (await sampler.run(ended.json["run"])).config
+        config = (await sampler.get_run(ended.json["run"])).config
         assert (config.max_judgements, config.max_negatives_per_query, config.conditioned) == (7, 2, True)
         assert config.negative_filter == values.NegativeFilter(relative_margin=0.25, rewordings=True)
         ended = await aeenc(*command, "--oracle", "fake", "-k", 3)
-        assert not (await sampler.run(ended.json["run"])).config.negative_filter
+        assert not (await sampler.get_run(ended.json["run"])).config.negative_filter
 
 
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):

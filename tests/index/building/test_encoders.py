@@ -48,7 +48,7 @@ async def test_a_build_is_shared_by_the_encoders(index, encoders):
 async def test_an_encoder_killed_in_the_middle_changes_nothing_in_what_is_built(index, encoders):
     progress = []
     work = asyncio.ensure_future(
-        index.client.build("science", PREMISES, on_progress=lambda *seen: progress.append(seen[1]))
+        index.client.build("science", iter(PREMISES), on_progress=lambda *seen: progress.append(seen[1]))
     )
     await until(lambda: max(progress, default=0) > 80)
     await encoders[0].stop()
@@ -65,7 +65,7 @@ async def test_an_encoder_killed_in_the_middle_changes_nothing_in_what_is_built(
 async def test_an_encoder_of_another_version_in_the_middle_stops_the_build(index, encoders):
     progress = []
     work = asyncio.ensure_future(
-        index.client.build("science", PREMISES, on_progress=lambda *seen: progress.append(seen[1]))
+        index.client.build("science", iter(PREMISES), on_progress=lambda *seen: progress.append(seen[1]))
     )
     await until(lambda: max(progress, default=0) > 80)
     encoders[1].servicer.version = "q-other"
@@ -77,7 +77,7 @@ async def test_an_encoder_of_another_version_in_the_middle_stops_the_build(index
 
 async def test_an_encoder_of_another_space_stops_the_build(index, encoders):
     encoders[1].servicer.space_id = "s-other"
-    await raises(errors.SpaceMismatch, index.client.build("science", PREMISES), "s-other")
+    await raises(errors.SpaceMismatch, index.client.build("science", iter(PREMISES)), "s-other")
     assert files_of(index.store) == {}
 
 

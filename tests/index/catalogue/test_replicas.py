@@ -135,7 +135,7 @@ async def test_a_corpus_whose_last_generation_one_replica_deletes_is_unknown_to_
         done = await one.client._admin_channel.unary(one.client._admin.DeleteGeneration, request)
         assert [each.behind for each in done.replicas] == [False, False]
         with pytest.raises(errors.NotFound, match="known: none yet"):
-            await two.client.generations("science")
+            await anext(two.client.list_generations("science"))
 
 
 async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_to(serve):

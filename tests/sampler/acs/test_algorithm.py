@@ -162,7 +162,7 @@ async def test_version_and_generation_are_resolved_once_at_the_start(world: Samp
         assert (run.model_version, run.generation) == ("version-1", "generation-1")
         assert {r.model.version for r in world.index.requests[1:]} == {"version-1"}
         assert {r.generation for r in world.index.requests[1:]} == {"generation-1"}
-        provenance = [pair.provenance async for pair in client.pairs(run.id)]
+        provenance = [pair.provenance async for pair in client.list_pairs(run.id)]
     assert {(p.model_version, p.generation, p.oracle, p.annotator) for p in provenance} == {
         ("version-1", "generation-1", "fake", "fake")
     }

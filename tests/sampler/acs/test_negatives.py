@@ -98,7 +98,7 @@ async def test_filtered_refusals_are_recorded_as_skipped_with_the_reason(world: 
     async with world.sampler() as client:
         run = await finish(client, negative_filter=fields)
         recorded = await pair_set(client, run.id, "+-?")
-        skipped = [p async for p in client.pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
+        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
     reasons = {(p.query, p.premise, p.reason) for p in skipped}
     # Only what hangs on an ancestor that another tree later asks about may be filtered first and kept after all.
     late = {(q, p) for q, p, _ in reasons - filtered}
@@ -127,7 +127,7 @@ async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
     config = {"hypotheses": [("root", f"A {text}!")], "k": 60, "max_depth": 0}
     async with world.sampler() as client:
         run = await finish(client, **config, negative_filter={"rewordings": True})
-        skipped = [p async for p in client.pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
+        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
         plain = await finish(client, **config)
     assert [(p.premise, p.reason) for p in skipped] == [(text, "wording")]
     assert run.progress.negatives == plain.progress.negatives - 1

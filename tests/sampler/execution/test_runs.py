@@ -93,14 +93,14 @@ async def test_a_cancelled_run_keeps_its_pairs_and_resumes_without_asking_again(
 
 async def test_unknown_runs_and_malformed_tokens_are_refused(world: SamplerWorld):
     async with world.sampler() as client:
-        for call in (client.run("x"), client.cancel("x"), client.resume("x"), anext(client.watch("x"))):
+        for call in (client.get_run("x"), client.cancel("x"), client.resume("x"), anext(client.watch("x"))):
             with pytest.raises(errors.NotFound, match="'x'"):
                 await call
         with pytest.raises(errors.NotFound):
-            await anext(client.pairs("x"))
+            await anext(client.list_pairs("x"))
         run = await finish(client, hypotheses=HYPOTHESES[:1])
         with pytest.raises(errors.InvalidArgument, match="sign: 99 is unknown"):
-            await anext(client.pairs(run.id, sign=99))
+            await anext(client.list_pairs(run.id, sign=99))
         request = sampler_pb2.ListRunsRequest(page_token="%")
         with pytest.raises(errors.InvalidArgument, match="page_token"):
             await client.channel.unary(client._stub.ListRuns, request)
@@ -122,9 +122,9 @@ async def test_runs_and_pairs_are_listed_page_by_page(world: SamplerWorld):
             if not (token := pairs.next_page_token):
                 break
         assert seqs == list(range(1, len(seqs) + 1))
-        negatives = [pair async for pair in client.pairs(ids[0], sign=types_pb2.PAIR_SIGN_NEGATIVE)]
+        negatives = [pair async for pair in client.list_pairs(ids[0], sign=types_pb2.PAIR_SIGN_NEGATIVE)]
         assert {pair.sign for pair in negatives} == {types_pb2.PAIR_SIGN_NEGATIVE}
-        assert len(negatives) == (await client.run(ids[0])).progress.negatives
+        assert len(negatives) == (await client.get_run(ids[0])).progress.negatives
 
 
 async def test_the_trees_of_a_run_read_as_entailment_trees(world: SamplerWorld):
@@ -149,9 +149,9 @@ async def test_imported_pairs_are_a_run_of_their_own(world: SamplerWorld):
         assert await client.import_pairs("science", [pair, pair], request_id="import-1") == first
         more = await client.import_pairs("science", [pair], run_id=first.run_id, request_id="import-2")
         assert (first.added, more.added, more.run_id) == (2, 1, first.run_id)
-        listed = [p async for p in client.pairs(first.run_id)]
+        listed = [p async for p in client.list_pairs(first.run_id)]
         assert [(p.seq, p.query, p.provenance.annotator) for p in listed] == [(n, "q", "ann") for n in (1, 2, 3)]
-        run = await client.run(first.run_id)
+        run = await client.get_run(first.run_id)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 3)
         for field in ("query", "premise", "sign"):
             bad = types_pb2.Pair()

@@ -48,7 +48,7 @@ async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_fo
         assert set((await waits(sampler)).values()) == {"1 task before the people of queue 'team'"}
         run = await finish(sampler)  # the only place for others is free
         assert await pair_set(sampler, run.id) == brute_force()
-        states = sorted([(await sampler.run(one.id)).state for one in people])
+        states = sorted([(await sampler.get_run(one.id)).state for one in people])
         running, pending = sampler_pb2.RUN_STATE_RUNNING, sampler_pb2.RUN_STATE_PENDING
         assert states == sorted([running, running, pending])
 

@@ -106,7 +106,7 @@ async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(wo
 async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: SamplerWorld):
     honest = world.oracle.behaviour
     world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
-    async with world.sampler(wave_nodes=4, oracle={"max_attempts": 1}) as client:
+    async with world.sampler(wave_nodes=16, oracle={"max_attempts": 1}) as client:  # four nodes a call
         run = await finish(client)
         assert await pair_set(client, run.id) == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
     assert (run.state, run.progress.nodes_failed) == (sampler_pb2.RUN_STATE_SUCCEEDED, 1)

@@ -129,7 +129,7 @@ async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
     world.oracle.behaviour = signed
     async with world.sampler() as client:
         run = await finish(client)
-        pairs = [pair async for pair in client.pairs(run.id)]
+        pairs = [pair async for pair in client.list_pairs(run.id)]
     first = {(task.query, task.candidates[0].premise_id) for task in world.oracle.tasks}
     last = {(task.query, task.candidates[-1].premise_id) for task in world.oracle.tasks}
     assert len(pairs) == len(brute_force())
@@ -159,6 +159,6 @@ async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: Sam
         world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client,
     ):
         run = await finish(client)
-        annotators = [pair.provenance.annotator async for pair in client.pairs(run.id)]
+        annotators = [pair.provenance.annotator async for pair in client.list_pairs(run.id)]
     assert len(annotators) == len(brute_force())
     assert set(annotators) == {"fake"}  # as the sampler's settings name it

@@ -106,7 +106,7 @@ async def test_the_last_of_two_amendments_at_once_stands_last_in_the_log(
         answer_id, ids = await settled(people, sampler, run_id)
         first = asyncio.create_task(people.amend(answer_id, {ids[1]: EXPLAINS}, "bob"))
         await held.wait()
-        [task] = [task async for task in people.tasks(run_id)]
+        [task] = [task async for task in people.list_tasks(run_id)]
         await people.amend(task.answers[0].answer_id, {ids[1]: ABSTAINS}, "cem")
         go_on.set()
         await first
@@ -123,7 +123,7 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
             found = [trees.tree_from_record(json.loads(record)) async for _, record in sampler.export_trees(run_id)]
             return {tree.texts[label] for tree in found for label in tree.leaves}
 
-        texts = {c.premise_id: c.text for t in [t async for t in people.tasks(run_id)] for c in t.task.candidates}
+        texts = {c.premise_id: c.text for t in [t async for t in people.list_tasks(run_id)] for c in t.task.candidates}
         assert await explaining() == {texts[ids[0]]}
         answer_id = await people.amend(answer_id, {ids[0]: REFUSES, ids[2]: EXPLAINS}, "bob")
         assert await explaining() == {texts[ids[2]]}
@@ -161,7 +161,7 @@ async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: Sampl
             await people.submit(one, [], note=note)
             await people.submit(two, [], note=note if name == "ann" else "")
         await asyncio.wait_for(sampler.wait(run_id), 40)
-        first, second = [t async for t in people.tasks(run_id)]
+        first, second = [t async for t in people.list_tasks(run_id)]
         assert [len(answer.note) for answer in first.answers] == [23, 1024]
         assert [answer.note for answer in second.answers] == ["the second is badly put", ""]
         notes = {pair.query: pair.provenance.note for pair in await pairs(sampler, run_id)}
@@ -194,7 +194,7 @@ async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_p
             lease = await take(people, name)
             ids = [c.premise_id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
-        [task] = [task async for task in people.tasks(run_id)]
+        [task] = [task async for task in people.list_tasks(run_id)]
         task_id, answer_id = task.task.task_id, task.answers[0].answer_id
         await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: REFUSES}, "judge")
         await asyncio.wait_for(sampler.wait(run_id), 40)

@@ -73,7 +73,7 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         with pytest.raises(errors.FailedPrecondition) as refused:
             await people.submit(quick, [])
         assert refused.value.reason == "TASK_ANSWERED"
-        [task] = [task async for task in people.tasks(run_id)]
+        [task] = [task async for task in people.list_tasks(run_id)]
         assert [(a.annotator, a.late) for a in task.answers] == [("ann", True)]
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
@@ -113,7 +113,7 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
             await people.undo("ann", run_id)
         again = await take(people, "ann")
         assert again.task.query in {"hypothesis 0", "hypothesis 1"}
-        assert [c async for c in people.tasks(run_id, state=sampler_pb2.TASK_STATE_DECIDED)] == []
+        assert [c async for c in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_DECIDED)] == []
 
 
 async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
@@ -136,7 +136,7 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         assert log[-1].provenance.annotator == "bob"
         with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
             await people.amend(answer.answer_id, verdicts, "bob")
-        [task] = [task async for task in people.tasks(run_id)]
+        [task] = [task async for task in people.list_tasks(run_id)]
         assert {v.premise_id: v.judgement for v in task.decision} == dict.fromkeys(ids, REFUSES) | {ids[1]: EXPLAINS}
 
 
@@ -147,7 +147,7 @@ async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: Samp
             lease = await take(people, name)
             ids = [c.premise_id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
-        [task] = [task async for task in people.tasks(run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
+        [task] = [task async for task in people.list_tasks(run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
         assert list(task.conflicts) == ids[:2]
         await asyncio.sleep(0.6)  # longer than the worker's look at decisions
         assert await pairs(sampler, run_id) == []
@@ -191,11 +191,11 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: Sampl
             metal = next(c.premise_id for c in lease.task.candidates if c.text == "iron is a metal")
             await people.submit(lease, [metal] if right else [])
             await people.submit(await take(people, name), [])
-        told = await people.agreement(run_id)
+        told = await people.get_agreement(run_id)
         shown = {r.annotator: (r.answers, r.control_verdicts, r.control_correct) for r in told.reports}
         assert shown == {"ann": (2, 3, 3), "bob": (2, 3, 2)}
         assert told.candidates == 0
-        assert {t.task.query async for t in people.tasks(run_id)} == {"hypothesis 0", "hypothesis 1"}
+        assert {t.task.query async for t in people.list_tasks(run_id)} == {"hypothesis 0", "hypothesis 1"}
         assert {pair.query for pair in await pairs(sampler, run_id)} <= {"hypothesis 0", "hypothesis 1"}
 
 
@@ -226,8 +226,8 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
             (people.amend("x", {}, "ann"), errors.NotFound, "no answer"),
             (people.adjudicate(run_id, "9-9", {}, "ann"), errors.NotFound, "no task"),
             (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "not in conflict"),
-            (people.agreement("x"), errors.NotFound, "'x'"),
-            (anext(people.tasks("x")), errors.NotFound, "'x'"),
+            (people.get_agreement("x"), errors.NotFound, "'x'"),
+            (anext(people.list_tasks("x")), errors.NotFound, "'x'"),
             (anext(people.watch("x")), errors.NotFound, "'x'"),
         ]:
             with pytest.raises(kind, match=message):

@@ -122,7 +122,7 @@ async def test_an_import_is_seen_with_all_its_pairs_or_not_at_all_wherever_its_s
                 break
             assert [one async for one in client.list_runs()] == [], f"it died after {moment} commands"
         [run] = [one async for one in client.list_runs()]
-        assert run.progress.positives == len([pair async for pair in client.pairs(run.id)]) == 1010
+        assert run.progress.positives == len([pair async for pair in client.list_pairs(run.id)]) == 1010
 
 
 @pytest.mark.slow

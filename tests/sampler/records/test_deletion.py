@@ -62,7 +62,7 @@ async def test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a
             await client.delete(again.id, request_id="d1")
         with pytest.raises(errors.NotFound, match=run.id):
             await client.delete(run.id)
-        assert await client.run(again.id)
+        assert await client.get_run(again.id)
 
 
 async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did(
@@ -146,7 +146,7 @@ async def test_an_import_that_was_deleted_can_be_made_again_under_its_request_id
         assert not {key for key in await left(redis, world) if first.run_id in key}
         second = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
         assert second.run_id != first.run_id
-        assert (second.added, (await client.run(second.run_id)).progress.positives) == (1500, 1500)
+        assert (second.added, (await client.get_run(second.run_id)).progress.positives) == (1500, 1500)
         assert await client.import_pairs("science", [ONE], request_id="i2") == other
         for run_id in (second.run_id, other.run_id):
             await client.delete(run_id)

@@ -223,7 +223,7 @@ async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other
     before = await redis.hgetall(keys.record(newer.id))
     async with world.sampler(queues={"team": QUEUE}) as client:
         refused = f"run {newer.id} has format_version 2, this release reads up to 1"
-        for call in (client.run(newer.id), client.cancel(newer.id), client.delete(newer.id)):
+        for call in (client.get_run(newer.id), client.cancel(newer.id), client.delete(newer.id)):
             with pytest.raises(errors.FailedPrecondition, match=refused):
                 await call
         run = await finish(client)
@@ -255,18 +255,18 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
 
     redis, tasks = connect(world.settings["redis_url"]), TaskKeys(world.settings["namespace"])
     async with at_work(world, hypotheses=1) as (people, client, newer):
-        task_id = (await anext(people.tasks(newer))).task.task_id
+        task_id = (await anext(people.list_tasks(newer))).task.task_id
         key = tasks.task(newer, task_id)
         await redis.hset(key, "format_version", 2)
         before = await redis.hgetall(key)
         refused = f"task {task_id} of run {newer} has format_version 2, this release reads up to 1"
-        for call in (anext(people.tasks(newer)), people.lease("ben", run_id=newer), people.agreement(newer)):
+        for call in (anext(people.list_tasks(newer)), people.lease("ben", run_id=newer), people.get_agreement(newer)):
             with pytest.raises(errors.FailedPrecondition, match=refused):
                 await call
         await judge_another(client, "hypothesis 2")
     async with world.sampler(queues={"team": QUEUE}) as client:  # which takes the first run over
         await judge_another(client, "hypothesis 3")
-        assert (await client.run(newer)).state == sampler_pb2.RUN_STATE_RUNNING
+        assert (await client.get_run(newer)).state == sampler_pb2.RUN_STATE_RUNNING
     assert await redis.hgetall(key) == before
     await redis.aclose()
 

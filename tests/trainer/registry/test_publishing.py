@@ -120,6 +120,22 @@ async def test_rollback_points_back_and_again_forth(world: World):
     assert (await world.registry.rollback()).label.version == good
 
 
+async def test_labels_are_listed_page_by_page(world: World):
+    for name in ("alpha", "beta", "gamma"):
+        await world.registry.set_label(name, world.space.version)
+    expected = ["alpha", "beta", "gamma", "stable"]
+    for page_size in (1, 3, 4, 1000):
+        assert [one.name async for one in world.registry.list_labels(page_size=page_size)] == expected
+    assert [one async for one in world.registry.list_labels(space_id="elsewhere", page_size=1)] == []
+    channel = world.registry.channel
+    list_labels = registry_pb2_grpc.RegistryAdminServiceStub(channel.grpc).ListLabels
+    whole = await channel.unary(list_labels, registry_pb2.ListLabelsRequest())
+    assert [one.name for one in whole.labels] == expected, "callers that know no pages get all"
+    assert not whole.next_page_token
+    with pytest.raises(errors.InvalidArgument, match="page_token"):
+        await channel.unary(list_labels, registry_pb2.ListLabelsRequest(page_token="nonsense"))
+
+
 async def test_a_repeated_rollback_request_goes_back_once(world: World):
     good = await world.checkpoint("good", GOOD)
     await world.registry.publish(good)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,7 +84,6 @@ def build_corpus(
         space_id=space_id,
         on_progress=progressed,
         on_stage=on_stage,
-        request_id=uuid.uuid4().hex,  # lets the build outlive a restart of the index
     )
     seconds = time.monotonic() - started
     count = count or sent

@@ -12,5 +12,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in {"rich", "typer"}:
             raise
-        sys.exit(f"the command line needs {error.name}: install the SDK with it, pip install './clients/python[cli]'")
+        sys.exit(
+            f"the command line needs {error.name}: pip install 'aeenc[cli]', or pipx run --spec 'aeenc[cli]' aeenc"
+        )
     run()

@@ -252,6 +252,22 @@ class ListPremisesResponse(_message.Message):
     total_size: int
     def __init__(self, premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., generation: _Optional[str] = ..., total_size: _Optional[int] = ...) -> None: ...
 
+class ListCorporaRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListCorporaResponse(_message.Message):
+    __slots__ = ("corpora", "next_page_token")
+    CORPORA_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    corpora: _containers.RepeatedCompositeFieldContainer[CorpusInfo]
+    next_page_token: str
+    def __init__(self, corpora: _Optional[_Iterable[_Union[CorpusInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
 class IndexServiceGetInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -56,6 +56,11 @@ class IndexServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_index__pb2.ListPremisesRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_index__pb2.ListPremisesResponse.FromString,
                 _registered_method=True)
+        self.ListCorpora = channel.unary_unary(
+                '/aeenc.v1.IndexService/ListCorpora',
+                request_serializer=aeenc_dot_v1_dot_index__pb2.ListCorporaRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_index__pb2.ListCorporaResponse.FromString,
+                _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/aeenc.v1.IndexService/GetInfo',
                 request_serializer=aeenc_dot_v1_dot_index__pb2.IndexServiceGetInfoRequest.SerializeToString,
@@ -114,6 +119,15 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCorpora(self, request, context):
+        """Lists the corpora with their active generations.
+
+        Fails with INVALID_ARGUMENT: the token is not from this listing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetInfo(self, request, context):
         """Reports the corpora, their active generations, limits and state.
 
@@ -145,6 +159,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.ListPremises,
                     request_deserializer=aeenc_dot_v1_dot_index__pb2.ListPremisesRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_index__pb2.ListPremisesResponse.SerializeToString,
+            ),
+            'ListCorpora': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCorpora,
+                    request_deserializer=aeenc_dot_v1_dot_index__pb2.ListCorporaRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_index__pb2.ListCorporaResponse.SerializeToString,
             ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
@@ -262,6 +281,33 @@ class IndexService(object):
             '/aeenc.v1.IndexService/ListPremises',
             aeenc_dot_v1_dot_index__pb2.ListPremisesRequest.SerializeToString,
             aeenc_dot_v1_dot_index__pb2.ListPremisesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCorpora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.IndexService/ListCorpora',
+            aeenc_dot_v1_dot_index__pb2.ListCorporaRequest.SerializeToString,
+            aeenc_dot_v1_dot_index__pb2.ListCorporaResponse.FromString,
             options,
             channel_credentials,
             insecure,

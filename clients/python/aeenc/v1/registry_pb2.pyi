@@ -125,16 +125,22 @@ class RollbackResponse(_message.Message):
     def __init__(self, label: _Optional[_Union[Label, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ..., complete: bool = ..., generation: _Optional[str] = ...) -> None: ...
 
 class ListLabelsRequest(_message.Message):
-    __slots__ = ("space_id",)
+    __slots__ = ("space_id", "page_size", "page_token")
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     space_id: str
-    def __init__(self, space_id: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, space_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListLabelsResponse(_message.Message):
-    __slots__ = ("labels",)
+    __slots__ = ("labels", "next_page_token")
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     labels: _containers.RepeatedCompositeFieldContainer[Label]
-    def __init__(self, labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("space_id", "name", "version", "revision", "previous_version", "moved_at", "share")

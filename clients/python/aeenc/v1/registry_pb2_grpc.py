@@ -133,9 +133,11 @@ class RegistryAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListLabels(self, request, context):
-        """Lists all labels.
+        """Lists the labels.
 
-        Fails with UNAVAILABLE when the registry's store cannot be reached.
+        Fails with:
+        - INVALID_ARGUMENT: the token is not from this listing.
+        - UNAVAILABLE: the registry's store cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

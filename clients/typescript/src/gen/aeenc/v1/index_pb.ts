@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/index.proto.
  */
 export const file_aeenc_v1_index: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi3QEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcyKiAQoOU2VhcmNoUmVzcG9uc2USHwoHcmVzdWx0cxgBIAMoCzIOLmFlZW5jLnYxLkhpdHMSEgoKZ2VuZXJhdGlvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRINCgVleGFjdBgEIAEoCBIiCgd0aW1pbmdzGAUgASgLMhEuYWVlbmMudjEuVGltaW5ncxIWCg51bmtub3duX3NwbGl0cxgGIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiIiCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCSJACgxTZWFyY2hQYXJhbXMSEQoJZWZfc2VhcmNoGAEgASgNEg4KBm5wcm9iZRgCIAEoDRINCgVleGFjdBgDIAEoCCKFBAoPUmV0cmlldmVSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRINCgV0ZXh0cxgCIAMoCRIJCgFrGAMgASgNEiQKBG1vZGUYBCABKA4yFi5hZWVuYy52MS5SZXRyaWV2ZU1vZGUSJgoFbW9kZWwYBSABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiwKCGFjY2VwdGVkGAYgAygLMhouYWVlbmMudjEuQWNjZXB0ZWRQcmVtaXNlcxIOCgZyZXJhbmsYByABKA0SDQoFcHJpb3IYCCABKAISFgoJZHJvcF9zZWxmGAkgASgISACIAQESEwoLZXhjbHVkZV9pZHMYCiADKAkSJwoGZmlsdGVyGAsgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAwgASgJEiQKCHRydW5jYXRlGA0gASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSJgoJcHJlY2lzaW9uGA4gASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhMKC3JvdXRpbmdfa2V5GA8gASgJEiAKBmZ1c2lvbhgQIAEoCzIQLmFlZW5jLnYxLkZ1c2lvbhIZChFuZWdhdGl2ZV9mZWVkYmFjaxgRIAEoAhIVCg1yZXJhbmtfd2VpZ2h0GBIgASgCQgwKCl9kcm9wX3NlbGYiYAoGRnVzaW9uEiYKBm1ldGhvZBgBIAEoDjIWLmFlZW5jLnYxLkZ1c2lvbk1ldGhvZBIbCg5sZXhpY2FsX3dlaWdodBgCIAEoAkgAiAEBQhEKD19sZXhpY2FsX3dlaWdodCInChBBY2NlcHRlZFByZW1pc2VzEhMKC3ByZW1pc2VfaWRzGAEgAygJIuABChBSZXRyaWV2ZVJlc3BvbnNlEiwKB3Jlc3VsdHMYASADKAsyGy5hZWVuYy52MS5SZXRyaWV2ZWRQcmVtaXNlcxIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkSDQoFZXhhY3QYBSABKAgSIgoHdGltaW5ncxgGIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSFgoOcmVyYW5rX3ZlcnNpb24YByABKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkiQQoRUmV0cmlldmVkUHJlbWlzZXMSLAoIcHJlbWlzZXMYASADKAsyGi5hZWVuYy52MS5SZXRyaWV2ZWRQcmVtaXNlIjsKEFJldHJpZXZlZFByZW1pc2USCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCRINCgVzY29yZRgDIAEoAiJFChJHZXRQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEgsKA2lkcxgCIAMoCRISCgpnZW5lcmF0aW9uGAMgASgJIk4KE0dldFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhIKCmdlbmVyYXRpb24YAiABKAkiYAoTTGlzdFByZW1pc2VzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCSJ8ChRMaXN0UHJlbWlzZXNSZXNwb25zZRIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKAkSEgoKdG90YWxfc2l6ZRgEIAEoBCIcChpJbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdCJsChtJbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2USJgoHc2VydmljZRgBIAEoCzIVLmFlZW5jLnYxLlNlcnZpY2VJbmZvEiUKB2NvcnBvcmEYAiADKAsyFC5hZWVuYy52MS5Db3JwdXNJbmZvImwKCkNvcnB1c0luZm8SDgoGY29ycHVzGAEgASgJEiQKBmFjdGl2ZRgCIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EicgoWQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBInCgZoZWFkZXIYASABKAsyFS5hZWVuYy52MS5CdWlsZEhlYWRlckgAEicKBWNodW5rGAIgASgLMhYuYWVlbmMudjEuUHJlbWlzZUNodW5rSABCBgoEcGFydCLWAQoLQnVpbGRIZWFkZXISDgoGY29ycHVzGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSFwoPYmFzZV9nZW5lcmF0aW9uGAMgASgJEhIKCmRlbGV0ZV9pZHMYBCADKAkSGQoRZXhwZWN0ZWRfcHJlbWlzZXMYBSABKAQSEAoIYWN0aXZhdGUYBiABKAgSEwoLcmVzdW1lX2Zyb20YByABKAQSIgoHZm9sZGluZxgIIAEoDjIRLmFlZW5jLnYxLkZvbGRpbmcSEAoIc3BhY2VfaWQYCSABKAkifQoWUHV0RXhwbGFuYXRpb25zUmVxdWVzdBIuCgZoZWFkZXIYASABKAsyHC5hZWVuYy52MS5FeHBsYW5hdGlvbnNIZWFkZXJIABIrCgVjaHVuaxgCIAEoCzIaLmFlZW5jLnYxLkV4cGxhbmF0aW9uQ2h1bmtIAEIGCgRwYXJ0IjUKEkV4cGxhbmF0aW9uc0hlYWRlchIOCgZjb3JwdXMYASABKAkSDwoHcmVwbGFjZRgCIAEoCCI/ChBFeHBsYW5hdGlvbkNodW5rEisKDGV4cGxhbmF0aW9ucxgBIAMoCzIVLmFlZW5jLnYxLkV4cGxhbmF0aW9uIjAKC0V4cGxhbmF0aW9uEgwKBHRleHQYASABKAkSEwoLcHJlbWlzZV9pZHMYAiADKAkiVwoXUHV0RXhwbGFuYXRpb25zUmVzcG9uc2USEgoKdG90YWxfc2l6ZRgBIAEoBBIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSIzCgxQcmVtaXNlQ2h1bmsSIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlIvEBChdCdWlsZEdlbmVyYXRpb25SZXNwb25zZRIQCghyZWNlaXZlZBgBIAEoBBIPCgdlbmNvZGVkGAIgASgEEiUKCWFja19sZXZlbBgDIAEoDjISLmFlZW5jLnYxLkFja0xldmVsEigKCmdlbmVyYXRpb24YBCABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhEKCWFjdGl2YXRlZBgFIAEoCBIPCgdkdXJhYmxlGAYgASgEEhkKEWV4cGVjdGVkX3ByZW1pc2VzGAcgASgEEiMKBXN0YWdlGAggASgOMhQuYWVlbmMudjEuQnVpbGRTdGFnZSLvAQoKR2VuZXJhdGlvbhIKCgJpZBgBIAEoCRIOCgZjb3JwdXMYAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSFwoPcHJlbWlzZV92ZXJzaW9uGAQgASgJEhAKCHByZW1pc2VzGAUgASgEEgsKA2RpbRgGIAEoDRIOCgZlbmdpbmUYByABKAkSFwoPbWFuaWZlc3Rfc2hhMjU2GAggASgJEi4KCmNyZWF0ZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBmFjdGl2ZRgKIAEoCBISCgpzaXplX2J5dGVzGAsgASgEIo0BChlBY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEiAKE2V4cGVjdGVkX2dlbmVyYXRpb24YAyABKAlIAIgBARISCgpyZXF1ZXN0X2lkGAQgASgJQhYKFF9leHBlY3RlZF9nZW5lcmF0aW9uIokBChpBY3RpdmF0ZUdlbmVyYXRpb25SZXNwb25zZRIkCgZhY3RpdmUYASABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhsKE3ByZXZpb3VzX2dlbmVyYXRpb24YAiABKAkSKAoIcmVwbGljYXMYAyADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiZgoMSW5kZXhSZXBsaWNhEhAKCGluc3RhbmNlGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEAoIc3BhY2VfaWQYAyABKAkSDgoGYmVoaW5kGAQgASgIEg4KBnJlYXNvbhgFIAEoCSJPChZMaXN0R2VuZXJhdGlvbnNSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJdChdMaXN0R2VuZXJhdGlvbnNSZXNwb25zZRIpCgtnZW5lcmF0aW9ucxgBIAMoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIj0KF1ZlcmlmeUdlbmVyYXRpb25SZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJIkQKGFZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRIoCgpnZW5lcmF0aW9uGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbiJRChdEZWxldGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIlgKGERlbGV0ZUdlbmVyYXRpb25SZXNwb25zZRISCgpnZW5lcmF0aW9uGAEgASgJEigKCHJlcGxpY2FzGAIgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhKqABCgxSZXRyaWV2ZU1vZGUSHQoZUkVUUklFVkVfTU9ERV9VTlNQRUNJRklFRBAAEhcKE1JFVFJJRVZFX01PREVfREVOU0UQARIZChVSRVRSSUVWRV9NT0RFX0xFWElDQUwQAhIYChRSRVRSSUVWRV9NT0RFX0hZQlJJRBADEiMKH1JFVFJJRVZFX01PREVfSVRFUkFUSVZFX0xFWElDQUwQBCprCgxGdXNpb25NZXRob2QSHQoZRlVTSU9OX01FVEhPRF9VTlNQRUNJRklFRBAAEhkKFUZVU0lPTl9NRVRIT0RfTUlOX01BWBABEiEKHUZVU0lPTl9NRVRIT0RfUkVDSVBST0NBTF9SQU5LEAIqTQoHRm9sZGluZxIXChNGT0xESU5HX1VOU1BFQ0lGSUVEEAASEQoNRk9MRElOR19FWEFDVBABEhYKEkZPTERJTkdfTk9STUFMSVpFRBACKl4KCkJ1aWxkU3RhZ2USGwoXQlVJTERfU1RBR0VfVU5TUEVDSUZJRUQQABIZChVCVUlMRF9TVEFHRV9SRUNFSVZJTkcQARIYChRCVUlMRF9TVEFHRV9JTkRFWElORxACKm4KCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhUKEUFDS19MRVZFTF9EVVJBQkxFEAISGAoUQUNLX0xFVkVMX1NFQVJDSEFCTEUQAzKBAwoMSW5kZXhTZXJ2aWNlEjsKBlNlYXJjaBIXLmFlZW5jLnYxLlNlYXJjaFJlcXVlc3QaGC5hZWVuYy52MS5TZWFyY2hSZXNwb25zZRJBCghSZXRyaWV2ZRIZLmFlZW5jLnYxLlJldHJpZXZlUmVxdWVzdBoaLmFlZW5jLnYxLlJldHJpZXZlUmVzcG9uc2USSgoLR2V0UHJlbWlzZXMSHC5hZWVuYy52MS5HZXRQcmVtaXNlc1JlcXVlc3QaHS5hZWVuYy52MS5HZXRQcmVtaXNlc1Jlc3BvbnNlEk0KDExpc3RQcmVtaXNlcxIdLmFlZW5jLnYxLkxpc3RQcmVtaXNlc1JlcXVlc3QaHi5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXNwb25zZRJWCgdHZXRJbmZvEiQuYWVlbmMudjEuSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJS5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVzcG9uc2UyuAQKEUluZGV4QWRtaW5TZXJ2aWNlEloKD0J1aWxkR2VuZXJhdGlvbhIgLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QaIS5hZWVuYy52MS5CdWlsZEdlbmVyYXRpb25SZXNwb25zZSgBMAESXwoSQWN0aXZhdGVHZW5lcmF0aW9uEiMuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBokLmFlZW5jLnYxLkFjdGl2YXRlR2VuZXJhdGlvblJlc3BvbnNlElYKD0xpc3RHZW5lcmF0aW9ucxIgLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5MaXN0R2VuZXJhdGlvbnNSZXNwb25zZRJZChBWZXJpZnlHZW5lcmF0aW9uEiEuYWVlbmMudjEuVmVyaWZ5R2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USWQoQRGVsZXRlR2VuZXJhdGlvbhIhLmFlZW5jLnYxLkRlbGV0ZUdlbmVyYXRpb25SZXF1ZXN0GiIuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlc3BvbnNlElgKD1B1dEV4cGxhbmF0aW9ucxIgLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1JlcXVlc3QaIS5hZWVuYy52MS5QdXRFeHBsYW5hdGlvbnNSZXNwb25zZSgBYgZwcm90bzM", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS9pbmRleC5wcm90bxIIYWVlbmMudjEi3QEKDVNlYXJjaFJlcXVlc3QSDgoGY29ycHVzGAEgASgJEiUKB3ZlY3RvcnMYAiABKAsyFC5hZWVuYy52MS5FbWJlZGRpbmdzEhAKCHNwYWNlX2lkGAMgASgJEgkKAWsYBCABKA0SEwoLZXhjbHVkZV9pZHMYBSADKAkSJwoGZmlsdGVyGAYgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAcgASgJEiYKBnBhcmFtcxgIIAEoCzIWLmFlZW5jLnYxLlNlYXJjaFBhcmFtcyKiAQoOU2VhcmNoUmVzcG9uc2USHwoHcmVzdWx0cxgBIAMoCzIOLmFlZW5jLnYxLkhpdHMSEgoKZ2VuZXJhdGlvbhgCIAEoCRIQCghzcGFjZV9pZBgDIAEoCRINCgVleGFjdBgEIAEoCBIiCgd0aW1pbmdzGAUgASgLMhEuYWVlbmMudjEuVGltaW5ncxIWCg51bmtub3duX3NwbGl0cxgGIAMoCSIrCgRIaXRzEhMKC3ByZW1pc2VfaWRzGAEgAygJEg4KBnNjb3JlcxgCIAMoAiIiCg1QcmVtaXNlRmlsdGVyEhEKCWFueV9zcGxpdBgBIAMoCSJACgxTZWFyY2hQYXJhbXMSEQoJZWZfc2VhcmNoGAEgASgNEg4KBm5wcm9iZRgCIAEoDRINCgVleGFjdBgDIAEoCCKFBAoPUmV0cmlldmVSZXF1ZXN0Eg4KBmNvcnB1cxgBIAEoCRINCgV0ZXh0cxgCIAMoCRIJCgFrGAMgASgNEiQKBG1vZGUYBCABKA4yFi5hZWVuYy52MS5SZXRyaWV2ZU1vZGUSJgoFbW9kZWwYBSABKAsyFy5hZWVuYy52MS5Nb2RlbFNlbGVjdG9yEiwKCGFjY2VwdGVkGAYgAygLMhouYWVlbmMudjEuQWNjZXB0ZWRQcmVtaXNlcxIOCgZyZXJhbmsYByABKA0SDQoFcHJpb3IYCCABKAISFgoJZHJvcF9zZWxmGAkgASgISACIAQESEwoLZXhjbHVkZV9pZHMYCiADKAkSJwoGZmlsdGVyGAsgASgLMhcuYWVlbmMudjEuUHJlbWlzZUZpbHRlchISCgpnZW5lcmF0aW9uGAwgASgJEiQKCHRydW5jYXRlGA0gASgOMhIuYWVlbmMudjEuVHJ1bmNhdGUSJgoJcHJlY2lzaW9uGA4gASgOMhMuYWVlbmMudjEuUHJlY2lzaW9uEhMKC3JvdXRpbmdfa2V5GA8gASgJEiAKBmZ1c2lvbhgQIAEoCzIQLmFlZW5jLnYxLkZ1c2lvbhIZChFuZWdhdGl2ZV9mZWVkYmFjaxgRIAEoAhIVCg1yZXJhbmtfd2VpZ2h0GBIgASgCQgwKCl9kcm9wX3NlbGYiYAoGRnVzaW9uEiYKBm1ldGhvZBgBIAEoDjIWLmFlZW5jLnYxLkZ1c2lvbk1ldGhvZBIbCg5sZXhpY2FsX3dlaWdodBgCIAEoAkgAiAEBQhEKD19sZXhpY2FsX3dlaWdodCInChBBY2NlcHRlZFByZW1pc2VzEhMKC3ByZW1pc2VfaWRzGAEgAygJIuABChBSZXRyaWV2ZVJlc3BvbnNlEiwKB3Jlc3VsdHMYASADKAsyGy5hZWVuYy52MS5SZXRyaWV2ZWRQcmVtaXNlcxIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEhIKCmdlbmVyYXRpb24YBCABKAkSDQoFZXhhY3QYBSABKAgSIgoHdGltaW5ncxgGIAEoCzIRLmFlZW5jLnYxLlRpbWluZ3MSFgoOcmVyYW5rX3ZlcnNpb24YByABKAkSFgoOdW5rbm93bl9zcGxpdHMYCCADKAkiQQoRUmV0cmlldmVkUHJlbWlzZXMSLAoIcHJlbWlzZXMYASADKAsyGi5hZWVuYy52MS5SZXRyaWV2ZWRQcmVtaXNlIjsKEFJldHJpZXZlZFByZW1pc2USCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCRINCgVzY29yZRgDIAEoAiJFChJHZXRQcmVtaXNlc1JlcXVlc3QSDgoGY29ycHVzGAEgASgJEgsKA2lkcxgCIAMoCRISCgpnZW5lcmF0aW9uGAMgASgJIk4KE0dldFByZW1pc2VzUmVzcG9uc2USIwoIcHJlbWlzZXMYASADKAsyES5hZWVuYy52MS5QcmVtaXNlEhIKCmdlbmVyYXRpb24YAiABKAkiYAoTTGlzdFByZW1pc2VzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkSEgoKZ2VuZXJhdGlvbhgEIAEoCSJ8ChRMaXN0UHJlbWlzZXNSZXNwb25zZRIjCghwcmVtaXNlcxgBIAMoCzIRLmFlZW5jLnYxLlByZW1pc2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKAkSEgoKdG90YWxfc2l6ZRgEIAEoBCI7ChJMaXN0Q29ycG9yYVJlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgNEhIKCnBhZ2VfdG9rZW4YAiABKAkiVQoTTGlzdENvcnBvcmFSZXNwb25zZRIlCgdjb3Jwb3JhGAEgAygLMhQuYWVlbmMudjEuQ29ycHVzSW5mbxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiHAoaSW5kZXhTZXJ2aWNlR2V0SW5mb1JlcXVlc3QibAobSW5kZXhTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlEiYKB3NlcnZpY2UYASABKAsyFS5hZWVuYy52MS5TZXJ2aWNlSW5mbxIlCgdjb3Jwb3JhGAIgAygLMhQuYWVlbmMudjEuQ29ycHVzSW5mbyJsCgpDb3JwdXNJbmZvEg4KBmNvcnB1cxgBIAEoCRIkCgZhY3RpdmUYAiABKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEigKCHJlcGxpY2FzGAMgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhInIKFkJ1aWxkR2VuZXJhdGlvblJlcXVlc3QSJwoGaGVhZGVyGAEgASgLMhUuYWVlbmMudjEuQnVpbGRIZWFkZXJIABInCgVjaHVuaxgCIAEoCzIWLmFlZW5jLnYxLlByZW1pc2VDaHVua0gAQgYKBHBhcnQi1gEKC0J1aWxkSGVhZGVyEg4KBmNvcnB1cxgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEhcKD2Jhc2VfZ2VuZXJhdGlvbhgDIAEoCRISCgpkZWxldGVfaWRzGAQgAygJEhkKEWV4cGVjdGVkX3ByZW1pc2VzGAUgASgEEhAKCGFjdGl2YXRlGAYgASgIEhMKC3Jlc3VtZV9mcm9tGAcgASgEEiIKB2ZvbGRpbmcYCCABKA4yES5hZWVuYy52MS5Gb2xkaW5nEhAKCHNwYWNlX2lkGAkgASgJIn0KFlB1dEV4cGxhbmF0aW9uc1JlcXVlc3QSLgoGaGVhZGVyGAEgASgLMhwuYWVlbmMudjEuRXhwbGFuYXRpb25zSGVhZGVySAASKwoFY2h1bmsYAiABKAsyGi5hZWVuYy52MS5FeHBsYW5hdGlvbkNodW5rSABCBgoEcGFydCI1ChJFeHBsYW5hdGlvbnNIZWFkZXISDgoGY29ycHVzGAEgASgJEg8KB3JlcGxhY2UYAiABKAgiPwoQRXhwbGFuYXRpb25DaHVuaxIrCgxleHBsYW5hdGlvbnMYASADKAsyFS5hZWVuYy52MS5FeHBsYW5hdGlvbiIwCgtFeHBsYW5hdGlvbhIMCgR0ZXh0GAEgASgJEhMKC3ByZW1pc2VfaWRzGAIgAygJIlcKF1B1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlEhIKCnRvdGFsX3NpemUYASABKAQSKAoIcmVwbGljYXMYAiADKAsyFi5hZWVuYy52MS5JbmRleFJlcGxpY2EiMwoMUHJlbWlzZUNodW5rEiMKCHByZW1pc2VzGAEgAygLMhEuYWVlbmMudjEuUHJlbWlzZSLxAQoXQnVpbGRHZW5lcmF0aW9uUmVzcG9uc2USEAoIcmVjZWl2ZWQYASABKAQSDwoHZW5jb2RlZBgCIAEoBBIlCglhY2tfbGV2ZWwYAyABKA4yEi5hZWVuYy52MS5BY2tMZXZlbBIoCgpnZW5lcmF0aW9uGAQgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIRCglhY3RpdmF0ZWQYBSABKAgSDwoHZHVyYWJsZRgGIAEoBBIZChFleHBlY3RlZF9wcmVtaXNlcxgHIAEoBBIjCgVzdGFnZRgIIAEoDjIULmFlZW5jLnYxLkJ1aWxkU3RhZ2Ui7wEKCkdlbmVyYXRpb24SCgoCaWQYASABKAkSDgoGY29ycHVzGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEhcKD3ByZW1pc2VfdmVyc2lvbhgEIAEoCRIQCghwcmVtaXNlcxgFIAEoBBILCgNkaW0YBiABKA0SDgoGZW5naW5lGAcgASgJEhcKD21hbmlmZXN0X3NoYTI1NhgIIAEoCRIuCgpjcmVhdGVkX2F0GAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZhY3RpdmUYCiABKAgSEgoKc2l6ZV9ieXRlcxgLIAEoBCKNAQoZQWN0aXZhdGVHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCRIgChNleHBlY3RlZF9nZW5lcmF0aW9uGAMgASgJSACIAQESEgoKcmVxdWVzdF9pZBgEIAEoCUIWChRfZXhwZWN0ZWRfZ2VuZXJhdGlvbiKJAQoaQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USJAoGYWN0aXZlGAEgASgLMhQuYWVlbmMudjEuR2VuZXJhdGlvbhIbChNwcmV2aW91c19nZW5lcmF0aW9uGAIgASgJEigKCHJlcGxpY2FzGAMgAygLMhYuYWVlbmMudjEuSW5kZXhSZXBsaWNhImYKDEluZGV4UmVwbGljYRIQCghpbnN0YW5jZRgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgJEhAKCHNwYWNlX2lkGAMgASgJEg4KBmJlaGluZBgEIAEoCBIOCgZyZWFzb24YBSABKAkiTwoWTGlzdEdlbmVyYXRpb25zUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEQoJcGFnZV9zaXplGAIgASgNEhIKCnBhZ2VfdG9rZW4YAyABKAkiXQoXTGlzdEdlbmVyYXRpb25zUmVzcG9uc2USKQoLZ2VuZXJhdGlvbnMYASADKAsyFC5hZWVuYy52MS5HZW5lcmF0aW9uEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSI9ChdWZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSEgoKZ2VuZXJhdGlvbhgCIAEoCSJEChhWZXJpZnlHZW5lcmF0aW9uUmVzcG9uc2USKAoKZ2VuZXJhdGlvbhgBIAEoCzIULmFlZW5jLnYxLkdlbmVyYXRpb24iUQoXRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QSDgoGY29ycHVzGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSJYChhEZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USEgoKZ2VuZXJhdGlvbhgBIAEoCRIoCghyZXBsaWNhcxgCIAMoCzIWLmFlZW5jLnYxLkluZGV4UmVwbGljYSqgAQoMUmV0cmlldmVNb2RlEh0KGVJFVFJJRVZFX01PREVfVU5TUEVDSUZJRUQQABIXChNSRVRSSUVWRV9NT0RFX0RFTlNFEAESGQoVUkVUUklFVkVfTU9ERV9MRVhJQ0FMEAISGAoUUkVUUklFVkVfTU9ERV9IWUJSSUQQAxIjCh9SRVRSSUVWRV9NT0RFX0lURVJBVElWRV9MRVhJQ0FMEAQqawoMRnVzaW9uTWV0aG9kEh0KGUZVU0lPTl9NRVRIT0RfVU5TUEVDSUZJRUQQABIZChVGVVNJT05fTUVUSE9EX01JTl9NQVgQARIhCh1GVVNJT05fTUVUSE9EX1JFQ0lQUk9DQUxfUkFOSxACKk0KB0ZvbGRpbmcSFwoTRk9MRElOR19VTlNQRUNJRklFRBAAEhEKDUZPTERJTkdfRVhBQ1QQARIWChJGT0xESU5HX05PUk1BTElaRUQQAipeCgpCdWlsZFN0YWdlEhsKF0JVSUxEX1NUQUdFX1VOU1BFQ0lGSUVEEAASGQoVQlVJTERfU1RBR0VfUkVDRUlWSU5HEAESGAoUQlVJTERfU1RBR0VfSU5ERVhJTkcQAipuCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIVChFBQ0tfTEVWRUxfRFVSQUJMRRACEhgKFEFDS19MRVZFTF9TRUFSQ0hBQkxFEAMyzQMKDEluZGV4U2VydmljZRI7CgZTZWFyY2gSFy5hZWVuYy52MS5TZWFyY2hSZXF1ZXN0GhguYWVlbmMudjEuU2VhcmNoUmVzcG9uc2USQQoIUmV0cmlldmUSGS5hZWVuYy52MS5SZXRyaWV2ZVJlcXVlc3QaGi5hZWVuYy52MS5SZXRyaWV2ZVJlc3BvbnNlEkoKC0dldFByZW1pc2VzEhwuYWVlbmMudjEuR2V0UHJlbWlzZXNSZXF1ZXN0Gh0uYWVlbmMudjEuR2V0UHJlbWlzZXNSZXNwb25zZRJNCgxMaXN0UHJlbWlzZXMSHS5hZWVuYy52MS5MaXN0UHJlbWlzZXNSZXF1ZXN0Gh4uYWVlbmMudjEuTGlzdFByZW1pc2VzUmVzcG9uc2USSgoLTGlzdENvcnBvcmESHC5hZWVuYy52MS5MaXN0Q29ycG9yYVJlcXVlc3QaHS5hZWVuYy52MS5MaXN0Q29ycG9yYVJlc3BvbnNlElYKB0dldEluZm8SJC5hZWVuYy52MS5JbmRleFNlcnZpY2VHZXRJbmZvUmVxdWVzdBolLmFlZW5jLnYxLkluZGV4U2VydmljZUdldEluZm9SZXNwb25zZTK4BAoRSW5kZXhBZG1pblNlcnZpY2USWgoPQnVpbGRHZW5lcmF0aW9uEiAuYWVlbmMudjEuQnVpbGRHZW5lcmF0aW9uUmVxdWVzdBohLmFlZW5jLnYxLkJ1aWxkR2VuZXJhdGlvblJlc3BvbnNlKAEwARJfChJBY3RpdmF0ZUdlbmVyYXRpb24SIy5hZWVuYy52MS5BY3RpdmF0ZUdlbmVyYXRpb25SZXF1ZXN0GiQuYWVlbmMudjEuQWN0aXZhdGVHZW5lcmF0aW9uUmVzcG9uc2USVgoPTGlzdEdlbmVyYXRpb25zEiAuYWVlbmMudjEuTGlzdEdlbmVyYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLkxpc3RHZW5lcmF0aW9uc1Jlc3BvbnNlElkKEFZlcmlmeUdlbmVyYXRpb24SIS5hZWVuYy52MS5WZXJpZnlHZW5lcmF0aW9uUmVxdWVzdBoiLmFlZW5jLnYxLlZlcmlmeUdlbmVyYXRpb25SZXNwb25zZRJZChBEZWxldGVHZW5lcmF0aW9uEiEuYWVlbmMudjEuRGVsZXRlR2VuZXJhdGlvblJlcXVlc3QaIi5hZWVuYy52MS5EZWxldGVHZW5lcmF0aW9uUmVzcG9uc2USWAoPUHV0RXhwbGFuYXRpb25zEiAuYWVlbmMudjEuUHV0RXhwbGFuYXRpb25zUmVxdWVzdBohLmFlZW5jLnYxLlB1dEV4cGxhbmF0aW9uc1Jlc3BvbnNlKAFiBnByb3RvMw", [file_aeenc_v1_types, file_google_protobuf_timestamp]);
 
 /**
  * Vectors to search for.
@@ -704,6 +704,62 @@ export const ListPremisesResponseSchema: GenMessage<ListPremisesResponse> = /*@_
   messageDesc(file_aeenc_v1_index, 14);
 
 /**
+ * The page of corpora to list.
+ *
+ * @generated from message aeenc.v1.ListCorporaRequest
+ */
+export type ListCorporaRequest = Message<"aeenc.v1.ListCorporaRequest"> & {
+  /**
+   * Maximum number of corpora to return. 0: 100. Above `Limits.items`: that limit.
+   *
+   * @generated from field: uint32 page_size = 1;
+   */
+  pageSize: number;
+
+  /**
+   * The token of the previous page.
+   *
+   * @generated from field: string page_token = 2;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message aeenc.v1.ListCorporaRequest.
+ * Use `create(ListCorporaRequestSchema)` to create a new message.
+ */
+export const ListCorporaRequestSchema: GenMessage<ListCorporaRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_index, 15);
+
+/**
+ * A page of corpora.
+ *
+ * @generated from message aeenc.v1.ListCorporaResponse
+ */
+export type ListCorporaResponse = Message<"aeenc.v1.ListCorporaResponse"> & {
+  /**
+   * The corpora, sorted by name.
+   *
+   * @generated from field: repeated aeenc.v1.CorpusInfo corpora = 1;
+   */
+  corpora: CorpusInfo[];
+
+  /**
+   * The next page's token. Empty on the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message aeenc.v1.ListCorporaResponse.
+ * Use `create(ListCorporaResponseSchema)` to create a new message.
+ */
+export const ListCorporaResponseSchema: GenMessage<ListCorporaResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_index, 16);
+
+/**
  * Requests information about the index.
  *
  * @generated from message aeenc.v1.IndexServiceGetInfoRequest
@@ -716,7 +772,7 @@ export type IndexServiceGetInfoRequest = Message<"aeenc.v1.IndexServiceGetInfoRe
  * Use `create(IndexServiceGetInfoRequestSchema)` to create a new message.
  */
 export const IndexServiceGetInfoRequestSchema: GenMessage<IndexServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 15);
+  messageDesc(file_aeenc_v1_index, 17);
 
 /**
  * Describes this index process.
@@ -744,7 +800,7 @@ export type IndexServiceGetInfoResponse = Message<"aeenc.v1.IndexServiceGetInfoR
  * Use `create(IndexServiceGetInfoResponseSchema)` to create a new message.
  */
 export const IndexServiceGetInfoResponseSchema: GenMessage<IndexServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 16);
+  messageDesc(file_aeenc_v1_index, 18);
 
 /**
  * A corpus and its active generation.
@@ -779,7 +835,7 @@ export type CorpusInfo = Message<"aeenc.v1.CorpusInfo"> & {
  * Use `create(CorpusInfoSchema)` to create a new message.
  */
 export const CorpusInfoSchema: GenMessage<CorpusInfo> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 17);
+  messageDesc(file_aeenc_v1_index, 19);
 
 /**
  * One message of a build: the header first, then premises.
@@ -816,7 +872,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
  * Use `create(BuildGenerationRequestSchema)` to create a new message.
  */
 export const BuildGenerationRequestSchema: GenMessage<BuildGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 18);
+  messageDesc(file_aeenc_v1_index, 20);
 
 /**
  * Opens a build.
@@ -896,7 +952,7 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
  * Use `create(BuildHeaderSchema)` to create a new message.
  */
 export const BuildHeaderSchema: GenMessage<BuildHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 19);
+  messageDesc(file_aeenc_v1_index, 21);
 
 /**
  * One message of PutExplanations: the header first, then explanations.
@@ -933,7 +989,7 @@ export type PutExplanationsRequest = Message<"aeenc.v1.PutExplanationsRequest"> 
  * Use `create(PutExplanationsRequestSchema)` to create a new message.
  */
 export const PutExplanationsRequestSchema: GenMessage<PutExplanationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 20);
+  messageDesc(file_aeenc_v1_index, 22);
 
 /**
  * Opens a call of PutExplanations.
@@ -961,7 +1017,7 @@ export type ExplanationsHeader = Message<"aeenc.v1.ExplanationsHeader"> & {
  * Use `create(ExplanationsHeaderSchema)` to create a new message.
  */
 export const ExplanationsHeaderSchema: GenMessage<ExplanationsHeader> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 21);
+  messageDesc(file_aeenc_v1_index, 23);
 
 /**
  * A batch of explanations.
@@ -982,7 +1038,7 @@ export type ExplanationChunk = Message<"aeenc.v1.ExplanationChunk"> & {
  * Use `create(ExplanationChunkSchema)` to create a new message.
  */
 export const ExplanationChunkSchema: GenMessage<ExplanationChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 22);
+  messageDesc(file_aeenc_v1_index, 24);
 
 /**
  * A hypothesis and what explains it.
@@ -1010,7 +1066,7 @@ export type Explanation = Message<"aeenc.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 23);
+  messageDesc(file_aeenc_v1_index, 25);
 
 /**
  * The result of PutExplanations.
@@ -1038,7 +1094,7 @@ export type PutExplanationsResponse = Message<"aeenc.v1.PutExplanationsResponse"
  * Use `create(PutExplanationsResponseSchema)` to create a new message.
  */
 export const PutExplanationsResponseSchema: GenMessage<PutExplanationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 24);
+  messageDesc(file_aeenc_v1_index, 26);
 
 /**
  * A batch of premises for a build.
@@ -1059,7 +1115,7 @@ export type PremiseChunk = Message<"aeenc.v1.PremiseChunk"> & {
  * Use `create(PremiseChunkSchema)` to create a new message.
  */
 export const PremiseChunkSchema: GenMessage<PremiseChunk> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 25);
+  messageDesc(file_aeenc_v1_index, 27);
 
 /**
  * Progress of a build.
@@ -1130,7 +1186,7 @@ export type BuildGenerationResponse = Message<"aeenc.v1.BuildGenerationResponse"
  * Use `create(BuildGenerationResponseSchema)` to create a new message.
  */
 export const BuildGenerationResponseSchema: GenMessage<BuildGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 26);
+  messageDesc(file_aeenc_v1_index, 28);
 
 /**
  * One immutable build of a corpus.
@@ -1221,7 +1277,7 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
  * Use `create(GenerationSchema)` to create a new message.
  */
 export const GenerationSchema: GenMessage<Generation> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 27);
+  messageDesc(file_aeenc_v1_index, 29);
 
 /**
  * The generation to activate.
@@ -1264,7 +1320,7 @@ export type ActivateGenerationRequest = Message<"aeenc.v1.ActivateGenerationRequ
  * Use `create(ActivateGenerationRequestSchema)` to create a new message.
  */
 export const ActivateGenerationRequestSchema: GenMessage<ActivateGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 28);
+  messageDesc(file_aeenc_v1_index, 30);
 
 /**
  * The result of an activation.
@@ -1300,7 +1356,7 @@ export type ActivateGenerationResponse = Message<"aeenc.v1.ActivateGenerationRes
  * Use `create(ActivateGenerationResponseSchema)` to create a new message.
  */
 export const ActivateGenerationResponseSchema: GenMessage<ActivateGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 29);
+  messageDesc(file_aeenc_v1_index, 31);
 
 /**
  * An index process, and what it serves of a corpus.
@@ -1349,7 +1405,7 @@ export type IndexReplica = Message<"aeenc.v1.IndexReplica"> & {
  * Use `create(IndexReplicaSchema)` to create a new message.
  */
 export const IndexReplicaSchema: GenMessage<IndexReplica> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 30);
+  messageDesc(file_aeenc_v1_index, 32);
 
 /**
  * The corpus whose generations to list.
@@ -1384,7 +1440,7 @@ export type ListGenerationsRequest = Message<"aeenc.v1.ListGenerationsRequest"> 
  * Use `create(ListGenerationsRequestSchema)` to create a new message.
  */
 export const ListGenerationsRequestSchema: GenMessage<ListGenerationsRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 31);
+  messageDesc(file_aeenc_v1_index, 33);
 
 /**
  * A page of generations.
@@ -1412,7 +1468,7 @@ export type ListGenerationsResponse = Message<"aeenc.v1.ListGenerationsResponse"
  * Use `create(ListGenerationsResponseSchema)` to create a new message.
  */
 export const ListGenerationsResponseSchema: GenMessage<ListGenerationsResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 32);
+  messageDesc(file_aeenc_v1_index, 34);
 
 /**
  * The generation to check.
@@ -1440,7 +1496,7 @@ export type VerifyGenerationRequest = Message<"aeenc.v1.VerifyGenerationRequest"
  * Use `create(VerifyGenerationRequestSchema)` to create a new message.
  */
 export const VerifyGenerationRequestSchema: GenMessage<VerifyGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 33);
+  messageDesc(file_aeenc_v1_index, 35);
 
 /**
  * Confirms that a generation is sound.
@@ -1461,7 +1517,7 @@ export type VerifyGenerationResponse = Message<"aeenc.v1.VerifyGenerationRespons
  * Use `create(VerifyGenerationResponseSchema)` to create a new message.
  */
 export const VerifyGenerationResponseSchema: GenMessage<VerifyGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 34);
+  messageDesc(file_aeenc_v1_index, 36);
 
 /**
  * The generation to delete.
@@ -1497,7 +1553,7 @@ export type DeleteGenerationRequest = Message<"aeenc.v1.DeleteGenerationRequest"
  * Use `create(DeleteGenerationRequestSchema)` to create a new message.
  */
 export const DeleteGenerationRequestSchema: GenMessage<DeleteGenerationRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 35);
+  messageDesc(file_aeenc_v1_index, 37);
 
 /**
  * Confirms a deletion.
@@ -1525,7 +1581,7 @@ export type DeleteGenerationResponse = Message<"aeenc.v1.DeleteGenerationRespons
  * Use `create(DeleteGenerationResponseSchema)` to create a new message.
  */
 export const DeleteGenerationResponseSchema: GenMessage<DeleteGenerationResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_index, 36);
+  messageDesc(file_aeenc_v1_index, 38);
 
 /**
  * How texts are matched.
@@ -1785,6 +1841,18 @@ export const IndexService: GenService<{
     methodKind: "unary";
     input: typeof ListPremisesRequestSchema;
     output: typeof ListPremisesResponseSchema;
+  },
+  /**
+   * Lists the corpora with their active generations.
+   *
+   * Fails with INVALID_ARGUMENT: the token is not from this listing.
+   *
+   * @generated from rpc aeenc.v1.IndexService.ListCorpora
+   */
+  listCorpora: {
+    methodKind: "unary";
+    input: typeof ListCorporaRequestSchema;
+    output: typeof ListCorporaResponseSchema;
   },
   /**
    * Reports the corpora, their active generations, limits and state.

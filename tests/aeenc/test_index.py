@@ -1,0 +1,64 @@
+"""What the SDK asks an index for, seen by an index that breaks off."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from aeenc import IndexClient, errors
+from aeenc import index as index_module
+from aeenc.transport.channel import Channel
+from aeenc.v1 import index_pb2, index_pb2_grpc
+from aeenc.values import Premise
+
+PREMISES = [Premise(id=f"p{n}", text=f"fact {n}") for n in range(10)]
+
+
+class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
+    """Has made four premises durable when its first call breaks off."""
+
+    def __init__(self) -> None:
+        self.headers: list[index_pb2.BuildHeader] = []
+        self.premises: list[list[str]] = []
+
+    async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.headers.append((await anext(requests)).header)
+        self.premises.append([one.id async for request in requests for one in request.chunk.premises])
+        if len(self.headers) == 1:
+            yield index_pb2.BuildGenerationResponse(received=10, durable=4)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        yield index_pb2.BuildGenerationResponse(generation=index_pb2.Generation(id="g1"))
+
+
+@pytest.fixture
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BreaksOff, IndexClient]]:
+    monkeypatch.setattr(index_module, "RESUME_EVERY_S", 0.01)
+    server, servicer = grpc.aio.server(), BreaksOff()
+    index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+    yield servicer, client
+    await client.channel.close()
+    await server.stop(0)
+
+
+async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: tuple[BreaksOff, IndexClient]) -> None:
+    index, client = served
+    assert (await client.build("science", PREMISES)).id == "g1"
+    first, again = index.headers
+    assert first.request_id == again.request_id != ""
+    assert (first.resume_from, again.resume_from) == (0, 4)
+    assert index.premises[1] == [one.id for one in PREMISES[4:]]
+    await client.build("science", PREMISES)
+    assert index.headers[2].request_id != first.request_id, "another build has another id"
+
+
+async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_cannot_begin_again(
+    served: tuple[BreaksOff, IndexClient],
+) -> None:
+    index, client = served
+    with pytest.raises(errors.Unavailable, match="restarting"):
+        await client.build("science", iter(PREMISES))
+    assert [header.request_id for header in index.headers] == [""]
