@@ -3,6 +3,8 @@
     generations/<corpus>/.moves/000000000042.json    made by `link`, so that a number is taken once and never half
     generations/<corpus>/.active.json                the pointer file, a copy of the latest record
 
+Where the artifacts lie in a bucket, the records do so, too, and the files are copies of them.
+
 The index moves and follows, the trainer reads. Everything here blocks on the disk.
 """
 
@@ -20,9 +22,10 @@ from typing import Any
 
 from aeenc import errors
 from services.corpus.generation import folder_of
-from services.corpus.moves import Kind, Move, Pointer, make_move, read_move
+from services.corpus.moves import Kind, Move, Pointer, Records, make_move, read_move
 from services.store.artifacts import ArtifactStore, atomic_write, make_directory, sync_directory, write_and_sync
 from services.store.formats import check_format
+from services.store.objects import Bucket, CachedStore
 
 ACTIVE = ".active.json"
 MOVES = ".moves"
@@ -41,7 +44,7 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
 
 def latest_move(store: ArtifactStore, corpus: str) -> Move:
     """Returns the latest move of a corpus; number 0 when there is none. Raises what `read_active` raises."""
-    return read_move(MoveFiles(store.root / folder_of(corpus)))
+    return read_move(records_of(store, corpus))
 
 
 def write_active(
@@ -58,7 +61,7 @@ def write_active(
         return generation_id
 
     with moving(store, corpus):
-        return make_move(MoveFiles(store.root / folder_of(corpus)), decide)
+        return make_move(records_of(store, corpus), decide)
 
 
 @contextmanager
@@ -83,14 +86,27 @@ def moving(store: ArtifactStore, corpus: str, *, alone: bool = False) -> Iterato
         yield
 
 
-def note_change(store: ArtifactStore, corpus: str, kind: Kind, what: str) -> Move:
+def note_change(
+    store: ArtifactStore, corpus: str, kind: Kind, what: str, check: Callable[[str], None] = lambda _: None
+) -> Move:
     """Records that something else has changed, for those who follow; the active generation stays.
 
-    Raises DataLoss when nobody can read which one that is.
+    `check` is as in `write_active`. Raises DataLoss when nobody can read which generation is active.
     """
+
+    def decide(active: str) -> str:
+        check(active)
+        return active
+
+    records = records_of(store, corpus)
+    read_move(records)
+    return make_move(records, decide, kind, what)[1]
+
+
+def records_of(store: ArtifactStore, corpus: str) -> Records:
+    """Returns the records of a corpus: in its folder, or where the store has a bucket, there."""
     files = MoveFiles(store.root / folder_of(corpus))
-    read_move(files)
-    return make_move(files, lambda active: active, kind, what)[1]
+    return MoveObjects(store.bucket, f"{folder_of(corpus)}/{MOVES}", files) if isinstance(store, CachedStore) else files
 
 
 class MoveFiles:
@@ -166,3 +182,46 @@ class MoveFiles:
 
     def _path(self, number: int) -> Path:
         return self._moves / f"{number:012}.json"
+
+
+class MoveObjects:
+    """The records of one corpus as objects. A record never changes, so a copy of each that was read stays on disk."""
+
+    def __init__(self, bucket: Bucket, prefix: str, copies: MoveFiles) -> None:
+        self._bucket, self._prefix, self._copies = bucket, prefix, copies
+
+    def numbers(self) -> list[int]:
+        """The numbers that there are; while the bucket is away, those of the copies."""
+        try:
+            names = self._bucket.names(self._prefix)
+        except errors.Unavailable:
+            return self._copies.numbers()
+        return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+
+    def read(self, number: int) -> bytes | None:
+        """The record of a number; None when there is none."""
+        if (copy := self._copies.read(number)) is not None:
+            return copy
+        if (data := self._bucket.read(self._key(number))) is not None:
+            self._copies.create(number, data)
+        return data
+
+    def create(self, number: int, data: bytes) -> bool:
+        """Creates a record as a whole. Returns False, and changes nothing, where one stands."""
+        if created := self._bucket.create(self._key(number), data):
+            self._copies.create(number, data)
+        return created
+
+    def remove(self, number: int) -> None:
+        """Removes a record that may be gone already, and its copy."""
+        self._bucket.remove(self._key(number))
+        self._copies.remove(number)
+
+    def pointer(self) -> None:
+        """There is no pointer file: no earlier release knows buckets."""
+
+    def point(self, move: Move) -> None:
+        """There is no pointer file."""
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}/{number:012}.json"

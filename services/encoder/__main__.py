@@ -24,7 +24,7 @@ from services.encoder.settings import EncoderSettings
 from services.kit.limits import Limits
 from services.kit.logs import get
 from services.kit.server import GrpcServer, run
-from services.store.artifacts import ArtifactStore
+from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
 
@@ -51,7 +51,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
         registry,
         CandidateLoader(
             registry,
-            ArtifactStore(settings.artifacts_dir),
+            open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes),
             options,
             load_s=settings.load_s,
             loaded_bytes=settings.loaded_bytes,

@@ -24,7 +24,7 @@ from services.index.settings import IndexSettings
 from services.index.values import Backend, BuildOptions
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer, run
-from services.store.artifacts import ArtifactStore
+from services.store.objects import open_store
 
 
 class ServiceHealth:
@@ -100,7 +100,10 @@ def _on_files(
     settings: IndexSettings, server: GrpcServer, health: ServiceHealth, channel: Channel, encoder: QueryEncoder
 ) -> Backend:
     """Wires up generations in files, searched in this process by FAISS and by words."""
-    store, metrics = ArtifactStore(settings.artifacts_dir), IndexMetrics(server.metrics)
+    store, metrics = (
+        open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes),
+        IndexMetrics(server.metrics),
+    )
     replicas = Replicas(store, settings.instance, lease_s=settings.replica_lease_s, wait_s=settings.replica_wait_s)
     batcher, executor = SearchBatcher(settings.max_queued, metrics.searched), LexicalExecutor(settings.max_queued)
     catalogue = Catalogue(

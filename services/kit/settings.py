@@ -51,6 +51,12 @@ class ServiceSettings(BaseSettings):
     max_items: int = Field(1024, ge=1, description="most items in one unary call")
     text_bytes: int = Field(16 * 1024, ge=1, description="largest text, in bytes of UTF-8")
     artifacts_dir: Path = Field(Path(".aeenc/artifacts"), description="store of checkpoints and generations")
+    artifacts_url: str = Field(
+        "", description="object store that holds the artifacts (s3://…, gs://…, abfs://…); the directory is its cache"
+    )
+    artifacts_cache_bytes: int = Field(
+        32 * 1024**3, ge=0, description="size of the directory in front of artifacts_url; 0: without limit"
+    )
     peer_token: str | None = Field(None, description="bearer token that this service sends to the others")
     peer_admin_token: str | None = Field(None, description="token sent to admin services; default: peer_token")
     peer_ca: Path | None = Field(None, description="CA (PEM) of the other services; none: plain connections")

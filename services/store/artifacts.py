@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -150,6 +150,8 @@ class ArtifactWriter:
 class ArtifactStore:
     """Artifacts under one root, in folders such as `checkpoints` and `generations/<corpus>`."""
 
+    url = ""  # of the object store that it is a cache of; none
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -200,6 +202,10 @@ class ArtifactStore:
             raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
         return artifact
 
+    def push(self, folder: str, artifact_id: str) -> Artifact:
+        """Makes a committed artifact durable for all who share the store: one in a shared directory is so already."""
+        return self.open(folder, artifact_id, verify="size")
+
     def hold(self, folder: str, artifact_id: str) -> Hold:
         """Keeps the files of an artifact as long as what it returns lives. Raises NotFound when there is none."""
         try:
@@ -224,12 +230,9 @@ class ArtifactStore:
         manifest_path = directory / MANIFEST
         if not manifest_path.is_file() or directory.is_symlink():
             raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
-        artifact = _read_manifest(manifest_path, expected_manifest_sha256)
+        artifact = read_manifest(manifest_path, expected_manifest_sha256)
         if artifact.id != artifact_id:
             raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
-        for name in artifact.files:
-            if "/" in name or name in {"", ".", ".."}:
-                raise errors.DataLoss(f"{manifest_path} names {name!r}, which is not a plain file name; it is forged")
         return artifact
 
     def keep_or_set_aside(self, folder: str, manifest: Mapping[str, Any]) -> Artifact | None:
@@ -260,6 +263,11 @@ class ArtifactStore:
             return []
         return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
 
+    def folders(self, parent: str) -> Sequence[str]:
+        """Lists the names of the folders below a parent, sorted."""
+        root = self.root / parent
+        return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+
     def check_exists(self, folder: str, artifact_id: str) -> None:
         """Raises NotFound when there is no such artifact, or no longer."""
         if not (self.path(folder, artifact_id) / MANIFEST).is_file():
@@ -271,6 +279,12 @@ class ArtifactStore:
             remove_directory(self.path(folder, artifact_id))
         except FileNotFoundError:
             raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
+
+    @contextmanager
+    def deleting(self, folder: str, artifact_id: str) -> Iterator[None]:
+        """Deletes an artifact; the block records that. Whoever decides upon it keeps others away meanwhile."""
+        self.delete(folder, artifact_id)
+        yield
 
     def sweep(self, folder: str) -> bool:
         """Removes the rest of killed writers and deletions. Returns False, and does nothing, while somebody writes."""
@@ -385,18 +399,25 @@ def _hash_and_sync(path: Path) -> FileEntry:
     return FileEntry(sha256_of(path), path.stat().st_size)
 
 
+def same_content(one: bytes, other: bytes) -> bool:
+    """Whether two manifests describe the same content, whenever it was written. What is no manifest describes none."""
+
+    def content(of: bytes) -> str:
+        said = json.loads(of)
+        return json.dumps({name: said[name] for name in ("kind", "id", "meta", "files")}, sort_keys=True)
+
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return content(one) == content(other)
+    return False
+
+
 def _check_content(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises DataLoss unless the manifest at `path` describes the same content as `manifest`."""
-
-    def content(of: Mapping[str, Any]) -> str:
-        said = {name: of[name] for name in ("kind", "id", "meta", "files")}
-        return json.dumps(json.loads(json.dumps(said)), sort_keys=True)  # one way to write it
-
-    if content(json.loads(path.read_bytes())) != content(manifest):
+    if not same_content(path.read_bytes(), json.dumps(manifest).encode()):
         raise errors.DataLoss(f"{path} describes other content than {manifest['id']!r}; restore it")
 
 
-def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
+def read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
+    """Reads a manifest, which names plain files. Raises DataLoss, NewerFormat."""
     if path.is_symlink() or path.stat().st_size > MANIFEST_BYTES_MAX:
         raise errors.DataLoss(f"{path} is a link or over {MANIFEST_BYTES_MAX:,} bytes; restore it")
     data = path.read_bytes()
@@ -406,7 +427,7 @@ def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
     try:
         manifest = json.loads(data)
         check_format(manifest, FORMAT_VERSION, str(path))
-        return Artifact(
+        artifact = Artifact(
             path=path.parent,
             kind=manifest["kind"],
             id=manifest["id"],
@@ -417,6 +438,10 @@ def _read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.DataLoss(f"{path} is not a manifest ({type(error).__name__}: {error}); restore it") from error
+    for name in artifact.files:
+        if "/" in name or name in {"", ".", ".."}:
+            raise errors.DataLoss(f"{path} names {name!r}, which is not a plain file name; it is forged")
+    return artifact
 
 
 def _check_file(path: Path, entry: FileEntry, *, hashed: bool) -> None:

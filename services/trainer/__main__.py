@@ -11,7 +11,7 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
-from services.store.artifacts import ArtifactStore
+from services.store.objects import open_store
 from services.store.redis import Leases, connect, key_prefix, warn_unless_durable
 from services.store.registry import Registry
 from services.trainer.data.pair_sources import DataSets, SampledPairs
@@ -38,7 +38,9 @@ def build(settings: TrainerSettings) -> GrpcServer:
     server = GrpcServer(settings)
     redis = connect(settings.redis_url)
     registry = Registry(redis, settings.namespace)
-    checkpoints = Checkpoints(ArtifactStore(settings.artifacts_dir), registry)
+    checkpoints = Checkpoints(
+        open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes), registry
+    )
     names = ("max_tokens", "query_prefix", "premise_prefix", "pooling")
     options = {name: getattr(settings, name) for name in names}
     if settings.fp16:

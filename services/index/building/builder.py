@@ -324,7 +324,8 @@ class Builder(BuildFlow[Catalogue]):
             asked = {**spec.fingerprint(), **pipeline.streamed}
             self._finished.put(spec.corpus, spec.request_id, FinishedBuild(generation_id, activated=False, asked=asked))
 
-        return pipeline.writer.commit(meta, id_prefix="g", announce=announce)
+        artifact = pipeline.writer.commit(meta, id_prefix="g", announce=announce)
+        return self._store.push(folder_of(spec.corpus), artifact.id)
 
 
 @contextmanager

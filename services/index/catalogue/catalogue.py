@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -303,8 +304,9 @@ class Catalogue:
         """Deletes a generation that is not active, and returns what is left. Nobody activates it meanwhile."""
         with moving(self._store, corpus, alone=True):
             check_inactive(corpus, generation_id, read_active(self._store, corpus))
-            self._store.delete(folder_of(corpus), generation_id)
-            move = note_change(self._store, corpus, "delete", generation_id)
+            with self._store.deleting(folder_of(corpus), generation_id):
+                inactive = partial(check_inactive, corpus, generation_id)
+                move = note_change(self._store, corpus, "delete", generation_id, inactive)
         left = self._store.list(folder_of(corpus))
         drop_codes(self._store, corpus, left)
         return move, left
@@ -316,9 +318,7 @@ class Catalogue:
         return ""
 
     def _find_corpora(self) -> list[str]:
-        root = self._store.root / ROOT
-        names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-        return sorted(name for name in names if is_corpus_name(name))
+        return [name for name in self._store.folders(ROOT) if is_corpus_name(name)]
 
     async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.

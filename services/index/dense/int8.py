@@ -135,7 +135,7 @@ class KeptCodes:
 
     def __init__(self, store: ArtifactStore, corpus: str, generation_id: str) -> None:
         self._held: Hold | None = None
-        self._store, self._folder = store, f"{FOLDER}/{corpus}"
+        self._store, self._folder = ArtifactStore(store.root), f"{FOLDER}/{corpus}"  # of this processor: never shared
         self._prefix = f"{generation_id}-{processor_key()}-"
 
     def open(self, vectors: NDArray[Any], parts: Sequence[slice]) -> Opened | None:
@@ -190,7 +190,7 @@ class KeptCodes:
 
 def drop_codes(store: ArtifactStore, corpus: str, kept: Collection[str]) -> None:
     """Deletes the codes of all generations of a corpus but those `kept`, and what killed writers left."""
-    folder = f"{FOLDER}/{corpus}"
+    store, folder = ArtifactStore(store.root), f"{FOLDER}/{corpus}"
     with suppress(OSError):  # a disk that only reads keeps them
         store.sweep(folder)
         for artifact_id in store.list(folder):

@@ -53,6 +53,7 @@ class TrainingPlan:
     generation: str
     artifacts_dir: str
     means: ComputeOptions = ComputeOptions()
+    artifacts_url: str = ""
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

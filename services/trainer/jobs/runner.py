@@ -232,6 +232,7 @@ class JobRunner:
             generation=job.generation,
             artifacts_dir=str(self._checkpoints.store.root.resolve()),
             means=self._means,
+            artifacts_url=self._checkpoints.store.url,
         )
         await asyncio.to_thread(files.write_plan, plan)  # settings may have changed since an earlier attempt
         if not await asyncio.to_thread(files.has_inputs):

@@ -17,6 +17,7 @@ from torch import Tensor
 from aeenc.errors import NotFound
 from services.corpus.generation import Generation, open_generation
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.objects import open_store
 from services.trainer.data.training_set import TrainingSet, build_training_set
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
@@ -54,7 +55,7 @@ class JobInputs:
         checkpoint that has been deleted since the job began.
         """
         plan = files.plan()
-        store = ArtifactStore(Path(plan.artifacts_dir))
+        store = open_store(Path(plan.artifacts_dir), plan.artifacts_url)
         base = open_checkpoint(store, plan.config.base_version)
         corpus = plan.config.corpus
         with _named(f"generation {plan.generation} of corpus {corpus!r}"):

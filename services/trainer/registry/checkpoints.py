@@ -29,7 +29,8 @@ class Checkpoints:
         A deleted version comes back, unless its files are just being removed: Unavailable.
         """
         await self._registry.revive_checkpoint(version)  # first: what is opened next stays
-        artifact = await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
+        await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
+        artifact = await asyncio.to_thread(self.store.push, FOLDER, version)
         meta = artifact.meta
         row = CheckpointRow(
             version=version,

@@ -1,0 +1,385 @@
+"""Artifacts in an object store (S3, GCS, Azure, … by fsspec); the directory in front of it is a cache.
+
+    commit in the directory -> push: files, then manifest.json -> registry row        (whoever makes an artifact)
+    open: here? -> otherwise manifest.json, files into a hidden directory -> hashes -> rename      (everybody else)
+
+Without its manifest an artifact does not exist, here as there. Ids are hashes of the content, so nothing that lies in
+the cache is ever out of date. While the object store is away, what lies in the cache is still opened. Everything here
+blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from aeenc import errors
+from services.kit.logs import get
+from services.store.artifacts import (
+    MANIFEST,
+    Artifact,
+    ArtifactStore,
+    FileEntry,
+    Hold,
+    atomic_write,
+    make_directory,
+    read_manifest,
+    remove_directory,
+    same_content,
+    sync_directory,
+    write_and_sync,
+)
+
+log = get(__name__)
+T = TypeVar("T")
+
+TRIES, BACKOFF_S = 3, 0.2
+BLOCK_BYTES = 4 * 1024 * 1024
+UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
+
+
+def open_store(directory: Path, url: str, cache_bytes: int = 0) -> ArtifactStore:
+    """Opens the directory alone, or as the cache of the object store at `url`.
+
+    Raises InvalidArgument for an unknown kind of URL, or one whose package is missing.
+    """
+    return CachedStore(directory, Bucket(url), cache_bytes) if url else ArtifactStore(directory)
+
+
+class Bucket:
+    """The objects below one URL. Raises Unavailable, naming the object, when the object store does not do as asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            import fsspec
+
+            options = {"auto_mkdir": True} if url.startswith("file:") else {}
+            self._files, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
+        except (ImportError, ValueError) as error:
+            raise errors.InvalidArgument(
+                f"artifacts_url {url!r} cannot be used: {error}; install aeenc-services[objects] and the package of "
+                "your store (s3fs, gcsfs, adlfs)"
+            ) from error
+
+    def read(self, key: str) -> bytes | None:
+        """Returns a small object; None when there is none."""
+        try:
+            content: bytes = self._asked(key, lambda: self._files.cat_file(f"{self._root}/{key}"))
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, key: str, content: bytes) -> None:
+        """Writes a small object as a whole."""
+        self._asked(key, lambda: self._files.pipe_file(f"{self._root}/{key}", content))
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Writes a small object as a whole. Returns False, and changes nothing, where one stands."""
+        path = f"{self._root}/{key}"
+        try:
+            if self.url.startswith("file:"):  # fsspec would look first and then write
+                self._asked(key, lambda: _link_new(Path(path), content))
+            else:
+                self._asked(key, lambda: self._files.pipe_file(path, content, mode="create"))
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self, key: str) -> None:
+        """Removes an object that may be gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self._asked(key, lambda: self._files.rm_file(f"{self._root}/{key}"))
+
+    def names(self, prefix: str) -> list[str]:
+        """Lists the names directly below a prefix, of objects and of further prefixes, sorted."""
+        try:
+            found = self._asked(prefix, lambda: self._files.ls(f"{self._root}/{prefix}", detail=False, refresh=True))
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
+        """Lists the objects below a prefix: their size, and when they were written."""
+        found = self._asked(prefix, lambda: self._files.find(f"{self._root}/{prefix}", detail=True, refresh=True))
+        start = len(self._root) + 1
+        return {path[start:]: (int(info["size"]), _written_at(info)) for path, info in found.items()}
+
+    def upload(self, source: Path, key: str, entry: FileEntry) -> None:
+        """Copies a file, in parts where it is large. Raises DataLoss, and leaves no manifest, if it has changed."""
+
+        def upload() -> None:
+            with source.open("rb") as file, self._files.open(f"{self._root}/{key}", "wb") as target:
+                if _copied(file, target) != entry:
+                    raise errors.DataLoss(f"{source} does not have the sha256 of its manifest; make it again")
+
+        self._asked(key, upload)
+
+    def download(self, key: str, target: Path, entry: FileEntry) -> None:
+        """Copies an object into a file, durably. Raises DataLoss for one that is not what the manifest says."""
+
+        def download() -> None:
+            opened = self._files.open(f"{self._root}/{key}", "rb", block_size=BLOCK_BYTES)
+            with opened as source, target.open("wb") as file:
+                got = _copied(source, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if got != entry:
+                raise errors.DataLoss(
+                    f"{self.url}/{key} has {got.size_bytes:,} bytes and sha256 {got.sha256[:12]}…, its manifest says "
+                    f"{entry.size_bytes:,} and {entry.sha256[:12]}…; restore it"
+                )
+
+        try:
+            self._asked(key, download)
+        except FileNotFoundError:
+            raise errors.DataLoss(f"{self.url}/{key} is missing; restore it") from None
+
+    def _asked(self, key: str, ask: Callable[[], T]) -> T:
+        """Asks, and asks again after a pause. What the store says is translated; FileNotFoundError passes."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                return ask()
+            except (FileNotFoundError, FileExistsError, errors.AeencError):
+                raise
+            except Exception as error:  # each package has errors of its own, few of them an OSError
+                if attempt == TRIES:
+                    raise errors.Unavailable(
+                        f"{self.url}/{key} cannot be reached ({type(error).__name__}: {error}); what is in the "
+                        "artifacts directory keeps serving; check the object store and the credentials for it"
+                    ) from error
+                time.sleep(BACKOFF_S * 2 ** (attempt - 1) * random.uniform(1.0, 1.5))  # noqa: S311 -- spreads callers
+        raise AssertionError("unreachable")
+
+
+class CachedStore(ArtifactStore):
+    """An artifact store whose artifacts lie in a bucket, and those in use also in a directory.
+
+    The directory is kept below `cache_bytes` (0: without limit): the artifacts that were not opened for longest go,
+    but for those that somebody holds, or that are not in the bucket.
+    """
+
+    def __init__(self, root: Path, bucket: Bucket, cache_bytes: int = 0) -> None:
+        super().__init__(root)
+        self.bucket, self.url, self._cache_bytes = bucket, bucket.url, cache_bytes
+        self._fetching: dict[tuple[str, str], threading.Lock] = {}
+
+    def push(self, folder: str, artifact_id: str) -> Artifact:
+        """Copies an artifact to the bucket, its manifest last. Repeating it changes nothing."""
+        artifact = super().open(folder, artifact_id, verify="size")
+        key = f"{folder}/{artifact_id}"
+        there = self.bucket.sizes(key)
+        if f"{key}/{MANIFEST}" in there and self._adopt(artifact, key):
+            return super().open(folder, artifact_id, verify="size")
+        for name, entry in artifact.files.items():
+            self.bucket.upload(artifact.path / name, f"{key}/{name}", entry)
+        self.bucket.write(f"{key}/{MANIFEST}", (artifact.path / MANIFEST).read_bytes())
+        log.info("uploaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes)
+        self._evict(keep=artifact_id)
+        return artifact
+
+    def _adopt(self, artifact: Artifact, key: str) -> bool:
+        """Takes over the manifest of an equal artifact that somebody has pushed before: one id, one manifest."""
+        manifest, there = artifact.path / MANIFEST, self.bucket.sizes(key)
+        content = self.bucket.read(f"{key}/{MANIFEST}")
+        sizes = {name: there.get(f"{key}/{name}", (-1, None))[0] for name in artifact.files}
+        if content is None or sizes != {name: entry.size_bytes for name, entry in artifact.files.items()}:
+            return False
+        if not same_content(content, manifest.read_bytes()):
+            log.warning("a damaged artifact is replaced", url=self.bucket.url, key=key)
+            return False
+        if content != manifest.read_bytes():
+            atomic_write(manifest, content)
+        return True
+
+    def open(
+        self,
+        folder: str,
+        artifact_id: str,
+        *,
+        expected_manifest_sha256: str | None = None,
+        verify: Literal["full", "size"] = "full",
+    ) -> Artifact:
+        """Opens an artifact as ArtifactStore does, fetched first if it is not here, or is here and damaged."""
+        was_here = self._is_here(folder, artifact_id)
+        self._provide(folder, artifact_id)
+        try:
+            return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
+        except errors.DataLoss as error:
+            if not was_here or self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}") is None:
+                raise
+            log.warning("a damaged copy is fetched again", folder=folder, id=artifact_id, reason=error.message)
+        with contextlib.suppress(FileNotFoundError):
+            remove_directory(self.path(folder, artifact_id))
+        self._provide(folder, artifact_id)
+        return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
+
+    def hold(self, folder: str, artifact_id: str) -> Hold:
+        """Keeps the files of an artifact as ArtifactStore does, fetched first if it is not here."""
+        self._provide(folder, artifact_id)
+        return super().hold(folder, artifact_id)
+
+    def check_exists(self, folder: str, artifact_id: str) -> None:
+        """Raises NotFound when there is no such artifact in the bucket, whatever lies here."""
+        self.path(folder, artifact_id)  # refuses what is no id
+        if self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}") is None:
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+
+    def list(self, folder: str) -> list[str]:
+        """Lists the ids of all artifacts of a folder in the bucket, sorted; while that is away, of the copies here."""
+        try:
+            names = [key[len(folder) + 1 :].split("/") for key in self.bucket.sizes(folder)]
+        except errors.Unavailable:
+            return super().list(folder)
+        return sorted(name[0] for name in names if name[1:] == [MANIFEST])
+
+    def folders(self, parent: str) -> Sequence[str]:
+        """Lists the names of the folders below a parent, here and in the bucket, sorted."""
+        here = super().folders(parent)
+        with contextlib.suppress(errors.Unavailable):
+            return sorted({*here, *self.bucket.names(parent)})
+        return here
+
+    def delete(self, folder: str, artifact_id: str) -> None:
+        """Removes an artifact from the bucket, its manifest first, and hides it here. Raises NotFound."""
+        self.path(folder, artifact_id)  # refuses what is no id
+        key = f"{folder}/{artifact_id}"
+        there = self.bucket.sizes(key)
+        for one in sorted(there, key=lambda one: one != f"{key}/{MANIFEST}"):
+            self.bucket.remove(one)
+        with contextlib.suppress(errors.NotFound) if f"{key}/{MANIFEST}" in there else contextlib.nullcontext():
+            super().delete(folder, artifact_id)
+
+    @contextmanager
+    def deleting(self, folder: str, artifact_id: str) -> Iterator[None]:
+        """Hides an artifact in the bucket, and deletes it at the end of the block; shows it again if that raises."""
+        key = f"{folder}/{artifact_id}/{MANIFEST}"
+        if (manifest := self.bucket.read(key)) is None:
+            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+        self.bucket.remove(key)
+        try:
+            yield
+        except BaseException:
+            self.bucket.write(key, manifest)
+            raise
+        with contextlib.suppress(errors.NotFound):
+            self.delete(folder, artifact_id)
+
+    def sweep(self, folder: str) -> bool:
+        """Removes what killed writers have left, here, and after a day in the bucket."""
+        finished: set[str] = set()
+        left: dict[str, list[tuple[str, datetime]]] = {}
+        for key, (_, written_at) in self.bucket.sizes(folder).items():
+            artifact = key.rpartition("/")[0]
+            left.setdefault(artifact, []).append((key, written_at))
+            if key.endswith(f"/{MANIFEST}"):
+                finished.add(artifact)
+        oldest = datetime.now(UTC) - UNFINISHED_AFTER
+        for artifact, objects in left.items():
+            if artifact not in finished and max(at for _, at in objects) < oldest:
+                log.info("swept an upload that was never finished", url=self.bucket.url, key=artifact)
+                for key, _ in objects:
+                    self.bucket.remove(key)
+        return super().sweep(folder)
+
+    def _is_here(self, folder: str, artifact_id: str) -> bool:
+        return (self.path(folder, artifact_id) / MANIFEST).is_file()
+
+    def _provide(self, folder: str, artifact_id: str) -> None:
+        """Makes sure that an artifact lies in the directory, if there is one. One thread fetches it, others wait."""
+        with self._fetching.setdefault((folder, artifact_id), threading.Lock()):
+            if self._is_here(folder, artifact_id):
+                os.utime(self.path(folder, artifact_id) / MANIFEST)  # its last use
+            elif (manifest := self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")) is not None:
+                self._fetch(folder, artifact_id, manifest)
+                self._evict(keep=artifact_id)
+
+    def _fetch(self, folder: str, artifact_id: str, manifest: bytes) -> None:
+        begun, key = time.monotonic(), f"{folder}/{artifact_id}"
+        with self.writer("", folder) as writer:
+            write_and_sync(writer.path / MANIFEST, manifest)
+            artifact = read_manifest(writer.path / MANIFEST, None)
+            for name, entry in artifact.files.items():
+                self.bucket.download(f"{key}/{name}", writer.path / name, entry)
+            sync_directory(writer.path)
+            target = self.path(folder, artifact_id)
+            try:
+                writer.path.rename(target)
+            except OSError:
+                if not self._is_here(folder, artifact_id):  # otherwise another process was faster
+                    raise
+            sync_directory(target.parent)
+        elapsed_s = round(time.monotonic() - begun, 3)
+        log.info("downloaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes, elapsed_s=elapsed_s)
+
+    def _evict(self, keep: str) -> None:
+        """Removes copies that were not used for longest until the directory is small enough."""
+        if not self._cache_bytes:
+            return
+        copies = []
+        for manifest in self.root.glob(f"**/[!.]*/{MANIFEST}"):
+            with contextlib.suppress(OSError):
+                size = sum(entry.stat().st_size for entry in manifest.parent.iterdir())
+                copies.append((manifest.stat().st_mtime, size, manifest.parent))
+        used = sum(size for _, size, _ in copies)
+        for _, size, path in sorted(copies):
+            if used <= self._cache_bytes:
+                return
+            key = path.relative_to(self.root).as_posix()
+            if path.name != keep and self.bucket.read(f"{key}/{MANIFEST}") is not None and _unheld(path):
+                remove_directory(path)
+                log.info("evicted from the cache", path=str(path), bytes=size)
+                used -= size
+
+
+def _link_new(path: Path, content: bytes) -> None:
+    """Creates a file as a whole. Raises FileExistsError where one stands."""
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_and_sync(temporary, content)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unheld(path: Path) -> bool:
+    with contextlib.suppress(OSError), (path / MANIFEST).open("r+b") as manifest:
+        fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _copied(source: Any, target: Any) -> FileEntry:
+    """Copies a file and returns what was copied."""
+    digest, size = hashlib.sha256(), 0
+    while block := source.read(BLOCK_BYTES):
+        digest.update(block)
+        size += len(block)
+        target.write(block)
+    return FileEntry(digest.hexdigest(), size)
+
+
+def _written_at(info: dict[str, Any]) -> datetime:
+    """When an object was written, by what the listings of the stores call it; now where one does not say."""
+    for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        match info.get(name):
+            case datetime() as at:
+                return at if at.tzinfo else at.replace(tzinfo=UTC)
+            case float() | int() as seconds:
+                return datetime.fromtimestamp(seconds, UTC)
+            case str() as text:
+                with contextlib.suppress(ValueError):
+                    return datetime.fromisoformat(text)
+    return datetime.now(UTC)

@@ -1,0 +1,91 @@
+"""Artifacts in S3, as moto's server speaks it: large files, one winner, a server that goes away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aeenc import errors
+from services.corpus.active import read_active, write_active
+from services.store.objects import Bucket, CachedStore
+from tools.pinned_venv import PinnedVenv
+
+FOLDER = "checkpoints"
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """Runs an S3 server with the bucket `bucket`; s3fs finds it."""
+    venv = PinnedVenv(tmp_path / "venv")
+    venv.create()
+    venv.install("s3fs>=2025.9", "moto[server]>=5")
+    command = [str(venv.python), "-c", SERVER]
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "do-not-tell", "AWS_DEFAULT_REGION": "us-east-1"}
+    [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        lines = iter(server.stdout.readline, "")
+        port = next(line for line in lines if line.strip().isdigit()).strip()
+        for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+            monkeypatch.setenv(name, value)
+        import s3fs
+
+        s3fs.S3FileSystem().mkdir("bucket")
+        yield server
+        server.kill()
+
+
+@pytest.mark.integrations
+def test_artifacts_lie_in_s3_as_they_lie_in_a_directory(s3: subprocess.Popen[str], tmp_path: Path):
+    one, two = (CachedStore(tmp_path / name, Bucket("s3://bucket/aeenc")) for name in ("one", "two"))
+    with one.writer("checkpoint", FOLDER) as writer:
+        (writer.path / "small").write_text("some")
+        (writer.path / "large").write_bytes(os.urandom(120_000_000))  # in parts
+        written = writer.commit({}, id_prefix="q")
+    one.push(FOLDER, written.id)
+    assert two.list(FOLDER) == [written.id]
+    assert two.open(FOLDER, written.id).manifest_sha256 == written.manifest_sha256
+
+    def move(number: int) -> str:
+        def check(active: str) -> None:
+            if active:
+                raise errors.Aborted(active)
+
+        try:
+            return write_active((one, two)[number % 2], "science", f"g{number}", check)[1].generation
+        except errors.Aborted:
+            return ""
+
+    with ThreadPoolExecutor(8) as threads:
+        [winner] = filter(None, threads.map(move, range(16)))
+    assert read_active(one, "science") == read_active(two, "science") == winner
+
+    with one.writer("checkpoint", FOLDER) as writer:
+        (writer.path / "small").write_text("other")
+        other = one.push(FOLDER, writer.commit({}, id_prefix="q").id)
+    one.delete(FOLDER, written.id)
+    assert two.list(FOLDER) == [other.id]
+    s3.kill()
+    s3.wait()
+    assert two.open(FOLDER, written.id).id == written.id, "a copy is served"
+    with pytest.raises(errors.Unavailable, match="cannot be reached") as away:
+        two.open(FOLDER, other.id)
+    assert "do-not-tell" not in away.value.message
+    assert read_active(two, "science") == winner

@@ -1,0 +1,321 @@
+"""Artifacts in an object store: visible once whole, fetched once, never taken over damaged, served while it is away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import errors
+from services.corpus.active import latest_move, note_change, read_active, write_active
+from services.store import objects
+from services.store.artifacts import MANIFEST, Artifact, ArtifactStore
+from services.store.objects import Bucket, CachedStore, open_store
+
+FOLDER = "checkpoints"
+
+
+class Away:
+    """The file system of an object store that nobody can reach."""
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*_: object, **__: object) -> None:
+            raise ConnectionError("connection refused")
+
+        return ask
+
+
+def cut_off(store: CachedStore) -> None:
+    store.bucket = Bucket("memory://away")
+    store.bucket._files = Away()
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def host(tmp_path: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the store of another host: a directory of its own, one bucket."""
+    monkeypatch.setattr(objects, "BACKOFF_S", 0.001)
+
+    def host(name: str, cache_bytes: int = 0) -> CachedStore:
+        return CachedStore(tmp_path / name, Bucket(f"file://{remote}"), cache_bytes)
+
+    return host
+
+
+def commit(store: ArtifactStore, **files: str) -> Artifact:
+    with store.writer("checkpoint", FOLDER) as writer:
+        for name, text in files.items():
+            (writer.path / name).write_text(text)
+        return writer.commit({}, id_prefix="q")
+
+
+def pushed(store: CachedStore, **files: str) -> Artifact:
+    return store.push(FOLDER, commit(store, **files).id)
+
+
+def test_without_a_url_the_directory_is_the_store(tmp_path: Path):
+    assert type(open_store(tmp_path, "")) is ArtifactStore
+
+
+@pytest.mark.parametrize("url", ["nonsense://bucket", "gs://bucket"])
+def test_a_url_that_cannot_be_used_is_refused_with_what_to_install(tmp_path: Path, url: str):
+    with pytest.raises(errors.InvalidArgument, match=r"aeenc-services\[objects\]") as refused:
+        open_store(tmp_path, url)
+    assert url in refused.value.message
+
+
+def test_what_one_host_has_pushed_another_opens(host: Any):
+    written = pushed(host("one"), a="some", b="more")
+    two = host("two")
+    assert two.list(FOLDER) == [written.id]
+    found = two.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
+    assert (found.file("a").read_text(), found.file("b").read_text()) == ("some", "more")
+    assert found.path.is_relative_to(two.root)
+
+
+def test_what_is_not_whole_in_the_bucket_does_not_exist_there(host: Any, remote: Path):
+    written = pushed(host("one"), a="some", b="more")
+    (remote / FOLDER / written.id / MANIFEST).unlink()
+    two = host("two")
+    assert two.list(FOLDER) == []
+    for call in (two.open, two.hold, two.check_exists, two.delete):
+        with pytest.raises(errors.NotFound, match=written.id):
+            call(FOLDER, written.id)
+    assert pushed(host("one"), a="some", b="more") == written, "a push that broke off is done again"
+    assert two.list(FOLDER) == [written.id]
+
+
+def test_one_id_has_one_manifest_wherever_it_was_made(host: Any):
+    one, two = host("one"), host("two")
+    first = pushed(one, a="some")
+    again = commit(two, a="some")
+    assert again.manifest_sha256 != first.manifest_sha256, "made at another time"
+    assert two.push(FOLDER, again.id).manifest_sha256 == first.manifest_sha256
+    assert two.open(FOLDER, again.id, expected_manifest_sha256=first.manifest_sha256)
+
+
+def test_an_object_that_was_changed_is_named_and_never_taken_over(host: Any, remote: Path):
+    written = pushed(host("one"), a="some", b="more")
+    (remote / FOLDER / written.id / "b").write_text("mere")
+    two = host("two")
+    with pytest.raises(errors.DataLoss, match=f"{written.id}/b has 4 bytes"):
+        two.open(FOLDER, written.id)
+    (remote / FOLDER / written.id / "b").unlink()
+    with pytest.raises(errors.DataLoss, match=f"{written.id}/b is missing"):
+        two.open(FOLDER, written.id)
+    assert not [path for path in (two.root / FOLDER).iterdir() if path.is_dir()]
+
+
+def test_a_manifest_that_names_a_path_writes_nothing(host: Any, remote: Path, tmp_path: Path):
+    written = pushed(host("one"), a="some")
+    manifest = remote / FOLDER / written.id / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"a"', '"../../a"'))
+    with pytest.raises(errors.DataLoss, match="forged"):
+        host("two").open(FOLDER, written.id)
+    assert not list(tmp_path.glob("two/**/a"))
+
+
+def test_a_damaged_copy_is_fetched_again(host: Any):
+    written = pushed(host("one"), a="some")
+    two = host("two")
+    copy = two.open(FOLDER, written.id)
+    copy.file("a").write_text("gone")
+    assert two.open(FOLDER, written.id).file("a").read_text() == "some"
+
+
+def test_while_the_bucket_is_away_copies_are_opened_and_the_rest_is_unavailable(host: Any):
+    one = host("one")
+    written, other = pushed(one, a="some"), pushed(one, a="other")
+    two = host("two")
+    two.open(FOLDER, written.id)
+    cut_off(two)
+    assert two.open(FOLDER, written.id).id == written.id
+    assert two.hold(FOLDER, written.id).stands()
+    assert two.list(FOLDER) == [written.id]
+    with pytest.raises(errors.Unavailable, match=f"{other.id}/{MANIFEST} cannot be reached.*connection refused.*check"):
+        two.open(FOLDER, other.id)
+    made = commit(two, a="third")
+    with pytest.raises(errors.Unavailable):
+        two.push(FOLDER, made.id)
+
+
+def test_a_bucket_that_fails_now_and_then_is_asked_again(host: Any):
+    one = host("one")
+    files, calls = one.bucket._files, []
+
+    class Shaky:
+        def __getattr__(self, name: str) -> Any:
+            def ask(*args: object, **kwargs: object) -> Any:
+                calls.append(name)
+                if len(calls) % 2:
+                    raise ConnectionResetError(name)
+                return getattr(files, name)(*args, **kwargs)
+
+            return ask
+
+    one.bucket._files = Shaky()
+    assert host("two").open(FOLDER, pushed(one, a="some").id)
+    assert len(calls) > 3
+
+
+def test_threads_that_want_one_artifact_fetch_it_once(host: Any, monkeypatch: pytest.MonkeyPatch):
+    written = pushed(host("one"), a="some")
+    two, fetched = host("two"), []
+    download = Bucket.download
+    monkeypatch.setattr(Bucket, "download", lambda *args: (fetched.append(args[1]), download(*args))[1])
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: two.open(FOLDER, written.id), range(8)))
+    assert {one.id for one in found} == {written.id}
+    assert fetched == [f"{FOLDER}/{written.id}/a"]
+
+
+def test_the_cache_keeps_its_bound_and_what_is_held_or_nowhere_else(host: Any):
+    one = host("one")
+    held, oldest, newest = (pushed(one, a=name * 10_000) for name in "abc")
+    two = host("two", cache_bytes=25_000)
+    hold = two.hold(FOLDER, held.id)
+    two.open(FOLDER, oldest.id)
+    unpushed = commit(two, a="d" * 5_000)
+    for age, one_id in enumerate((newest.id, oldest.id, held.id, unpushed.id)):
+        if (manifest := two.root / FOLDER / one_id / MANIFEST).exists():
+            os.utime(manifest, (1000 - age, 1000 - age))
+    two.open(FOLDER, newest.id)
+    here = {path.name for path in (two.root / FOLDER).glob("q*")}
+    assert here == {held.id, unpushed.id, newest.id}
+    assert two.open(FOLDER, oldest.id).id == oldest.id, "what was evicted is fetched again"
+    assert hold.stands()
+
+
+def test_a_deleted_artifact_is_gone_everywhere_but_from_other_caches(host: Any, remote: Path):
+    one, two = host("one"), host("two")
+    written = pushed(one, a="some")
+    two.open(FOLDER, written.id)
+    one.delete(FOLDER, written.id)
+    assert not list(remote.rglob("*/a"))
+    with pytest.raises(errors.NotFound):
+        one.open(FOLDER, written.id)
+    assert two.open(FOLDER, written.id), "who has it may go on"
+
+
+def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remote: Path):
+    one = host("one")
+    whole, broken = pushed(one, a="some"), pushed(one, a="other")
+    (remote / FOLDER / broken.id / MANIFEST).unlink()
+    one.sweep(FOLDER)
+    assert (remote / FOLDER / broken.id / "a").exists(), "somebody may still be uploading it"
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+    for left in remote.rglob("*"):
+        os.utime(left, (long_ago, long_ago))
+    one.sweep(FOLDER)
+    assert not (remote / FOLDER / broken.id / "a").exists()
+    assert host("two").open(FOLDER, whole.id)
+
+
+@pytest.mark.parametrize("step", ["upload", "download"])
+def test_a_transfer_that_is_killed_is_invisible_and_done_again(host: Any, tmp_path: Path, remote: Path, step: str):
+    one = host("one")
+    written = commit(one, a="some", b="more")
+    if step == "download":
+        one.push(FOLDER, written.id)
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from services.store.objects import Bucket, open_store
+done, real = [], Bucket.{step}
+def killed(*args):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(real(*args))
+Bucket.{step} = killed
+store = open_store(Path(sys.argv[1]), sys.argv[2])
+store.{"push" if step == "upload" else "open"}({FOLDER!r}, {written.id!r})
+"""
+    directory = one.root if step == "upload" else tmp_path / "two"
+    child = subprocess.run([sys.executable, "-c", script, directory, f"file://{remote}"], check=False)
+    assert child.returncode == -signal.SIGKILL
+    if step == "upload":
+        assert host("three").list(FOLDER) == []
+        one.push(FOLDER, written.id)
+    else:
+        assert not [path for path in (directory / FOLDER).iterdir() if not path.name.startswith(".")]
+    two = host("two")
+    assert two.open(FOLDER, written.id).file("b").read_text() == "more"
+    assert two.sweep(FOLDER)
+    assert sorted(path.name for path in (two.root / FOLDER).iterdir() if path.is_dir()) == [written.id]
+
+
+def test_moves_in_a_bucket_have_one_winner_and_are_known_while_it_is_away(host: Any):
+    stores = [host(name) for name in ("one", "two")]
+
+    def move(number: int) -> str:
+        store = stores[number % 2]
+        try:
+            return write_active(store, "science", f"g{number}", lambda active: _expect(active, ""))[1].generation
+        except errors.Aborted:
+            return ""
+
+    with ThreadPoolExecutor(8) as threads:
+        [winner] = filter(None, threads.map(move, range(8)))
+    assert [read_active(store, "science") for store in stores] == [winner, winner]
+    write_active(stores[0], "science", "g9")
+    assert latest_move(stores[1], "science").generation == "g9"
+    cut_off(stores[1])
+    assert latest_move(stores[1], "science").generation == "g9"
+    with pytest.raises(errors.Unavailable):
+        write_active(stores[1], "science", "g10")
+    shutil.rmtree(stores[0].root)
+    assert read_active(host("new"), "science") == "g9"
+
+
+def test_of_an_activation_and_a_deletion_on_two_hosts_one_wins(host: Any):
+    """Locks of files do not reach from host to host: the records alone decide."""
+    one, two = host("one"), host("two")
+    outcomes = set()
+    for number in range(40):
+        target = commit(one, a=str(number)).id
+        one.push(FOLDER, target)
+
+        def activate(target: str = target) -> bool:
+            try:
+                write_active(two, "science", target, lambda _: two.check_exists(FOLDER, target))
+            except errors.NotFound:
+                return False
+            return True
+
+        def delete(target: str = target) -> bool:
+            def check(active: str) -> None:
+                if active == target:
+                    raise errors.FailedPrecondition("active")
+
+            try:
+                with one.deleting(FOLDER, target):
+                    note_change(one, "science", "delete", target, check)
+            except errors.FailedPrecondition:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as threads:
+            done = [threads.submit(call).result for call in ((activate, delete) if number % 2 else (delete, activate))]
+            won = {call() for call in done}
+        is_active = read_active(one, "science") == target
+        assert is_active == (target in one.list(FOLDER))
+        assert won == {True, False}
+        outcomes.add(is_active)
+    assert outcomes == {True, False}
+
+
+def _expect(active: str, expected: str) -> None:
+    if active != expected:
+        raise errors.Aborted(f"{active!r} is active")

@@ -1,0 +1,38 @@
+"""A trainer and an encoder that share nothing but a bucket and Redis."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from services.store.objects import open_store
+from services.trainer.learning.inputs import JobInputs
+from services.trainer.learning.loop.ranks import Rank
+from support.waiting import until
+from support.worlds.trainer_world import MakeJob, Space, serve_encoder, serve_trainer
+
+
+async def test_an_encoder_with_an_empty_directory_serves_what_a_trainer_has_registered(
+    space: Space, redis_url: str, namespace: str, tmp_path: Path
+):
+    bucket = {"artifacts_url": f"file://{tmp_path / 'bucket'}"}
+    async with serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **bucket):
+        own = {"artifacts_dir": tmp_path / "empty", **bucket}
+        async with serve_encoder(space, redis_url, namespace, tmp_path / "encoder", **own) as (server, encoder):
+            await until(lambda: server.readiness.answers)
+            assert (await encoder.encode(["ice floats"])).model_version == space.version
+
+
+def test_a_jobs_process_finds_its_inputs_in_the_bucket(space: Space, corpus: str, make_job: MakeJob, tmp_path: Path):
+    files = make_job()
+    plan = files.plan()
+    store = open_store(space.store.root, f"file://{tmp_path / 'bucket'}")
+    store.push("checkpoints", space.version)
+    store.push(f"generations/{corpus}", plan.generation)
+    files.write_plan(replace(plan, artifacts_dir=str(tmp_path / "empty"), artifacts_url=store.url))
+    try:
+        inputs = JobInputs.load(files, Rank())
+    finally:
+        shutil.rmtree(tmp_path / "empty")
+    assert (inputs.base.id, inputs.generation.id) == (space.version, plan.generation)
