@@ -412,9 +412,16 @@ async def soak(rows: Rows, minutes: float, seed: int) -> None:
     kept = done.acknowledged
     sizes = {name: len(getattr(kept, name)) for name in ("imports", "runs", "jobs", "labels")}
     rows.add(f"{name}: failures, one at a time", sum(faults.values()), "times", "> 0", bool(faults), faults)
+    failed = Counter(
+        " ".join(one.split()[:2]) + one[one.rfind(" while ") :] * (" while " in one) for one in seen.failed
+    )
     rows.at_most(f"{name}: wrong answers", len(seen.wrong), "answers", 0, seen.wrong[:3] or calls)
     rows.at_most(
-        f"{name}: calls failed beside a healthy replica", len(seen.failed), "calls", 0, seen.failed[:5] or calls
+        f"{name}: calls failed beside a healthy replica",
+        len(seen.failed),
+        "calls",
+        0,
+        [dict(failed), *seen.failed[:3]] if failed else calls,
     )
     rows.at_most(f"{name}: acknowledged things lost", len(seen.lost), "things", 0, seen.lost[:3] or sizes)
     rows.note(f"{name}: calls failed while what they need was away", seen.excused.total(), "calls", dict(seen.excused))
