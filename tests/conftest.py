@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import ArtifactStore
@@ -16,6 +18,8 @@ from services.store.redis import connect
 from services.store.registry import Registry
 from support.milvus_server import MilvusServer, need_milvus
 from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
+
+OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 
 
 def pytest_configure() -> None:
@@ -30,12 +34,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A real redis-server on a private socket; tests keep apart by namespace."""
+def redis_admin_url() -> Iterator[str]:
+    """A real redis-server on a private socket, by the user who may do everything."""
     with tempfile.TemporaryDirectory(prefix="aeenc-test-") as directory:
         server = start_private_redis(Path(directory))
         yield server.url
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_admin_url: str) -> str:
+    """The same by a user with the rights that docs/operations.md names, no others; tests keep apart by namespace."""
+    [rights] = re.findall(r"^ +ACL SETUSER (aeenc .*>SECRET .*)$", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    with redis.Redis.from_url(redis_admin_url) as client:
+        client.execute_command("ACL", "SETUSER", *rights.split())
+    return redis_admin_url.replace("unix://", "unix://aeenc:SECRET@")
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +70,9 @@ def namespace(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def registry(redis_url: str, namespace: str) -> AsyncIterator[Registry]:
     """An empty registry."""
-    redis = connect(redis_url)
-    yield Registry(redis, namespace)
-    await redis.aclose()
+    client = connect(redis_url)
+    yield Registry(client, namespace)
+    await client.aclose()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from services.launcher.processes import free_port
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
+from support.replicated_redis import ReplicatedRedis
 from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import reached
 from support.worlds.sampler_world import FakeOracle, serving
@@ -44,7 +45,7 @@ class Fleet:
     """The processes by service, and what they share. A process that is killed is started again by `restart`."""
 
     home: Path
-    redis: RedisProcess
+    redis: Any  # a RedisProcess or a ReplicatedRedis
     space: Space
     processes: dict[str, list[ServiceProcess]]
     settings: dict[str, dict[str, Any]]
@@ -136,17 +137,19 @@ def job_fields(run_id: str, **fields: Any) -> dict[str, Any]:
 async def running_fleet(
     *,
     encoders: int = 1,
+    indexes: int = 1,
     samplers: int = 1,
     trainers: int = 1,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, Mapping[str, str]] | None = None,
     root: Path = ROOT,
+    start_redis: Callable[[Path], RedisProcess | ReplicatedRedis] = RedisProcess,
 ) -> AsyncIterator[Fleet]:
     """Starts all; everything ends with the block. `environment` is by process name, such as `encoder-1`."""
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         home = Path(scratch)
         oracle = FakeOracle()
-        redis = RedisProcess(home / "redis")
+        redis = await asyncio.to_thread(start_redis, home / "redis")
         async with serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port:
             fleet = describe_fleet(
                 home,
@@ -154,7 +157,7 @@ async def running_fleet(
                 make_space(home / "space"),
                 oracle,
                 f"127.0.0.1:{port}",
-                counts={"encoder": encoders, "index": 1, "sampler": samplers, "trainer": trainers},
+                counts={"encoder": encoders, "index": indexes, "sampler": samplers, "trainer": trainers},
                 settings=settings or {},
                 environment=environment or {},
                 root=root,
@@ -175,7 +178,7 @@ async def running_fleet(
 
 def describe_fleet(
     home: Path,
-    redis: RedisProcess,
+    redis: RedisProcess | ReplicatedRedis,
     space: Space,
     oracle: FakeOracle,
     oracle_target: str,
@@ -198,10 +201,10 @@ def describe_fleet(
     by_service: dict[str, dict[str, Any]] = {
         "encoder": {**common, "artifacts_dir": space.store.root, "workers": 1, "poll_s": 1.0},
         "index": {"artifacts_dir": space.store.root, "encoder_target": targets["encoder"], "build_sync_s": 0.05},
-        "sampler": {**common, **PACE, "index_target": first["index"], "oracles": {"gold": gold}, **people},
+        "sampler": {**common, **PACE, "index_target": targets["index"], "oracles": {"gold": gold}, **people},
         "trainer": {
             "encoder_target": targets["encoder"],
-            "index_target": first["index"],
+            "index_target": targets["index"],
             "sampler_target": first["sampler"],
             "int8": False,
         },
@@ -221,7 +224,7 @@ def describe_fleet(
     return Fleet(home, redis, space, processes, by_service, oracle)
 
 
-def _trainer(space: Space, redis: RedisProcess, state: Path) -> dict[str, Any]:
+def _trainer(space: Space, redis: RedisProcess | ReplicatedRedis, state: Path) -> dict[str, Any]:
     """Settings of a trainer. It exports the base model itself, once, where `space` does not say that this was done."""
     exported = {path: path.read_bytes() for path in state.glob("pretrained.*")}
     made = trainer_settings(space, redis.url, NAMESPACE, state)

@@ -44,7 +44,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     metrics.runs_on(runtime, handicap)
     if handicap:
         log.warning("computes on a CPU", reason=handicap)
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, **settings.redis())
     registry = Registry(redis, settings.namespace)
     follower = Follower(
         FollowerOptions(settings.instance, settings.space_id, settings.state_dir, settings.poll_s, handicap),

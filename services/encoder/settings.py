@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import ServiceSettings
+from services.kit.settings import RedisSettings
 
 
-class EncoderSettings(ServiceSettings):
+class EncoderSettings(RedisSettings):
     """The encoder's own settings beside those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_ENCODER_")
@@ -20,8 +20,6 @@ class EncoderSettings(ServiceSettings):
 
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     state_dir: Path = Field(Path(".aeenc/state/encoder"), description="where the last labels are kept")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the registry's Redis")
-    namespace: str = Field("default", description="the deployment's name in Redis")
     space_id: str = Field(
         "", description="the one space to serve; empty: the registry's default and every other with a label"
     )

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aeenc.transport.channel import PATIENT
@@ -103,3 +103,49 @@ class ServiceSettings(BaseSettings):
                 name = str(problem["loc"][0]) if problem["loc"] else "settings"
                 sys.stderr.write(f"{prefix}{name.upper()} (--{name.replace('_', '-')}): {problem['msg']}\n")
             raise SystemExit(2) from None
+
+
+class RedisSettings(ServiceSettings):
+    """Settings of a service that keeps records in Redis."""
+
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="where records are kept: `redis://`, by TLS `rediss://`, `unix://`, or by Sentinel "
+        "`redis+sentinel://host:port,host:port/master/0`, with TLS `rediss+sentinel://`",
+    )
+    redis_password: SecretStr | None = Field(None, description="password of the user that REDIS_URL names")
+    redis_password_file: FilePath | None = Field(
+        None, description="file with that password, read again for each connection"
+    )
+    redis_sentinel_password: SecretStr | None = Field(None, description="password of the Sentinels")
+    redis_ca: FilePath | None = Field(None, description="CA (PEM) of Redis and Sentinel; none: those of the system")
+    redis_cert: FilePath | None = Field(None, description="client certificate (PEM) that they expect")
+    redis_key: FilePath | None = Field(None, description="private key (PEM) of `REDIS_CERT`")
+    redis_replicas: int = Field(
+        0, ge=0, description="replicas that must have a write before it is acknowledged; 0: none"
+    )
+    redis_replicas_s: float = Field(
+        2.0, gt=0, le=4, description="seconds that they may take; then the call fails with UNAVAILABLE"
+    )
+    namespace: str = Field("default", description="keeps deployments apart that share a Redis")
+
+    @model_validator(mode="after")
+    def _whole_redis_identity(self) -> Self:
+        if (self.redis_cert is None) != (self.redis_key is None):
+            raise ValueError("REDIS_CERT and REDIS_KEY belong together; give both or neither")
+        if self.redis_password is not None and self.redis_password_file is not None:
+            raise ValueError("REDIS_PASSWORD and REDIS_PASSWORD_FILE exclude each other; give one")
+        return self
+
+    def redis(self) -> dict[str, Any]:
+        """Options of `services.store.redis.connect` beside the URL."""
+        secrets = {"password": self.redis_password, "sentinel_password": self.redis_sentinel_password}
+        return {
+            **{name: secret.get_secret_value() if secret else None for name, secret in secrets.items()},
+            "password_file": self.redis_password_file,
+            "ca": self.redis_ca,
+            "cert": self.redis_cert,
+            "key": self.redis_key,
+            "replicas": self.redis_replicas,
+            "replicas_s": self.redis_replicas_s,
+        }

@@ -19,21 +19,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from redis import exceptions
+from pydantic import ValidationError
 
 import aeenc
 from aeenc import errors
 from aeenc.adapters.status import PATIENCE_S, ServiceReport, ask
 from aeenc.transport.channel import AWAY
 from aeenc.transport.targets import Targets
+from services.kit.settings import RedisSettings
 from services.launcher.fleet import Fleet
 from services.launcher.private_redis import find_redis_server
 from services.launcher.processes import LOCALHOST, is_taken
-from services.store.redis import connect, doubts, unavailable_if_down
+from services.store.durability import assess
+from services.store.redis import address, connect, unavailable_if_down
 
 LEAST_FREE_BYTES = 2 * 1024**3
 LEAST_FILES = 1024
-_REDIS_VARIABLES = ("AEENC_SAMPLER_REDIS_URL", "AEENC_TRAINER_REDIS_URL", "AEENC_ENCODER_REDIS_URL")
+_REDIS_SERVICES = ("AEENC_SAMPLER_", "AEENC_TRAINER_", "AEENC_ENCODER_")  # whose settings name a Redis
 # distributions of which a service needs exactly one, and the extra that brings it
 _ONE_OF = (
     (("onnxruntime", "onnxruntime-gpu"), "encoder-cpu or encoder-gpu"),
@@ -148,25 +150,32 @@ def _files(limit: int) -> Finding:
 
 async def _redis(fleet: Fleet) -> list[Finding]:
     """Looks at the Redis of a running fleet, or at the redis-server that `aeenc up` would start."""
-    url = fleet.redis_url() or next(filter(None, map(os.environ.get, _REDIS_VARIABLES)), "")
+    given = [prefix for prefix in _REDIS_SERVICES if f"{prefix}REDIS_URL" in os.environ]
+    url = fleet.redis_url() or (os.environ[f"{given[0]}REDIS_URL"] if given else "")
     if not url:
         try:
             return [Finding("redis", "ok", f"{find_redis_server()}, not running")]
         except errors.FailedPrecondition as error:
             problem, _, remedy = error.message.partition(": ")
             return [Finding("redis", "wrong", problem, remedy)]
-    redis = connect(url)
+    prefix = (given or _REDIS_SERVICES)[0]
     try:
-        async with unavailable_if_down(f"ask {url}"):
-            about = f"Redis {(await redis.info('server'))['redis_version']} at {url}"
-        found = [Finding("redis", "wrong", problem, remedy) for problem, remedy in await doubts(redis)]
-        return [Finding("redis", "ok", about), *found]
+        redis = connect(url, **RedisSettings(_env_prefix=prefix).redis())
+    except (ValidationError, errors.InvalidArgument) as error:
+        return [Finding("redis", "wrong", getattr(error, "message", str(error)), f"mend what begins with {prefix}")]
+    try:
+        async with unavailable_if_down(f"ask {address(url)}"):
+            await redis.ping()
+            assurance = await assess(redis)
     except errors.Unavailable as error:
         return [Finding("redis", "wrong", error.message, "start it; `aeenc up` starts a private one")]
-    except exceptions.RedisError as error:  # managed services forbid CONFIG
-        return [Finding("redis", "note", f"{about}; it does not tell its settings ({error})", "ask who runs it")]
     finally:
         await redis.aclose()
+    found = [Finding("redis", "ok", f"Redis answers at {address(url)}")]
+    found += [Finding("redis", "wrong", doubt, remedy) for doubt, remedy in assurance.doubts]
+    if assurance.untold:
+        found.append(Finding("redis", "note", assurance.untold, "ask who runs it"))
+    return found
 
 
 def _services(targets: Targets, answers: dict[str, ServiceReport], *, is_up: bool) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.servicer import SamplerAdminServicer, SamplerServicer
 from services.sampler.settings import SamplerSettings
-from services.store.redis import connect, warn_unless_durable
+from services.store.durability import warn_unless_durable
+from services.store.redis import connect
 
 MAX_K = 1000
 
@@ -33,7 +34,7 @@ MAX_K = 1000
 def build(settings: SamplerSettings) -> GrpcServer:
     """The sampler, ready to start."""
     server = GrpcServer(settings)
-    redis, keys = connect(settings.redis_url), RunKeys(settings.namespace)
+    redis, keys = connect(settings.redis_url, **settings.redis()), RunKeys(settings.namespace)
     store, nodes, pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
     index = Channel(settings.index_target, **settings.peer())
     retrieval = Retrieval(IndexClient(index), settings.index_patience_s)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import ServiceSettings
+from services.kit.settings import RedisSettings
 
 
 class OracleSettings(BaseModel):
@@ -62,15 +62,13 @@ class QueueSettings(BaseModel):
     control_share: float = Field(0.1, ge=0, le=1, description="share of tasks that are control items, if there are any")
 
 
-class SamplerSettings(ServiceSettings):
+class SamplerSettings(RedisSettings):
     """Settings of one sampler process."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_SAMPLER_")
     service: ClassVar[str] = "sampler"
 
     port: int = Field(50053, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where runs, pairs and events are kept")
-    namespace: str = Field("default", description="keeps deployments apart that share a Redis")
     index_target: str = Field("127.0.0.1:50052", description="the index")
     trainer_target: str | None = Field(
         None, description="the trainer's registry, told to keep each run's encoder version loaded; none: not told"

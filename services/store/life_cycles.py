@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.logs import get
+from services.store.durability import settled
 from services.store.formats import check_format
 from services.store.redis import Leases, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
@@ -252,7 +253,8 @@ class LifeCycles:
     async def started_by(self, idempotency_key: str) -> str | None:
         """The id of the work that an idempotency key has started."""
         async with unavailable_if_down(f"look the {self._noun} up"):
-            work_id: str | None = await self._redis.get(self._keys.idempotency(idempotency_key))
+            with settled():
+                work_id: str | None = await self._redis.get(self._keys.idempotency(idempotency_key))
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:

@@ -1,24 +1,41 @@
-"""The connection to Redis, the prefix of its keys, its outages, and leases. Encoding and searching never need it."""
+"""Connections to Redis, the prefix of its keys, its outages, and leases. Encoding and searching never need it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis import exceptions
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.credentials import CredentialProvider
 
 from aeenc import errors
-from services.kit.logs import get
+from services.store.durability import NotReplicated, acknowledging
 
-log = get(__name__)
-
+SENTINEL_PORT = 26379
 SOCKET_TIMEOUT_S = 5.0
 MAX_BLOCK_S = 3.0  # a blocking command must end before the socket gives up
+_PATIENCE: dict[str, Any] = {
+    "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3),
+    "retry_on_error": [exceptions.ConnectionError, exceptions.TimeoutError],
+    "socket_connect_timeout": 2.0,
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "health_check_interval": 15,
+}
 # Answers of a server that cannot serve now, also from within a script. Any other error is a bug of ours.
 _OUTAGE = re.compile(r"(^|[\s-])(BUSY|CLUSTERDOWN|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED) ")
 _OUTAGES = (  # the client cuts the word off these
@@ -44,18 +61,103 @@ return 1
 _RELEASE_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
-def connect(url: str) -> Redis:
-    """Returns a client for `redis://host:port/0` or `unix:///path`, not yet connected. Answers are `str`."""
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3)
-    return Redis.from_url(
-        url,
-        decode_responses=True,
-        retry=retry,
-        retry_on_error=[exceptions.ConnectionError, exceptions.TimeoutError],
-        socket_connect_timeout=2.0,
-        socket_timeout=SOCKET_TIMEOUT_S,
-        health_check_interval=15,
+class _PasswordFile(CredentialProvider):
+    """A user and the password in a file, read for each connection, so that it may be changed."""
+
+    def __init__(self, user: str, path: Path) -> None:
+        self._user, self._path = user, path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = self._path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise exceptions.AuthenticationError(f"the password cannot be read: {error}") from error
+        return (self._user, password) if self._user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()  # a file of one line
+
+
+class _SentinelPool(SentinelConnectionPool):
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+def connect(
+    url: str,
+    *,
+    password: str | None = None,
+    password_file: Path | None = None,
+    sentinel_password: str | None = None,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+    replicas: int = 0,
+    replicas_s: float = 2.0,
+) -> Redis:
+    """Returns a client, not yet connected; its answers are `str`. Raises InvalidArgument for a wrong URL.
+
+    `redis[s]://[user@]host:port/0`, `unix://[user@]/path`, or `redis[s]+sentinel://[user@]host:port,…/master/0`; with
+    an s by TLS, to Sentinels, too. Writes are answered once `replicas` have them, or fail after `replicas_s`.
+    """
+    scheme, _, rest = url.partition("://")
+    sentinels, where = ([], url) if not scheme.endswith("+sentinel") else _sentinels(url, scheme, rest)
+    try:
+        options: dict[str, Any] = {**parse_url(where), **_PATIENCE, "decode_responses": True}
+    except ValueError as error:
+        raise errors.InvalidArgument(f"the Redis URL {address(url)!r} is none: {error}") from None
+    if password_file is not None:
+        options.pop("password", None)
+        options["credential_provider"] = _PasswordFile(options.pop("username", ""), password_file)
+    elif password is not None:
+        options["password"] = password
+    kind = options.pop("connection_class", Connection)
+    is_tls = issubclass(kind, SSLConnection)
+    tls = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key} if is_tls else {}
+    options |= {name: str(path) for name, path in tls.items() if path is not None}
+    if not sentinels:
+        pool = ConnectionPool(connection_class=acknowledging(kind, replicas, replicas_s), **options)
+        return Redis.from_pool(pool)
+    own = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    at_once = {"socket_timeout": 1.0, "socket_connect_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
+    guard = {**own, **at_once, "ssl": is_tls, "password": sentinel_password}
+    sentinel = Sentinel(sentinels, sentinel_kwargs=guard)  # type: ignore[no-untyped-call]
+    kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
+    for name in ("host", "port"):
+        options.pop(name, None)
+    master = urlsplit(url).path.split("/")[1]
+    found: Redis = sentinel.master_for(
+        master,
+        connection_pool_class=_SentinelPool,
+        connection_class=acknowledging(kind, replicas, replicas_s),
+        **options,
     )
+    return found
+
+
+def _sentinels(url: str, scheme: str, rest: str) -> tuple[list[tuple[str, int]], str]:
+    """Returns the addresses of the Sentinels, and the URL of a server with all else that the URL says."""
+    place, _, query = rest.partition("?")
+    hosts, _, path = place.partition("/")
+    user, at, hosts = hosts.rpartition("@")
+    master, _, db = path.partition("/")
+    try:
+        parts = [urlsplit(f"//{one}") for one in hosts.split(",")]
+        found = [(part.hostname or "", part.port or SENTINEL_PORT) for part in parts]
+    except ValueError:
+        found = []
+    if not master or not found or not all(host for host, _ in found):
+        form = f"{scheme}://host:port,host:port/master-name/0"
+        raise errors.InvalidArgument(f"the Redis URL {address(url)!r} names no Sentinel or no master; write {form}")
+    return found, f"{scheme.partition('+')[0]}://{user}{at}sentinel/{db}?{query}"
+
+
+def address(url: str) -> str:
+    """Returns a Redis URL without user, password and options, for people to read."""
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("?")[0]
+    return f"{scheme}://{place.rpartition('@')[2]}"
 
 
 def key_prefix(namespace: str) -> str:
@@ -74,33 +176,24 @@ async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
     except exceptions.RedisError as error:
         if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
-        raise errors.Unavailable(f"cannot {doing}: Redis says {error}; is it running and its disk not full?") from error
+        raise errors.Unavailable(f"cannot {doing}: Redis says {error}; {_remedy(error)}") from error
+
+
+def _remedy(error: exceptions.RedisError) -> str:
+    if isinstance(error, NotReplicated):
+        return "start a replica, then repeat the call with its request id"
+    if isinstance(error, MasterNotFoundError):
+        return "Sentinel knows no master now; repeat the call when it has chosen one"
+    if isinstance(error, exceptions.AuthenticationError) or "username-password" in str(error):
+        return "check the user and REDIS_PASSWORD or REDIS_PASSWORD_FILE"
+    if isinstance(error, exceptions.NoPermissionError):
+        return "give the user the rights that docs/operations.md names"
+    return "is it running and its disk not full?"
 
 
 def _is_outage(error: exceptions.ResponseError) -> bool:
     said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command, with our texts, before it
     return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None
-
-
-async def warn_unless_durable(redis: Redis) -> None:
-    """Logs a warning when the server may lose acknowledged writes."""
-    with contextlib.suppress(exceptions.RedisError):  # managed services forbid CONFIG; see their contract
-        for doubt, remedy in await doubts(redis):
-            log.warning(doubt, remedy=remedy)
-
-
-async def doubts(redis: Redis) -> list[tuple[str, str]]:
-    """Returns why the server may lose acknowledged writes, each with its remedy. Raises RedisError."""
-    config = {**await redis.config_get("append*"), **await redis.config_get("maxmemory*")}
-    found = []
-    appending = {name: config.get(name) for name in ("appendonly", "appendfsync")}
-    if appending != {"appendonly": "yes", "appendfsync": "always"}:
-        said = ", ".join(f"{name} {value}" for name, value in appending.items())
-        found.append((f"redis may lose acknowledged writes in a crash: {said}", "appendonly yes, appendfsync always"))
-    policy = config.get("maxmemory-policy")
-    if config.get("maxmemory") != "0" and policy != "noeviction":
-        found.append((f"redis may drop records when its memory is full: {policy}", "maxmemory-policy noeviction"))
-    return found
 
 
 class Leases:

@@ -11,8 +11,9 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2_grpc, trainer_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
+from services.store.durability import warn_unless_durable
 from services.store.objects import open_store
-from services.store.redis import Leases, connect, key_prefix, warn_unless_durable
+from services.store.redis import Leases, connect, key_prefix
 from services.store.registry import Registry
 from services.trainer.data.pair_sources import DataSets, SampledPairs
 from services.trainer.evaluation.evaluator import Evaluator
@@ -36,7 +37,7 @@ from services.trainer.settings import TrainerSettings
 def build(settings: TrainerSettings) -> GrpcServer:
     """Builds the trainer, ready to start."""
     server = GrpcServer(settings)
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, **settings.redis())
     registry = Registry(redis, settings.namespace)
     checkpoints = Checkpoints(
         open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes), registry

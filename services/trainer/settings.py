@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import ServiceSettings
+from services.kit.settings import RedisSettings
 from services.trainer.models.base_model import DEFAULT_NAME
 
 
-class TrainerSettings(ServiceSettings):
+class TrainerSettings(RedisSettings):
     """The trainer's settings beside those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="AEENC_TRAINER_")
@@ -24,8 +24,6 @@ class TrainerSettings(ServiceSettings):
     tensorboard_dir: str = Field(
         "", description="where each job leaves its curves as TensorBoard events; empty: nowhere"
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where jobs and the registry are kept")
-    namespace: str = Field("default", description="keeps deployments apart that share a Redis")
     encoder_target: str = Field("127.0.0.1:50051", description="the encoder, for evaluations")
     index_target: str = Field(
         "127.0.0.1:50052", description="the index, for evaluations and for generations of trained premises"

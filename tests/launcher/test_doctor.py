@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from redis import exceptions
 from typer.testing import CliRunner
 
 import aeenc
@@ -116,18 +115,22 @@ async def test_a_redis_that_may_lose_what_it_has_acknowledged_is_wrong(tmp_path:
 async def test_a_redis_that_does_not_tell_its_settings_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuses(_: object) -> None:
-        raise exceptions.ResponseError("unknown command 'CONFIG'")
-
     server = start_private_redis(tmp_path / "redis")
-    monkeypatch.setenv("AEENC_SAMPLER_REDIS_URL", server.url)
-    monkeypatch.setattr(doctor, "doubts", refuses)
+    monkeypatch.setenv("AEENC_SAMPLER_REDIS_URL", server.url.replace("://", "://managed@"))
+    monkeypatch.setenv("AEENC_SAMPLER_REDIS_PASSWORD", "hidden")
+    redis = connect(server.url)
     try:
-        [found] = await doctor._redis(Fleet(tmp_path))
+        await redis.execute_command("ACL", "SETUSER", "managed", "on", ">hidden", "~*", "+@all", "-config")
+        found = await doctor._redis(Fleet(tmp_path))
+        monkeypatch.setenv("AEENC_SAMPLER_REDIS_PASSWORD", "another")
+        [refused] = await doctor._redis(Fleet(tmp_path))
     finally:
+        await redis.aclose()
         server.stop()
-    assert found.state == "note"
-    assert "'CONFIG'" in found.about
+    assert [one.state for one in found] == ["ok", "note"]
+    assert "does not tell appendfsync" in found[1].about
+    assert (refused.state, "REDIS_PASSWORD" in refused.about) == ("wrong", True)
+    assert not [one for one in (*found, refused) if "hidden" in str(one) or "another" in str(one)]
 
 
 async def test_a_redis_of_yours_that_is_away_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
-from services.store.redis import connect, unavailable_if_down
+from services.store.redis import connect, key_prefix, unavailable_if_down
 
 
 @pytest.mark.parametrize(
@@ -14,24 +14,24 @@ from services.store.redis import connect, unavailable_if_down
 )
 @pytest.mark.parametrize("piped", [False, True])
 async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, namespace: str, script: str, piped: bool):
-    redis = connect(redis_url)
-    await redis.set(namespace, "OOM MISCONF ")
+    redis, key = connect(redis_url), f"{key_prefix(namespace)}list"
+    await redis.set(key, "OOM MISCONF ")
     broken = redis.register_script(script)
 
     async def count() -> None:
         async with unavailable_if_down("count"):
             pipe = redis.pipeline(transaction=False)
-            await broken(keys=[namespace], args=["- OOM MISCONF no outage"], client=pipe if piped else None)
+            await broken(keys=[key], args=["- OOM MISCONF no outage"], client=pipe if piped else None)
             await pipe.execute()
 
     with pytest.raises(ResponseError):
         await count()
-    await redis.delete(namespace)
+    await redis.delete(key)
     await redis.aclose()
 
 
-async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_url: str, namespace: str):
-    redis = connect(redis_url)
+async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_admin_url: str, namespace: str):
+    redis = connect(redis_admin_url)
     script = redis.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
     await redis.config_set("maxmemory", "1")
     try:

@@ -29,6 +29,7 @@ from services.sampler.people import tasks as records
 from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.runs import Run
+from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
 from services.store.redis import key_prefix, unavailable_if_down
@@ -257,7 +258,8 @@ class TaskStore:
             pipe.hgetall(self._keys.task(run_id, task_id))
             if request:
                 pipe.get(self._keys.request(*request))
-            (seconds, microseconds), row, *made = await pipe.execute()
+            with settled() if request else contextlib.nullcontext():
+                (seconds, microseconds), row, *made = await pipe.execute()
         return TaskSnapshot(
             _record(run_id, task_id, row) if row else None,
             seconds + microseconds / 1e6,
@@ -346,7 +348,8 @@ class TaskStore:
     async def made(self, request: Sequence[str], content: str = "") -> str:
         """The id that a request has made before; empty when it has not. Raises AlreadyExists for other `content`."""
         async with unavailable_if_down("look a request up"):
-            made = await self._redis.get(self._keys.request(*request)) or ""
+            with settled():
+                made = await self._redis.get(self._keys.request(*request)) or ""
         return _same_request(made, content, request)
 
     async def corrections(self, older_s: float) -> list[Correction]:
