@@ -169,18 +169,15 @@ class Backup:
             raise errors.NotFound(f"{self.source} is not a backup: it has no {MANIFEST}; name a finished one") from None
 
 
-class _Measured(io.RawIOBase):
+class _Measured:
     """Reads exactly so many bytes of a file, and hashes them."""
 
     def __init__(self, source: IO[bytes], size_bytes: int) -> None:
         self._source, self._left = source, size_bytes
         self.digest = hashlib.sha256()
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = min(self._left, _BLOCK_BYTES if size < 0 else size)
+    def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
+        wanted = min(self._left, size)
         data = self._source.read(wanted).ljust(wanted, b"\0")
         self._left -= wanted
         self.digest.update(data)
