@@ -21,7 +21,7 @@ from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 class Loop:
     """One round of the loop over a corpus of its own. `given`: targets, corpus, facts, roots, validation, job."""
 
-    def __init__(self, client: AsyncClient, given: dict[str, Any]) -> None:
+    def __init__(self, client: Any, given: dict[str, Any]) -> None:
         self._client, self._given, self._corpus = client, given, given["corpus"]
         self._generation = self._run = self._version = ""
 

@@ -61,7 +61,7 @@ async def _back_up(
         "artifacts": made.artifacts,
         "corpora": made.corpora,
         "size_bytes": made.size_bytes,
-        "redis_busy_s": round(made.capture_s, 3),
+        "keys_read_s": round(made.capture_s, 3),
         "damaged": list(made.damaged),
     }
     out.result(fields, _table(fields))

@@ -76,9 +76,9 @@ def pattern(namespace: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", key_prefix(namespace)) + "*" if namespace else "aeenc:*"
 
 
-async def capture(redis: Redis, keys: str) -> Captured:
-    """Reads all keys of a pattern at one moment; Redis answers nobody else meanwhile."""
-    redis.get_connection_kwargs()["socket_timeout"] = SCRIPT_S  # of connections that are made from now on
+async def capture(redis: Any, keys: str) -> Captured:
+    """Reads all keys of a pattern at one moment; Redis answers nobody else while its script runs."""
+    await _be_patient(redis)
     async with unavailable_if_down("read all keys"):
         now, *found = await redis.execute_command("EVAL", _CAPTURE, 0, keys, **{NEVER_DECODE: []})
     captured = [Key(name.decode(), dump, int(now) + left if left >= 0 else 0) for name, left, dump, _ in found if dump]
@@ -98,7 +98,7 @@ async def put(redis: Redis, keys: Iterable[Key], pattern_of_all: str) -> int:
     Raises FailedPrecondition, and changes nothing, when this Redis does not understand what another release of it has
     written.
     """
-    redis.get_connection_kwargs()["socket_timeout"] = SCRIPT_S
+    await _be_patient(redis)
     given = list(keys)
     async with unavailable_if_down("restore the keys"):
         before = [key async for key in redis.scan_iter(pattern_of_all, count=_BATCH)]
@@ -111,6 +111,12 @@ async def put(redis: Redis, keys: Iterable[Key], pattern_of_all: str) -> int:
             pipe.restore(key.name, key.expires_ms, key.dump, replace=True, absttl=bool(key.expires_ms))
         await pipe.execute()
     return len(given)
+
+
+async def _be_patient(redis: Any) -> None:
+    """Gives an answer more time than services do."""
+    redis.get_connection_kwargs()["socket_timeout"] = SCRIPT_S  # of connections that are made from now on
+    await redis.connection_pool.disconnect()
 
 
 async def _probe(redis: Any, key: Key) -> None:

@@ -105,8 +105,8 @@ def _stage(backup: Backup, staged: Path) -> int:
                 backup.copy(name, file)
                 file.flush()
                 os.fsync(file.fileno())
-    for folder in [path for path in staged.rglob("*") if path.is_dir()]:
-        sync_directory(folder)
+    for directory in [path for path in staged.rglob("*") if path.is_dir()]:
+        sync_directory(directory)
     return sum(name.endswith(f"/{MANIFEST}") for name in backup.files)
 
 
