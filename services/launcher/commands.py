@@ -1,4 +1,4 @@
-"""`aeenc up`, `down`, `doctor` and `demo`; with `token`, the commands that need the services installed."""
+"""`aeenc up`, `down`, `doctor` and `demo`; with `token`, `backup` and `restore`, all that need the services."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from aeenc.transport.targets import home as default_home
 from aeenc.trees import Dataset
 from services.kit.credentials.credential_file import load
 from services.launcher import tokens as named_credentials
+from services.launcher.backups import commands as backups
 from services.launcher.demo import run_demo
 from services.launcher.fleet import BASE_PORT, Fleet, Options, fingerprint, read_token
 
@@ -126,6 +127,7 @@ def register(app: typer.Typer) -> None:
     app.command("down")(down)
     app.command("demo")(demo)
     app.command("doctor")(doctor)
+    backups.register(app)
     named_credentials.register(app)
 
 

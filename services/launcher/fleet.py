@@ -38,6 +38,7 @@ _PEERS = {"index": ("encoder",), "sampler": ("index", "trainer"), "trainer": ("e
 _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
 START_S = 180.0
 END_S = 20.0
+RESTORING = ".restoring"  # among the artifacts, from the beginning of a restore to its end
 READY_STATES = (2, 3)  # SERVING and DEGRADED
 
 Say = Callable[[str], None]
@@ -113,8 +114,10 @@ class Fleet:
 
         Raises FailedPrecondition when a port is taken or a process ends, with the end of its log.
         """
-        with self._locked():
+        with self.locked():
             self._check_version()
+            if (self.artifacts / RESTORING).exists():
+                raise errors.FailedPrecondition(f"a restore of {self.home} broke off; run it again with --force")
             running = self.running()
             if affected := self._affected(options) & set(running):
                 say(f"stopping {', '.join(sorted(affected))} to start again with other options")
@@ -153,7 +156,7 @@ class Fleet:
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what was running."""
-        with self._locked():
+        with self.locked():
             running = self.running()
             self._end(running)
             return list(running)
@@ -169,6 +172,21 @@ class Fleet:
         identity = ProcessId.of(redis.process.pid)
         assert identity is not None  # it has just answered
         return redis.url, identity
+
+    @contextmanager
+    def with_redis(self) -> Iterator[str]:
+        """Yields the URL of this home's Redis, which runs as long as the block; nobody changes the fleet meanwhile."""
+        with self.locked():
+            running, options = self.running(), self.options() or Options()
+            if url := options.redis_url or (self.redis_url() if "redis" in running else ""):
+                yield url
+                return
+            url, running["redis"] = self._start_redis()
+            try:
+                self._write(options, self.targets(), running, url)  # so that a later `up` or `down` knows of it
+                yield url
+            finally:
+                self._end({"redis": running["redis"]})
 
     def redis_url(self) -> str:
         """Returns the URL of the Redis of a running fleet, or ""."""
@@ -308,12 +326,14 @@ class Fleet:
         atomic_write(self._file, json.dumps(record, indent=1).encode())
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Allows one `up` or `down` of a home at a time."""
+    def locked(self) -> Iterator[None]:
+        """Allows one `up`, `down`, `backup` or `restore` of a home at a time."""
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise errors.FailedPrecondition(f"another `aeenc up` or `down` works on {self.home}; wait") from None
+                raise errors.FailedPrecondition(
+                    f"another `aeenc up`, `down`, `backup` or `restore` works on {self.home}; wait"
+                ) from None
             yield

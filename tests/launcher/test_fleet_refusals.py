@@ -94,5 +94,5 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
 
 def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):
     fleet = Fleet(tmp_path)
-    with fleet._locked(), pytest.raises(errors.FailedPrecondition, match="another `aeenc up`"):
+    with fleet.locked(), pytest.raises(errors.FailedPrecondition, match="another `aeenc up`"):
         Fleet(tmp_path).up(Options(base_port=0))

@@ -52,9 +52,8 @@ class ServiceProcess:
         self.log = home / f"{name}.log"
         self.starting_s = 0.0  # from the last start to `ready`
         self._command = [sys.executable, *command]
-        self._root = root
-        path = os.pathsep.join([str(root), str(root / "clients" / "python")])
-        self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
+        self._environment = {**os.environ, **(environment or {})}
+        self.use(root)
         self._has_health = has_health
         self._started = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,6 +79,11 @@ class ServiceProcess:
         command, given = ["-m", f"services.{service}"], {**(environment or {}), **own}
         return cls(name or service, command, home, port=port, environment=given, root=root)
 
+    def use(self, root: Path) -> None:
+        """Runs the code of another checkout from the next start on."""
+        self.root = root
+        self._environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "clients" / "python")])
+
     @property
     def process(self) -> subprocess.Popen[bytes]:
         """The process of the last start."""
@@ -103,7 +107,7 @@ class ServiceProcess:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=self._root,
+                cwd=self.root,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

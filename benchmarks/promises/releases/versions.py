@@ -46,7 +46,7 @@ START_S = 15.0
 
 
 @asynccontextmanager
-async def _described(home: Path, redis: RedisProcess, root: Path = ROOT) -> AsyncIterator[Fleet]:
+async def described(home: Path, redis: RedisProcess, root: Path = ROOT) -> AsyncIterator[Fleet]:
     """A fleet over `home`, not yet started, with the code in `root`."""
     store = ArtifactStore(home / "artifacts")
     oracle = FakeOracle()
@@ -65,14 +65,14 @@ async def _described(home: Path, redis: RedisProcess, root: Path = ROOT) -> Asyn
 
 
 @asynccontextmanager
-async def _written(scratch: Path, root: Path) -> AsyncIterator[tuple[Path, State]]:
+async def written(scratch: Path, root: Path) -> AsyncIterator[tuple[Path, State]]:
     """A home in which the code of `root` has written everything and was killed, Redis included."""
     home = scratch / "home"
     home.mkdir()
     write_tiny_base(home / "base")
     redis = RedisProcess(home / "redis")
     try:
-        async with _described(home, redis, root) as fleet:
+        async with described(home, redis, root) as fleet:
             await fleet.start()
             state = await write_state(fleet)
     finally:
@@ -92,17 +92,16 @@ async def versions(rows: Rows, kind: str = "") -> None:
 async def _earlier(rows: Rows, scratch: Path) -> None:
     """The state that an earlier commit's own code has written."""
     code = scratch / "code"
-    code.mkdir()
-    if not await asyncio.to_thread(_check_out, code):
+    if not await asyncio.to_thread(check_out, code):
         rows.add(f"state of {EARLIER}", False, "", "True", False, "the history lacks it; git fetch --unshallow")
         return
-    async with _written(scratch, code) as (home, state):
+    async with written(scratch, code) as (home, state):
         await _open(rows, f"state of {EARLIER}", home, state)
 
 
 async def _newer(rows: Rows, scratch: Path, asked: str) -> None:
     """The states that the next minor and the next major release would write; see `versions` for `asked`."""
-    async with _written(scratch, ROOT) as (home, state):
+    async with written(scratch, ROOT) as (home, state):
         kept = scratch / "kept"
         await _copy(home, kept)
         found = await _rewrite(home, next_minor, lambda _: True)
@@ -121,10 +120,11 @@ async def _copy(source: Path, target: Path) -> None:
     await asyncio.to_thread(shutil.copytree, source, target, ignore=shutil.ignore_patterns("*.sock"))
 
 
-def _check_out(folder: Path) -> bool:
-    """Writes the earlier commit's files into a folder. False: the history lacks it."""
+def check_out(folder: Path) -> bool:
+    """Writes the earlier commit's files into a new folder. False: the history lacks it."""
     archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, check=False, capture_output=True)
     if archive.returncode == 0:
+        folder.mkdir()
         subprocess.run(["tar", "x"], cwd=folder, input=archive.stdout, check=True)
     return archive.returncode == 0
 
@@ -182,7 +182,7 @@ async def _open(rows: Rows, name: str, home: Path, state: State) -> None:
     """Today's services over a state: the same answers, and everything goes on."""
     redis = RedisProcess(home / "redis")
     try:
-        async with _described(home, redis) as fleet, fleet.client() as client:
+        async with described(home, redis) as fleet, fleet.client() as client:
             try:
                 await fleet.start()
             except RuntimeError as error:
@@ -207,7 +207,7 @@ async def _refuse(rows: Rows, kind: str, home: Path, state: State) -> None:
     _remove_logs(home)
     redis = RedisProcess(home / "redis")
     try:
-        async with _described(home, redis) as fleet, fleet.client(timeout_s=8.0, retry=False) as client:
+        async with described(home, redis) as fleet, fleet.client(timeout_s=8.0, retry=False) as client:
             for process in fleet.all():
                 process.start()
             try:

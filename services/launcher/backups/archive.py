@@ -1,0 +1,208 @@
+"""A backup as files: a directory, or one `.tar`, with a manifest that comes last.
+
+    hidden unfinished name -> files, hashed and synced -> manifest.json -> rename
+
+Without its manifest a backup does not exist. The manifest names every file with size and SHA-256, and has a SHA-256 of
+itself. What the files mean is up to `making.py` and `restoring.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from aeenc import errors
+from services.store.artifacts import FileEntry, make_directory, sync_directory
+from services.store.formats import check_format
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+TAR = ".tar"
+_BLOCK_BYTES = 1024 * 1024
+
+
+class BackupWriter:
+    """A backup in the making, `contents` of which are added one by one."""
+
+    def __init__(self, place: Path, tar: tarfile.TarFile | None) -> None:
+        self._place, self._tar = place, tar
+        self.files: dict[str, FileEntry] = {}
+
+    def add(self, name: str, source: IO[bytes], size_bytes: int) -> FileEntry:
+        """Copies so many bytes under a name; zeros stand for those that a shrinking source no longer has."""
+        measured = _Measured(source, size_bytes)
+        if self._tar is not None:
+            info = tarfile.TarInfo(name)
+            info.size = size_bytes
+            self._tar.addfile(info, measured)
+        else:
+            path = self._place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                shutil.copyfileobj(measured, file, _BLOCK_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+        entry = FileEntry(measured.digest.hexdigest(), size_bytes)
+        self.files[name] = entry
+        return entry
+
+    def add_bytes(self, name: str, data: bytes) -> None:
+        """Adds a small file."""
+        self.add(name, io.BytesIO(data), len(data))
+
+    def finish(self, said: Mapping[str, Any]) -> None:
+        """Writes the manifest."""
+        files = {name: {"sha256": one.sha256, "size_bytes": one.size_bytes} for name, one in self.files.items()}
+        record = {"format_version": FORMAT_VERSION, **said, "files": files}
+        self.add_bytes(MANIFEST, json.dumps({**record, "sha256": _digest_of(record)}, indent=1).encode())
+
+
+@contextmanager
+def new_backup(target: Path) -> Iterator[BackupWriter]:
+    """Makes a backup, which is there under its name when the block ends, and not before.
+
+    What a killed one has left is removed. Raises AlreadyExists when something stands there, FailedPrecondition while
+    another process makes the same one.
+    """
+    target = target.absolute()
+    make_directory(target.parent)
+    place = target.with_name(f".{target.name}.unfinished")
+    with target.with_name(f".{target.name}.lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it") from None
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+            raise errors.AlreadyExists(f"{target} exists and is not empty; name a new place for the backup")
+        _remove(place)
+        try:
+            if target.suffix == TAR:
+                with place.open("xb") as file:
+                    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                        yield BackupWriter(place, tar)
+                    file.flush()
+                    os.fsync(file.fileno())
+            else:
+                place.mkdir()
+                yield BackupWriter(place, None)
+                for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
+                    sync_directory(folder)
+            place.rename(target)
+        except BaseException:
+            _remove(place)
+            raise
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+class Backup:
+    """A backup that is there. `manifest` is what it says of itself, `files` what belongs to it."""
+
+    def __init__(self, source: Path) -> None:
+        """Opens it. Raises NotFound without a manifest, DataLoss for a damaged one, NewerFormat for a newer one."""
+        self.source = source
+        self._tar: tarfile.TarFile | None = None
+        if source.is_file():
+            try:
+                self._tar = tarfile.open(source, "r:")  # noqa: SIM115 -- closed by `close`
+            except (tarfile.TarError, OSError, EOFError) as error:
+                raise errors.DataLoss(f"{source} is not a whole .tar ({error}); take another backup") from error
+        self.manifest = _parsed(self._read_manifest(), f"{source}/{MANIFEST}")
+        self.files = {name: FileEntry(one["sha256"], one["size_bytes"]) for name, one in self.manifest["files"].items()}
+        for name in self.files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise errors.DataLoss(f"{source}/{MANIFEST} names {name!r}, which leads out of it; it is forged")
+
+    def close(self) -> None:
+        """Closes the `.tar`."""
+        if self._tar is not None:
+            self._tar.close()
+
+    def copy(self, name: str, target: IO[bytes] | None = None) -> None:
+        """Reads a file, into `target` if there is one. Raises DataLoss, naming it, unless it is as it was written."""
+        wanted, digest, size = self.files[name], hashlib.sha256(), 0
+        try:
+            with self._open(name) as file:
+                while block := file.read(_BLOCK_BYTES):
+                    size += len(block)
+                    digest.update(block)
+                    if target is not None:
+                        target.write(block)
+        except (OSError, KeyError, tarfile.TarError) as error:
+            raise errors.DataLoss(f"{self.source}/{name} cannot be read ({error}); take another backup") from error
+        if (digest.hexdigest(), size) != (wanted.sha256, wanted.size_bytes):
+            raise errors.DataLoss(f"{self.source}/{name} does not have the sha256 of the manifest; take another backup")
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file; raises as `copy` does."""
+        content = io.BytesIO()
+        self.copy(name, content)
+        return content.getvalue()
+
+    def _open(self, name: str) -> IO[bytes]:
+        if self._tar is None:
+            path = self.source / name
+            if path.is_symlink():
+                raise OSError("it is a link")
+            return path.open("rb")
+        file = self._tar.extractfile(name)
+        if file is None:
+            raise OSError("it is no regular file")
+        return file
+
+    def _read_manifest(self) -> bytes:
+        try:
+            with self._open(MANIFEST) as file:
+                return file.read()
+        except (OSError, KeyError, tarfile.TarError):
+            raise errors.NotFound(f"{self.source} is not a backup: it has no {MANIFEST}; name a finished one") from None
+
+
+class _Measured:
+    """Reads exactly so many bytes of a file, and hashes them."""
+
+    def __init__(self, source: IO[bytes], size_bytes: int) -> None:
+        self._source, self._left = source, size_bytes
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
+        wanted = min(self._left, size)
+        data = self._source.read(wanted).ljust(wanted, b"\0")
+        self._left -= wanted
+        self.digest.update(data)
+        return data
+
+
+def _digest_of(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _parsed(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(data)
+        check_format(record, FORMAT_VERSION, name)
+        said = record.pop("sha256")
+        record["files"], record["corpora"], record["checkpoints"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.DataLoss(f"{name} cannot be read ({error!r}); take another backup") from error
+    if said != _digest_of(record):
+        raise errors.DataLoss(f"{name} does not have its own sha256; take another backup")
+    return record
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    with contextlib.suppress(FileNotFoundError):
+        place.unlink()

@@ -1,0 +1,148 @@
+"""`aeenc backup` and `aeenc restore`: of the fleet of `aeenc up`, or of any Redis and folder of artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from aeenc.cli.output import EndedBadly, Output, fields_table, output_of
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.transport.targets import home as default_home
+from services.launcher.backups.archive import Backup
+from services.launcher.fleet import Fleet
+from services.store.artifacts import ArtifactStore
+
+if TYPE_CHECKING:  # other commands need no redis
+    from redis.asyncio import Redis
+
+    from services.launcher.backups.restoring import Restored
+
+Home = Annotated[Path | None, typer.Option(help="The home of `aeenc up`.  [default: AEENC_HOME or .aeenc]")]
+RedisUrl = Annotated[
+    str, typer.Option("--redis", envvar="AEENC_REDIS_URL", help="The Redis of other services; needs --artifacts.")
+]
+Artifacts = Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services; needs --redis.")]
+
+
+def back_up(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(help="A new directory, or a new file that ends in .tar.")],
+    home: Home = None,
+    redis: RedisUrl = "",
+    artifacts: Artifacts = None,
+    namespace: Annotated[str, typer.Option(help="Only the keys of this namespace.  [default: all]")] = "",
+) -> None:
+    """Writes Redis and the artifacts of one moment to a new place, while the services go on working.
+
+    Settings, tokens, logs and STATE_DIR are not in it. Exit code 5 if something was missing or damaged already.
+    """
+    out = output_of(context)
+    made = asyncio.run(_back_up(out, target, home, redis, artifacts, namespace))
+    if made:
+        raise EndedBadly(f"the backup is made, but the deployment itself lacks: {'; '.join(made)}")
+
+
+async def _back_up(
+    out: Output, target: Path, home: Path | None, url: str, artifacts: Path | None, namespace: str
+) -> tuple[str, ...]:
+    from services.launcher.backups.making import make_backup
+
+    async with _stores(home, url, artifacts, is_stopped=False) as (redis, store):
+        made = await make_backup(redis, store, target, namespace, out.note)
+    fields = {
+        "backup": str(target),
+        "keys": made.keys,
+        "artifacts": made.artifacts,
+        "corpora": made.corpora,
+        "size_bytes": made.size_bytes,
+        "keys_read_s": round(made.capture_s, 3),
+        "damaged": list(made.damaged),
+    }
+    out.result(fields, _table(fields))
+    return made.damaged
+
+
+def bring_back(
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(help="The directory or .tar of a backup.")],
+    home: Home = None,
+    redis: RedisUrl = "",
+    artifacts: Artifacts = None,
+    force: Annotated[bool, typer.Option(help="Replace the keys that are there, and move artifacts aside.")] = False,
+    only_check: Annotated[bool, typer.Option("--check", help="Read and compare every file, and restore nothing.")] = (
+        False
+    ),
+) -> None:
+    """Brings a backup back into an empty home, or into an empty Redis and folder; the services must not run.
+
+    Every file is compared with its hash before anything is written.
+    """
+    from services.launcher.backups.restoring import check, summary
+
+    out = output_of(context)
+    with closing(Backup(source)) as backup:
+        with out.progress("checking", "files"):
+            check(backup)
+        said = summary(backup)
+        if only_check:
+            out.result({"sound": True, **said}, _table(said), "every file is as it was written")
+            return
+        restored = asyncio.run(_bring_back(backup, home, redis, artifacts, force))
+    fields = {"keys": restored.keys, "artifacts": restored.artifacts, "set_aside": restored.set_aside}
+    out.result({**said, **fields}, _table(fields))
+
+
+async def _bring_back(backup: Backup, home: Path | None, url: str, artifacts: Path | None, force: bool) -> Restored:
+    from services.launcher.backups.restoring import restore
+
+    async with _stores(home, url, artifacts, is_stopped=True) as (redis, store):
+        return await restore(redis, store, backup, force=force)
+
+
+@asynccontextmanager
+async def _stores(
+    home: Path | None, url: str, artifacts: Path | None, *, is_stopped: bool
+) -> AsyncIterator[tuple[Redis, ArtifactStore]]:
+    """Opens the stores that the options name."""
+    if bool(url) != (artifacts is not None):
+        raise InvalidArgument("--redis and --artifacts name one deployment; give both, or --home alone")
+    if artifacts is not None:
+        async with _connected(url) as redis:
+            yield redis, ArtifactStore(artifacts)
+        return
+    fleet = Fleet(home or default_home())
+    if is_stopped and (running := fleet.running()):
+        raise FailedPrecondition(f"{', '.join(running)} of {fleet.home} run; stop them with `aeenc down`")
+    if not is_stopped and fleet.options() is None:
+        raise InvalidArgument(f"{fleet.home} is no home of `aeenc up`; name one, or give --redis and --artifacts")
+    with fleet.with_redis() as known:
+        async with _connected(known) as redis:
+            yield redis, ArtifactStore(fleet.artifacts)
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Redis]:
+    from services.store.redis import connect
+
+    redis = connect(url)
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+def _table(fields: Mapping[str, Any]) -> Table:
+    """Shows fields; of what is listed, how many there are."""
+    return fields_table({name: len(one) if isinstance(one, list | dict) else one for name, one in fields.items()})
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("backup")(back_up)
+    app.command("restore")(bring_back)

@@ -1,0 +1,143 @@
+"""The files of a store as a backup needs them: artifacts that nobody removes meanwhile, and the records of corpora.
+
+Artifacts never change, so they are held and copied at leisure. Records of corpora are small and change: they are read
+at once. Journals of unfinished builds only grow, and say themselves how much of them counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from aeenc import errors
+from services.corpus.active import ACTIVE, MOVES, read_active
+from services.corpus.generation import folder_of, is_corpus_name
+from services.launcher.backups.archive import BackupWriter
+from services.store.artifacts import DAMAGED, DELETED, MANIFEST, TEMPORARY, ArtifactStore, Hold
+
+ARTIFACTS = "artifacts"  # where they are in a backup
+CHECKPOINTS, GENERATIONS = "checkpoints", "generations"
+BUILD = ".build-"  # journals of builds, as the index names them
+_LEFT_OUT = (TEMPORARY, DELETED, DAMAGED, BUILD, "..")  # "..": a record that is being written
+
+
+def corpora(store: ArtifactStore) -> list[str]:
+    """Lists the folders of corpora."""
+    root = store.root / GENERATIONS
+    return sorted(one.name for one in root.iterdir() if is_corpus_name(one.name)) if root.is_dir() else []
+
+
+class HeldArtifact:
+    """An artifact whose files stay as long as this object lives, also when it is deleted or replaced meanwhile."""
+
+    def __init__(self, store: ArtifactStore, folder: str, artifact_id: str) -> None:
+        """Raises NotFound when it is not there, or no longer."""
+        self.name = f"{folder}/{artifact_id}"
+        self._hold: Hold = store.hold(folder, artifact_id)
+        try:
+            self._directory = os.open(store.path(folder, artifact_id), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            raise errors.NotFound(f"{self.name} has just been removed") from None
+        if not self._hold.stands():
+            raise errors.NotFound(f"{self.name} has just been removed")
+
+    def copy(self, backup: BackupWriter) -> list[str]:
+        """Copies the files that the manifest names. Returns those that differ from it."""
+        files = self._files()
+        damaged = [] if files else [f"{self.name}/{MANIFEST} cannot be read"]
+        for name, sha256 in files.items():
+            try:
+                with self._open(name) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    copied = backup.add(f"{ARTIFACTS}/{self.name}/{name}", file, size)
+                if copied.sha256 != sha256:
+                    damaged.append(f"{self.name}/{name} does not have the sha256 of its manifest")
+            except OSError as error:
+                damaged.append(f"{self.name}/{name} cannot be read ({error.strerror})")
+        with self._open(MANIFEST) as file:
+            backup.add(f"{ARTIFACTS}/{self.name}/{MANIFEST}", file, os.fstat(file.fileno()).st_size)
+        return damaged
+
+    def _files(self) -> dict[str, str]:
+        """The hash of each file, as the manifest says; of nothing when it cannot be read."""
+        try:
+            with self._open(MANIFEST) as file:
+                return {name: entry["sha256"] for name, entry in json.load(file)["files"].items() if "/" not in name}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _open(self, name: str) -> IO[bytes]:
+        return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._directory), "rb")
+
+    def __del__(self) -> None:
+        if (directory := getattr(self, "_directory", None)) is not None:
+            os.close(directory)
+
+
+def hold_all(store: ArtifactStore, held: dict[str, HeldArtifact]) -> None:
+    """Holds all artifacts that there are and that are not held yet, by `<folder>/<id>`."""
+    for folder in (CHECKPOINTS, *map(folder_of, corpora(store))):
+        for artifact_id in store.list(folder):
+            if f"{folder}/{artifact_id}" not in held:
+                with contextlib.suppress(errors.NotFound):
+                    held[f"{folder}/{artifact_id}"] = HeldArtifact(store, folder, artifact_id)
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of all corpora: their files by name, and which generation is active by corpus ("": none)."""
+
+    files: dict[str, bytes]
+    active: dict[str, str]
+    damaged: tuple[str, ...]
+
+    @property
+    def moves(self) -> dict[str, bytes]:
+        """Those that say what is active."""
+        return {name: data for name, data in self.files.items() if Path(name).name == ACTIVE or f"/{MOVES}/" in name}
+
+
+def read_records(store: ArtifactStore) -> Records:
+    """Reads the records of all corpora.
+
+    Notes of requests are read before the moves: no retry is answered with something that the moves do not show.
+    """
+    files: dict[str, bytes] = {}
+    active, damaged = {}, []
+    for corpus in corpora(store):
+        folder = store.root / folder_of(corpus)
+        for path in sorted(_small_files(folder), key=lambda path: (path.parent.name == MOVES, path.name == ACTIVE)):
+            with contextlib.suppress(FileNotFoundError):  # replaced or swept meanwhile
+                files[f"{ARTIFACTS}/{folder_of(corpus)}/{path.relative_to(folder)}"] = path.read_bytes()
+        try:
+            active[corpus] = read_active(store, corpus) or ""
+        except errors.AeencError as error:
+            damaged.append(f"corpus {corpus}: {error.message}")
+    return Records(files, active, tuple(damaged))
+
+
+def _small_files(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if not entry.name.startswith(".") or entry.name.startswith(_LEFT_OUT) or entry.name.endswith(".lock"):
+            continue
+        if entry.is_dir():
+            yield from (path for path in entry.iterdir() if not path.name.startswith("."))
+        else:
+            yield entry
+
+
+def copy_builds(store: ArtifactStore, backup: BackupWriter) -> None:
+    """Copies the journals of unfinished builds: first what says how much counts, then what only grows."""
+    for corpus in corpora(store):
+        folder = store.root / folder_of(corpus)
+        for journal in sorted(folder.glob(f"{BUILD}*")):
+            files = [path for path in journal.rglob("*") if path.is_file() and not path.name.startswith(".")]
+            for path in sorted(files, key=lambda path: path.name != "progress.json"):
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # the build has just finished
+                    name = f"{ARTIFACTS}/{folder_of(corpus)}/{path.relative_to(folder)}"
+                    backup.add(name, file, os.fstat(file.fileno()).st_size)

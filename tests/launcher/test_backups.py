@@ -1,0 +1,380 @@
+"""Backups: what was acknowledged comes back, and what is damaged, newer or in the way is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from typer.testing import CliRunner
+
+from aeenc import errors
+from aeenc.cli.main import app
+from services.corpus.active import ACTIVE, read_active, write_active
+from services.corpus.generation import KIND, folder_of
+from services.launcher.backups import making
+from services.launcher.backups.archive import MANIFEST, Backup
+from services.launcher.backups.keys import Key, pattern, put
+from services.launcher.backups.making import make_backup
+from services.launcher.backups.restoring import check, restore
+from services.launcher.fleet import RESTORING, Fleet, Options
+from services.launcher.private_redis import start_private_redis
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.checkpoint_registry import CheckpointRegistry
+from services.store.formats import NewerFormat
+from services.store.redis import connect
+from services.store.registry_rows import CheckpointRow
+
+SECRET = "a-token-that-nobody-may-see"
+CORPUS = "science"
+
+
+@dataclass
+class Deployment:
+    """A Redis and a store of artifacts; keys of one namespace."""
+
+    redis: Redis
+    store: ArtifactStore
+    namespace: str
+
+    @property
+    def registry(self) -> CheckpointRegistry:
+        return CheckpointRegistry(self.redis, self.namespace)
+
+    def artifact(self, folder: str, content: str) -> Artifact:
+        with self.store.writer(KIND, folder) as writer:
+            (writer.path / "vectors.npy").write_text(content)
+            return writer.commit({"content": content})
+
+    async def register(self, content: str) -> Artifact:
+        made = self.artifact("checkpoints", content)
+        digest, created = made.manifest_sha256, made.created_at
+        await self.registry.add_checkpoint(CheckpointRow(made.id, "s", False, "", "", 0.0, digest, created, 1, 32))
+        return made
+
+    def activate(self, content: str) -> str:
+        made = self.artifact(folder_of(CORPUS), content)
+        write_active(self.store, CORPUS, made.id)
+        return made.id
+
+    async def keys(self) -> dict[str, bytes]:
+        found = [key async for key in self.redis.scan_iter(pattern(self.namespace))]
+        return {key: await self.redis.type(key) for key in sorted(found)}
+
+    async def back_up(self, target: Path) -> making.Made:
+        return await make_backup(self.redis, self.store, target, self.namespace, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def other_redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Redis of another machine."""
+    server = start_private_redis(tmp_path_factory.mktemp("redis"))
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+async def here(redis_url: str, namespace: str, tmp_path: Path):
+    redis = connect(redis_url)
+    yield Deployment(redis, ArtifactStore(tmp_path / "here"), namespace)
+    await redis.aclose()
+
+
+@pytest.fixture
+async def there(other_redis_url: str, namespace: str, tmp_path: Path):
+    redis = connect(other_redis_url)
+    yield Deployment(redis, ArtifactStore(tmp_path / "there"), namespace)
+    await redis.aclose()
+
+
+def opened(source: Path) -> Backup:
+    backup = Backup(source)
+    check(backup)
+    return backup
+
+
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: Deployment, tmp_path: Path, name: str):
+    checkpoint, generation = await here.register("one"), here.activate("premises")
+    explanations = here.store.root / folder_of(CORPUS) / ".explanations.json"
+    explanations.write_text("{}")
+    prefix = f"aeenc:{here.namespace}:1:"
+    await here.redis.hset(f"{prefix}hash", mapping={"a": "é", "b": "2"})
+    await here.redis.zadd(f"{prefix}sorted", {"a": 0.1, "b": 1e300})
+    await here.redis.xadd(f"{prefix}stream", {"n": "1"}, id="7-0")
+    await here.redis.set(f"{prefix}lease", "owner", px=60_000)
+    await here.redis.set("others:key", SECRET)
+    made = await here.back_up(tmp_path / name)
+    assert (made.keys, made.artifacts, made.corpora, made.damaged) == (7, 2, 1, ())
+    restored = await restore(there.redis, there.store, opened(tmp_path / name))
+    assert (restored.keys, restored.artifacts) == (7, 2)
+    assert await there.keys() == await here.keys()
+    assert await there.redis.hgetall(f"{prefix}hash") == {"a": "é", "b": "2"}
+    assert await there.redis.zrange(f"{prefix}sorted", 0, -1, withscores=True) == [("a", 0.1), ("b", 1e300)]
+    assert await there.redis.xrange(f"{prefix}stream") == [("7-0", {"n": "1"})]
+    assert 0 < await there.redis.pttl(f"{prefix}lease") <= 60_000
+    row = await there.registry.checkpoint(checkpoint.id)
+    assert there.store.open("checkpoints", checkpoint.id, expected_manifest_sha256=row.manifest_sha256)
+    assert read_active(there.store, CORPUS) == generation
+    assert there.store.open(folder_of(CORPUS), generation)
+    assert (there.store.root / folder_of(CORPUS) / ".explanations.json").read_text() == "{}"
+    assert not (there.store.root / RESTORING).exists()
+    assert await there.redis.get("others:key") is None
+
+
+async def test_a_lease_that_has_run_out_is_free_after_the_restore(here: Deployment, there: Deployment, tmp_path: Path):
+    key = f"aeenc:{here.namespace}:1:run:r:lease"
+    await here.redis.set(key, "owner", px=1)
+    dump = Key(key, await here.redis.execute_command("DUMP", key, NEVER_DECODE=[]) or b"", 1)
+    await here.redis.set(key, "owner")
+    dump = Key(key, await here.redis.execute_command("DUMP", key, NEVER_DECODE=[]), 1)
+    await put(there.redis, [dump], pattern(there.namespace))
+    assert await there.redis.get(key) is None
+
+
+async def test_what_is_deleted_while_it_is_copied_is_in_the_backup(
+    here: Deployment, there: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint, generation = await here.register("one"), here.activate("premises")
+    copy_builds = making.copy_builds
+
+    def delete_all(*arguments: object) -> None:
+        here.store.delete("checkpoints", checkpoint.id)
+        here.store.delete(folder_of(CORPUS), generation)
+        here.store.sweep("checkpoints")
+        copy_builds(*arguments)
+
+    monkeypatch.setattr(making, "copy_builds", delete_all)
+    made = await here.back_up(tmp_path / "backup")
+    assert made.damaged == ()
+    await restore(there.redis, there.store, opened(tmp_path / "backup"))
+    assert there.store.open("checkpoints", checkpoint.id)
+    assert there.store.open(folder_of(CORPUS), read_active(there.store, CORPUS))
+    assert not here.store.list("checkpoints")
+    here.store.sweep("checkpoints")
+    assert not here.store.has_deleted("checkpoints")  # nothing is held any more
+
+
+async def test_what_is_made_and_removed_between_two_looks_makes_it_look_again(
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The registry's row is in the first snapshot, its files are gone before anybody holds them."""
+    capture, seen = making.capture, []
+
+    async def racing(redis: Redis, keys: str) -> making.Captured:
+        made = await here.register("short-lived") if not seen else None
+        found = await capture(redis, keys)
+        if made:
+            await here.registry.bury_checkpoint(made.id)
+            here.store.delete("checkpoints", made.id)
+        seen.append(len(found.checkpoints))
+        return found
+
+    monkeypatch.setattr(making, "capture", racing)
+    made = await here.back_up(tmp_path / "backup")
+    assert seen == [1, 0]
+    assert made.damaged == ()
+
+
+async def test_keys_and_moves_are_of_one_moment(here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A tandem is published in Redis first, then in the corpus: a backup must not have the second without the first."""
+    here.activate("first")
+    capture, seen = making.capture, []
+
+    async def racing(redis: Redis, keys: str) -> making.Captured:
+        found = await capture(redis, keys)
+        if not seen:
+            await here.redis.set(f"aeenc:{here.namespace}:1:published", "second")
+            seen.append(here.activate("second"))
+        return found
+
+    monkeypatch.setattr(making, "capture", racing)
+    made = await here.back_up(tmp_path / "backup")
+    assert opened(tmp_path / "backup").manifest["corpora"] == {CORPUS: seen[0]}
+    assert made.keys == 1
+
+
+async def test_the_pointer_that_counted_counts_after_the_restore(here: Deployment, there: Deployment, tmp_path: Path):
+    """An earlier release's pointer file counts by its time on disk, which a copy does not keep."""
+    older, newer = here.activate("older"), here.activate("newer")
+    pointer = here.store.root / folder_of(CORPUS) / ACTIVE
+    pointer.write_text(json.dumps({"format_version": 1, "generation": older}))  # moved by an earlier release
+    assert read_active(here.store, CORPUS) == older
+    await here.back_up(tmp_path / "one")
+    write_active(here.store, CORPUS, newer)
+    record = max((here.store.root / folder_of(CORPUS) / ".moves").glob("*.json"))
+    pointer.write_text(json.dumps({"format_version": 1, "generation": older}))
+    info = pointer.stat()  # a pointer that the last move has seen, and was killed before replacing
+    state = f"{info.st_ino}-{info.st_mtime_ns}"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "pointer": state}))
+    assert read_active(here.store, CORPUS) == newer
+    await here.back_up(tmp_path / "two")
+    for name, active in (("one", older), ("two", newer)):
+        store = ArtifactStore(tmp_path / f"restored-{name}")
+        await restore(there.redis, store, opened(tmp_path / name), force=True)
+        assert read_active(store, CORPUS) == active
+
+
+async def test_an_unfinished_build_comes_back_as_far_as_it_said(here: Deployment, there: Deployment, tmp_path: Path):
+    build = here.store.root / folder_of(CORPUS) / ".build-0123"
+    (build / "generation").mkdir(parents=True)
+    for name in ("premises.jsonl", "progress.json", "lock", "generation/vectors.npy", ".progress.json.abc"):
+        (build / name).write_text(name)
+    await here.back_up(tmp_path / "backup")
+    backup = opened(tmp_path / "backup")
+    copied = [name.rpartition("/.build-0123/")[2] for name in backup.files if ".build-" in name]
+    assert copied[0] == "progress.json"  # what it counts is in the files that are copied after it
+    assert sorted(copied) == ["generation/vectors.npy", "lock", "premises.jsonl", "progress.json"]
+    await restore(there.redis, there.store, backup)
+    restored = there.store.root / folder_of(CORPUS) / ".build-0123" / "generation" / "vectors.npy"
+    assert restored.read_text() == "generation/vectors.npy"
+
+
+async def test_what_lacks_files_already_is_named_and_all_else_is_saved(here: Deployment, tmp_path: Path):
+    lost, kept = await here.register("lost"), await here.register("kept")
+    generation = here.activate("premises")
+    shutil.rmtree(here.store.path("checkpoints", lost.id))
+    (here.store.path(folder_of(CORPUS), generation) / "vectors.npy").write_text("tampered")
+    made = await here.back_up(tmp_path / "backup")
+    assert made.damaged == (
+        f"checkpoints/{lost.id} has no files, though checkpoint {lost.id} is registered",
+        f"{folder_of(CORPUS)}/{generation}/vectors.npy does not have the sha256 of its manifest",
+    )
+    assert f"artifacts/checkpoints/{kept.id}/{MANIFEST}" in opened(tmp_path / "backup").files
+
+
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+async def test_a_backup_that_breaks_off_is_none(
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    await here.register("one")
+    left = tmp_path / f".{name}.unfinished"
+    left.mkdir()
+    (left / MANIFEST).write_text("left by a killed one")
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "copy_builds", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await here.back_up(tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert not left.exists()
+    await here.back_up(tmp_path / name)
+    opened(tmp_path / name)
+
+
+async def test_a_second_backup_takes_neither_the_place_of_a_first_nor_its_turn(here: Deployment, tmp_path: Path):
+    both = await asyncio.gather(*(here.back_up(tmp_path / "backup") for _ in range(2)), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in both) == ["FailedPrecondition", "Made"]
+    with pytest.raises(errors.AlreadyExists, match="not empty"):
+        await here.back_up(tmp_path / "backup")
+
+
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path, name: str):
+    made = await here.register("one")
+    here.activate("premises")
+    await here.back_up(tmp_path / name)
+    if name == "backup":
+        places = {path: path.stat().st_size // 2 for path in (tmp_path / name).rglob("*") if path.is_file()}
+    else:
+        with tarfile.open(tmp_path / name) as tar:
+            members = [member for member in tar.getmembers() if member.isfile()]
+        places = {Path(one.name): one.offset_data + one.size // 2 for one in members}
+    assert len(places) == 8, sorted(places)
+    for path, offset in places.items():
+        target = path if name == "backup" else tmp_path / name
+        whole = target.read_bytes()
+        target.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+        with pytest.raises(errors.DataLoss, match=path.name):
+            opened(tmp_path / name)
+        target.write_bytes(whole)
+    if name == "backup":
+        (tmp_path / name / "artifacts" / "checkpoints" / made.id / "vectors.npy").unlink()
+    else:
+        os.truncate(tmp_path / name, 4096)
+    with pytest.raises((errors.DataLoss, errors.NotFound), match=str(tmp_path / name)):
+        opened(tmp_path / name)
+
+
+async def test_newer_and_unfinished_backups_are_refused_by_name(here: Deployment, tmp_path: Path):
+    await here.back_up(tmp_path / "backup")
+    manifest = tmp_path / "backup" / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 2}))
+    with pytest.raises(NewerFormat, match=r"manifest\.json has format_version 2"):
+        Backup(tmp_path / "backup")
+    manifest.unlink()
+    with pytest.raises(errors.NotFound, match="is not a backup"):
+        Backup(tmp_path / "backup")
+
+
+async def test_a_place_that_is_not_empty_is_named_and_kept(here: Deployment, there: Deployment, tmp_path: Path):
+    new, old = await here.register("new"), await there.register("old")
+    await here.back_up(tmp_path / "backup")
+    backup = opened(tmp_path / "backup")
+    keys = await there.keys()
+    with pytest.raises(errors.FailedPrecondition, match=rf"keys aeenc.*checkpoints has {old.id}.*--force") as caught:
+        await restore(there.redis, there.store, backup)
+    assert f"{len(keys)} keys" in caught.value.message
+    assert await there.keys() == keys
+    assert there.store.list("checkpoints") == [old.id]
+    restored = await restore(there.redis, there.store, backup, force=True)
+    assert there.store.list("checkpoints") == [new.id]
+    assert [row.version for row in await there.registry.checkpoints()] == [new.id]
+    assert ArtifactStore(Path(restored.set_aside)).open("checkpoints", old.id)
+
+
+async def test_keys_that_this_redis_cannot_read_leave_the_old_ones(there: Deployment):
+    await there.register("old")
+    keys = await there.keys()
+    with pytest.raises(errors.FailedPrecondition, match="a later one"):
+        await put(
+            there.redis, [Key(f"aeenc:{there.namespace}:1:a", b"\0\1x\xff\x00" + b"\0" * 8)], pattern(there.namespace)
+        )
+    assert await there.keys() == keys
+
+
+def aeenc(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_home_goes_into_another_home_without_its_secrets(tmp_path: Path):
+    home = tmp_path / "home"
+    fleet = Fleet(home)
+    with fleet.locked():
+        fleet._write(Options(tokens_file=SECRET, oracle_credentials=SECRET), {}, {}, "")
+    (home / "state" / "trainer").mkdir(parents=True)
+    (home / "state" / "trainer" / "token").write_text(SECRET)
+    ArtifactStore(home / "artifacts")
+    done = aeenc("--json", "backup", tmp_path / "backup", "--home", home)
+    assert done.exit_code == 0, done.output
+    assert SECRET not in "".join(path.read_text() for path in (tmp_path / "backup").rglob("*") if path.is_file())
+    done = aeenc("--json", "restore", tmp_path / "backup", "--check")
+    assert json.loads(done.stdout)["sound"] is True
+    done = aeenc("--json", "restore", tmp_path / "backup", "--home", tmp_path / "other")
+    assert done.exit_code == 0, done.output
+    (tmp_path / "other" / "artifacts" / RESTORING).mkdir()
+    with pytest.raises(errors.FailedPrecondition, match="broke off; run it again with --force"):
+        Fleet(tmp_path / "other").up(Options(base_port=0))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["backup", "new", "--redis", "redis://127.0.0.1:1"], 2, "give both"),
+        (["backup", "new", "--home", "nothing-here"], 2, "is no home"),
+        (["restore", "nothing-here"], 2, "is not a backup"),
+        (["backup", "new", "--redis", "redis://127.0.0.1:1", "--artifacts", "a"], 3, "is it running"),
+    ],
+)
+def test_wrong_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, says: str):
+    monkeypatch.chdir(tmp_path)
+    done = aeenc(*words)
+    assert done.exit_code == code, done.output
+    assert says in done.output
+    assert not (tmp_path / "new").exists()
