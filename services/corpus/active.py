@@ -11,6 +11,7 @@ The index moves and follows, the trainer reads. Everything here blocks on the di
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -43,7 +44,11 @@ def read_active(store: ArtifactStore, corpus: str) -> str | None:
 
 
 def latest_move(store: ArtifactStore, corpus: str) -> Move:
-    """Returns the latest move of a corpus; number 0 when there is none. Raises what `read_active` raises."""
+    """Returns the latest move of a corpus; number 0 when there is none.
+
+    Raises what `read_active` raises, and Unavailable when the store is gone.
+    """
+    store.check_there()
     return read_move(records_of(store, corpus))
 
 
@@ -105,15 +110,19 @@ def note_change(
 
 def records_of(store: ArtifactStore, corpus: str) -> Records:
     """Returns the records of a corpus: in its folder, or where the store has a bucket, there."""
-    files = MoveFiles(store.root / folder_of(corpus))
-    return MoveObjects(store.bucket, f"{folder_of(corpus)}/{MOVES}", files) if isinstance(store, CachedStore) else files
+    folder = store.root / folder_of(corpus)
+    if not isinstance(store, CachedStore):
+        return MoveFiles(folder)
+    # of this bucket alone: the directory may have been a store itself, or the cache of another bucket
+    copies = MoveFiles(folder, f"{MOVES}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}")
+    return MoveObjects(store.bucket, f"{folder_of(corpus)}/{MOVES}", copies)
 
 
 class MoveFiles:
     """The records of one corpus as files in its folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._moves, self._pointer = folder / MOVES, folder / ACTIVE
+    def __init__(self, folder: Path, moves: str = MOVES) -> None:
+        self._moves, self._pointer = folder / moves, folder / ACTIVE
 
     def numbers(self) -> list[int]:
         """The numbers that there are."""
@@ -196,7 +205,10 @@ class MoveObjects:
             names = self._bucket.names(self._prefix)
         except errors.Unavailable:
             return self._copies.numbers()
-        return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+        found = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+        for old in set(self._copies.numbers()) - set(found):
+            self._copies.remove(old)
+        return found
 
     def read(self, number: int) -> bytes | None:
         """The record of a number; None when there is none."""

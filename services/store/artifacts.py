@@ -154,6 +154,14 @@ class ArtifactStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._was_there = root.is_dir()
+
+    def check_there(self) -> None:
+        """Raises Unavailable when the root was there before and is gone, as that of a lost volume is."""
+        if self.root.is_dir():
+            self._was_there = True
+        elif self._was_there:
+            raise errors.Unavailable(f"the artifacts directory {self.root} is not there any more; mount it again")
 
     def path(self, folder: str, artifact_id: str) -> Path:
         """Returns an artifact's path. Raises InvalidArgument unless the id is a plain name."""
@@ -211,7 +219,7 @@ class ArtifactStore:
         try:
             return Hold(self.path(folder, artifact_id))
         except FileNotFoundError:
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
+            raise self._missing(folder, artifact_id) from None
 
     def damaged_files(self, folder: str, artifact_id: str) -> tuple[Artifact, list[str]]:
         """Lists the files that differ from the manifest, hash by hash. Raises what `open` raises for the manifest."""
@@ -229,7 +237,7 @@ class ArtifactStore:
         directory = self.path(folder, artifact_id)
         manifest_path = directory / MANIFEST
         if not manifest_path.is_file() or directory.is_symlink():
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+            raise self._missing(folder, artifact_id)
         artifact = read_manifest(manifest_path, expected_manifest_sha256)
         if artifact.id != artifact_id:
             raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
@@ -271,14 +279,19 @@ class ArtifactStore:
     def check_exists(self, folder: str, artifact_id: str) -> None:
         """Raises NotFound when there is no such artifact, or no longer."""
         if not (self.path(folder, artifact_id) / MANIFEST).is_file():
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+            raise self._missing(folder, artifact_id)
 
     def delete(self, folder: str, artifact_id: str) -> None:
         """Hides an artifact, then removes it. Raises NotFound when there is none."""
         try:
             remove_directory(self.path(folder, artifact_id))
         except FileNotFoundError:
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is") from None
+            raise self._missing(folder, artifact_id) from None
+
+    def _missing(self, folder: str, artifact_id: str) -> errors.NotFound:
+        """Describes that there is no such artifact. Raises Unavailable when the whole root is gone."""
+        self.check_there()
+        return errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
 
     @contextmanager
     def deleting(self, folder: str, artifact_id: str) -> Iterator[None]:

@@ -216,25 +216,31 @@ class CachedStore(ArtifactStore):
         self._provide(folder, artifact_id)
         try:
             return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
+        except errors.NotFound:
+            pass  # nowhere, or evicted at this moment
         except errors.DataLoss as error:
             if not was_here or self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}") is None:
                 raise
             log.warning("a damaged copy is fetched again", folder=folder, id=artifact_id, reason=error.message)
-        with contextlib.suppress(FileNotFoundError):
-            remove_directory(self.path(folder, artifact_id))
+            with contextlib.suppress(FileNotFoundError):
+                remove_directory(self.path(folder, artifact_id))
         self._provide(folder, artifact_id)
         return super().open(folder, artifact_id, expected_manifest_sha256=expected_manifest_sha256, verify=verify)
 
     def hold(self, folder: str, artifact_id: str) -> Hold:
         """Keeps the files of an artifact as ArtifactStore does, fetched first if it is not here."""
-        self._provide(folder, artifact_id)
+        for _ in range(TRIES):  # somebody may evict it before it is held
+            self._provide(folder, artifact_id)
+            with contextlib.suppress(errors.NotFound):
+                if (hold := super().hold(folder, artifact_id)).stands():
+                    return hold
         return super().hold(folder, artifact_id)
 
     def check_exists(self, folder: str, artifact_id: str) -> None:
         """Raises NotFound when there is no such artifact in the bucket, whatever lies here."""
         self.path(folder, artifact_id)  # refuses what is no id
         if self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}") is None:
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+            raise self._missing(folder, artifact_id)
 
     def list(self, folder: str) -> list[str]:
         """Lists the ids of all artifacts of a folder in the bucket, sorted; while that is away, of the copies here."""
@@ -266,7 +272,7 @@ class CachedStore(ArtifactStore):
         """Hides an artifact in the bucket, and deletes it at the end of the block; shows it again if that raises."""
         key = f"{folder}/{artifact_id}/{MANIFEST}"
         if (manifest := self.bucket.read(key)) is None:
-            raise errors.NotFound(f"{folder} has no {artifact_id!r}; a listing shows what there is")
+            raise self._missing(folder, artifact_id)
         self.bucket.remove(key)
         try:
             yield

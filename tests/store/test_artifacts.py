@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import errors
+from services.corpus.active import read_active
 from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, atomic_write
 from services.store.formats import NewerFormat
 
@@ -334,3 +335,19 @@ def test_a_full_disk_leaves_nothing_visible(tmp_path: Path) -> None:
     assert names(tmp_path / FOLDER) == []  # neither a file nor the manifest fitted
     assert (tmp_path / "pointer").read_bytes() == b"old"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [FOLDER, "pointer"]
+
+
+def test_a_store_whose_volume_is_lost_is_unavailable_and_a_new_one_is_empty(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    with pytest.raises(errors.NotFound):
+        store.open(FOLDER, "q1")
+    written = commit(store, {"a": "one"})
+    store.check_there()
+    store.root.rename(tmp_path / "elsewhere")
+    for call in (store.open, store.hold, store.check_exists, store.delete):
+        with pytest.raises(errors.Unavailable, match="artifacts is not there any more; mount it again"):
+            call(FOLDER, written.id)
+    with pytest.raises(errors.Unavailable):
+        read_active(store, "science")
+    (tmp_path / "elsewhere").rename(store.root)
+    assert store.open(FOLDER, written.id) == written

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors
+from services.corpus import moves
 from services.corpus.active import latest_move, note_change, read_active, write_active
 from services.store import objects
 from services.store.artifacts import MANIFEST, Artifact, ArtifactStore
@@ -34,8 +35,9 @@ class Away:
 
 
 def cut_off(store: CachedStore) -> None:
-    store.bucket = Bucket("memory://away")
-    store.bucket._files = Away()
+    """Lets nobody reach the bucket; a `file://` would be written past fsspec."""
+    url, store.bucket = store.bucket.url, Bucket("memory://away")
+    store.bucket.url, store.bucket._files = url.replace("file:", "memory:"), Away()
 
 
 @pytest.fixture
@@ -277,6 +279,35 @@ def test_moves_in_a_bucket_have_one_winner_and_are_known_while_it_is_away(host: 
         write_active(stores[1], "science", "g10")
     shutil.rmtree(stores[0].root)
     assert read_active(host("new"), "science") == "g9"
+
+
+def test_a_directory_that_was_a_store_itself_has_no_say_in_a_bucket(host: Any, tmp_path: Path):
+    for number in range(3):
+        write_active(ArtifactStore(tmp_path / "one"), "science", f"old{number}")
+    one, two = host("one"), host("two")
+    assert read_active(one, "science") is None
+    write_active(two, "science", "new")
+    assert read_active(one, "science") == read_active(two, "science") == "new"
+
+
+def test_a_directory_that_is_copied_into_a_bucket_is_all_that_the_bucket_needs(host: Any, tmp_path: Path, remote: Path):
+    before = ArtifactStore(tmp_path / "before")
+    written = commit(before, a="some")
+    write_active(before, "science", "g1")
+    shutil.copytree(before.root, remote)
+    one = host("one")
+    assert one.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
+    assert read_active(one, "science") == "g1"
+    assert write_active(one, "science", "g2")[0] == "g1"
+
+
+def test_records_that_are_gone_from_the_bucket_go_from_the_copies(host: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(moves, "KEPT", 4)
+    one, two = host("one"), host("two")
+    for number in range(10):
+        write_active(one, "science", f"g{number}")
+        assert read_active(two, "science") == f"g{number}"
+    assert len(list(two.root.rglob(".moves-*/*.json"))) <= 5
 
 
 def test_of_an_activation_and_a_deletion_on_two_hosts_one_wins(host: Any):

@@ -112,8 +112,10 @@ class PairLog:
         async with unavailable_if_down("import pairs"):
             key = self._keys.import_request(request_id)
             claim = json.dumps({"format_version": FORMAT_VERSION, "run": run_id, **asked})
-            await self._redis.set(key, claim, nx=True, ex=UNFINISHED_TTL_S)
-            claimed: str = await self._redis.get(key)
+            pipe = self._redis.pipeline(transaction=True)  # no fail-over comes between the two
+            pipe.set(key, claim, nx=True, ex=UNFINISHED_TTL_S)
+            pipe.get(key)
+            claimed: str = (await pipe.execute())[1]
         if not claimed.startswith("{"):  # the run alone, as stored before the content was noted
             return claimed
         first = json.loads(claimed)

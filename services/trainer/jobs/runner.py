@@ -221,6 +221,7 @@ class JobRunner:
                 began = f"generation {job.generation} of corpus {job.config.corpus!r}"
                 raise JobFailed(f"{error.message}; if {began} has been deleted, start a new job") from error
         if "error" in result:
+            await asyncio.to_thread(self._checkpoints.store.check_there)  # a lost volume is waited for
             raise JobFailed(str(result["error"]), version)
         return version
 

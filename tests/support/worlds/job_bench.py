@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from services.kit.readiness import Readiness
+from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.jobs import runner as job_runner
@@ -44,7 +45,7 @@ class Checkpoints:
     """A store of files that is empty, and a registry that takes anything."""
 
     def __init__(self, root: Path) -> None:
-        self.store = type("Store", (), {"root": root})()
+        self.store = ArtifactStore(root)
 
     async def register(self, version: str) -> Any:
         """Takes it."""
