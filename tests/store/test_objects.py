@@ -310,41 +310,43 @@ def test_records_that_are_gone_from_the_bucket_go_from_the_copies(host: Any, mon
     assert len(list(two.root.rglob(".moves-*/*.json"))) <= 5
 
 
-def test_of_an_activation_and_a_deletion_on_two_hosts_one_wins(host: Any):
+def test_an_activation_that_a_deletion_overtakes_finds_nothing_to_activate(host: Any):
     """Locks of files do not reach from host to host: the records alone decide."""
     one, two = host("one"), host("two")
-    outcomes = set()
-    for number in range(40):
-        target = commit(one, a=str(number)).id
-        one.push(FOLDER, target)
+    target = pushed(one, a="some").id
+    looked = []
 
-        def activate(target: str = target) -> bool:
-            try:
-                write_active(two, "science", target, lambda _: two.check_exists(FOLDER, target))
-            except errors.NotFound:
-                return False
-            return True
+    def check(_: str) -> None:
+        two.check_exists(FOLDER, target)
+        if not looked:  # it is still there, and gone a moment later
+            looked.append(True)
+            with one.deleting(FOLDER, target):
+                note_change(one, "science", "delete", target)
 
-        def delete(target: str = target) -> bool:
-            def check(active: str) -> None:
-                if active == target:
-                    raise errors.FailedPrecondition("active")
+    with pytest.raises(errors.NotFound, match=target):
+        write_active(two, "science", target, check)
+    assert looked
+    assert read_active(one, "science") is None
 
-            try:
-                with one.deleting(FOLDER, target):
-                    note_change(one, "science", "delete", target, check)
-            except errors.FailedPrecondition:
-                return False
-            return True
 
-        with ThreadPoolExecutor(2) as threads:
-            done = [threads.submit(call).result for call in ((activate, delete) if number % 2 else (delete, activate))]
-            won = {call() for call in done}
-        is_active = read_active(one, "science") == target
-        assert is_active == (target in one.list(FOLDER))
-        assert won == {True, False}
-        outcomes.add(is_active)
-    assert outcomes == {True, False}
+def test_a_deletion_that_an_activation_overtakes_changes_nothing(host: Any):
+    one, two = host("one"), host("two")
+    target = pushed(one, a="some").id
+    write_active(two, "science", target)
+
+    def check(active: str) -> None:
+        if active == target:
+            raise errors.FailedPrecondition("active")
+
+    def delete() -> None:
+        with one.deleting(FOLDER, target):
+            with pytest.raises(errors.NotFound):
+                two.check_exists(FOLDER, target)
+            note_change(one, "science", "delete", target, check)
+
+    with pytest.raises(errors.FailedPrecondition):
+        delete()
+    assert host("three").open(FOLDER, target).id == target
 
 
 def _expect(active: str, expected: str) -> None:
