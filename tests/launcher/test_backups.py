@@ -81,8 +81,8 @@ def other_redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def here(redis_url: str, namespace: str, tmp_path: Path):
-    redis = connect(redis_url)
+async def here(redis_admin_url: str, namespace: str, tmp_path: Path):
+    redis = connect(redis_admin_url)
     yield Deployment(redis, ArtifactStore(tmp_path / "here"), namespace)
     await redis.aclose()
 

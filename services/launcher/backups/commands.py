@@ -1,10 +1,11 @@
-"""`aeenc backup` and `aeenc restore`: of the fleet of `aeenc up`, or of any Redis and folder of artifacts."""
+"""`aeenc backup|restore` and `aeenc corpus export|import`: of the fleet of `aeenc up`, or of any stores."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from aeenc.transport.targets import home as default_home
 from services.launcher.backups.archive import Backup
 from services.launcher.fleet import Fleet
 from services.store.artifacts import ArtifactStore
+from services.store.objects import open_store
 
 if TYPE_CHECKING:  # other commands need no redis
     from redis.asyncio import Redis
@@ -105,6 +107,51 @@ async def _bring_back(backup: Backup, home: Path | None, url: str, artifacts: Pa
         return await restore(redis, store, backup, force=force)
 
 
+Url = Annotated[str, typer.Option(help="The object store behind --artifacts, which is then a cache.")]
+
+
+def export_corpus(
+    context: typer.Context,
+    corpus: Annotated[str, typer.Argument(help="The corpus.")],
+    target: Annotated[Path, typer.Argument(help="A new file that ends in .tar, or a new directory.")],
+    generation: Annotated[str, typer.Option(help="[default: the active one]")] = "",
+    home: Home = None,
+    artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,
+    artifacts_url: Url = "",
+) -> None:
+    """Writes one generation of a corpus into one archive, for another deployment with an encoder of the same space."""
+    from services.launcher.backups.generations import export_generation
+
+    moved = export_generation(_store(home, artifacts, artifacts_url), corpus, generation, target)
+    out = output_of(context)
+    out.result({"archive": str(target), **asdict(moved)}, _table(asdict(moved)))
+
+
+def import_corpus(
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(help="What `aeenc corpus export` has written.")],
+    corpus: Annotated[str, typer.Option(help="The corpus to add it to.  [default: its own]")] = "",
+    activate: Annotated[bool, typer.Option(help="Make it the active generation.")] = True,
+    home: Home = None,
+    artifacts: Annotated[Path | None, typer.Option(help="The ARTIFACTS_DIR of other services.")] = None,
+    artifacts_url: Url = "",
+) -> None:
+    """Adds an exported generation to this deployment, whose indexes serve it within seconds.
+
+    Every file is compared with its hash before the generation can be seen.
+    """
+    from services.launcher.backups.generations import import_generation
+
+    moved = import_generation(_store(home, artifacts, artifacts_url), source, corpus, activate=activate)
+    output_of(context).result({**asdict(moved), "active": activate}, _table(asdict(moved)))
+
+
+def _store(home: Path | None, artifacts: Path | None, url: str) -> ArtifactStore:
+    if url and artifacts is None:
+        raise InvalidArgument("--artifacts-url needs --artifacts, the directory that is its cache")
+    return open_store(artifacts or Fleet(home or default_home()).artifacts, url)
+
+
 @asynccontextmanager
 async def _stores(
     home: Path | None, url: str, artifacts: Path | None, *, is_stopped: bool
@@ -146,3 +193,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("backup")(back_up)
     app.command("restore")(bring_back)
+    [corpus] = [group.typer_instance for group in app.registered_groups if group.name == "corpus"]
+    corpus.command("export")(export_corpus)
+    corpus.command("import")(import_corpus)

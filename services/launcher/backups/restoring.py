@@ -41,7 +41,12 @@ class Restored:
 
 
 def check(backup: Backup) -> None:
-    """Reads every file, and looks whether all that the keys and corpora name is there. Raises DataLoss naming it."""
+    """Reads every file, and looks whether all that the keys and corpora name is there.
+
+    Raises DataLoss naming it, InvalidArgument for what is no backup.
+    """
+    if kind := backup.manifest.get("kind"):
+        raise errors.InvalidArgument(f"{backup.source} holds one {kind} and no keys; use `aeenc corpus import`")
     for name in backup.files:
         backup.copy(name)
     named = {

@@ -193,7 +193,7 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
             await channel.unary(stub.Encode, encoder_pb2.EncodeRequest(texts=["a"]), retry=False)
         assert len(servicer.request_ids) == 1
         with pytest.raises(errors.Unavailable, match="starting"):  # a build's premises are consumed once
-            await IndexClient(channel).build("science", [])
+            await IndexClient(channel).build("science", iter([]))
     assert len(servicer.request_ids) == 2
 
 

@@ -1,0 +1,89 @@
+"""A generation that is exported from one deployment and imported into another: the same answers, or a refusal."""
+
+import json
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from aeenc import errors
+from services.launcher.backups.archive import Backup, new_backup
+from services.launcher.backups.generations import export_generation, import_generation
+from services.launcher.backups.restoring import check
+from services.store.artifacts import ArtifactStore
+from support.waiting import eventually
+from support.worlds.index_world import FACTS, facts
+
+
+@pytest.fixture
+async def exported(serve, artifact_store, tmp_path: Path) -> Path:
+    """An archive of the corpus `science`."""
+    async with serve() as index:
+        await index.client.build("science", facts())
+    target = tmp_path / "science.tar"
+    export_generation(artifact_store, "science", "", target)
+    return target
+
+
+async def test_an_imported_generation_answers_as_the_exported_one(serve, exported: Path, tmp_path: Path):
+    async with serve() as index:
+        before = await index.client.retrieve("science", FACTS[:3], k=4)
+    other = ArtifactStore(tmp_path / "other")
+    async with serve(artifacts_dir=other.root) as index:
+        moved = import_generation(other, exported)
+        assert (moved.corpus, moved.generation, moved.premises) == ("science", before.generation, len(facts()))
+
+        async def serves() -> bool:
+            return any(one.active.id == moved.generation for one in (await index.client.info()).corpora)
+
+        await eventually(serves)
+        assert (await index.client.retrieve("science", FACTS[:3], k=4)).results == before.results
+        assert import_generation(other, exported) == moved, "again changes nothing"
+
+
+async def test_a_generation_may_be_imported_into_another_corpus_and_wait_there(serve, exported: Path, tmp_path: Path):
+    other = ArtifactStore(tmp_path / "other")
+    moved = import_generation(other, exported, "copy", activate=False)
+    async with serve(artifacts_dir=other.root) as index:
+        assert [one.id async for one in index.client.list_generations("copy")] == [moved.generation]
+        assert (await index.client.activate("copy", moved.generation)).previous_generation == ""
+        assert (await index.client.retrieve("copy", FACTS[:1], k=1)).generation == moved.generation
+
+
+def test_what_was_changed_cut_off_or_is_something_else_is_refused_and_nothing_is_seen(exported: Path, tmp_path: Path):
+    other = ArtifactStore(tmp_path / "other")
+    whole = exported.read_bytes()
+    place = whole.index(FACTS[0].encode())
+    for data in (whole[:place] + b"X" + whole[place + 1 :], whole[: len(whole) // 2], b"", b"nonsense"):
+        exported.write_bytes(data)
+        with pytest.raises((errors.DataLoss, errors.NotFound), match=exported.name):
+            import_generation(other, exported)
+    with new_backup(tmp_path / "backup.tar") as backup:
+        backup.finish({"corpora": {}, "checkpoints": {}, "damaged": []})
+    with pytest.raises(errors.InvalidArgument, match="aeenc restore"):
+        import_generation(other, tmp_path / "backup.tar")
+    exported.write_bytes(whole)
+    with closing(Backup(exported)) as archive, pytest.raises(errors.InvalidArgument, match="aeenc corpus import"):
+        check(archive)
+    assert other.list("generations/science") == []
+
+
+def test_an_archive_that_leads_out_of_its_place_writes_nothing(exported: Path, tmp_path: Path):
+    with tarfile.open(exported) as tar:
+        tar.extractall(tmp_path / "open", filter="data")
+    manifest = next((tmp_path / "open").rglob("generations/**/manifest.json"))
+    said = json.loads(manifest.read_text())
+    said["files"]["../../../../evil"] = said["files"].pop(next(iter(said["files"])))
+    manifest.write_text(json.dumps(said))
+    with pytest.raises(errors.DataLoss):
+        import_generation(ArtifactStore(tmp_path / "other"), tmp_path / "open")
+    assert not list(tmp_path.rglob("evil"))
+
+
+async def test_an_export_names_what_is_missing_and_overwrites_nothing(exported: Path, artifact_store: ArtifactStore):
+    with pytest.raises(errors.AlreadyExists, match=exported.name):
+        export_generation(artifact_store, "science", "", exported)
+    with pytest.raises(errors.NotFound, match="'nothing'"):
+        export_generation(artifact_store, "nothing", "", exported.with_name("other.tar"))
+    assert not exported.with_name("other.tar").exists()
