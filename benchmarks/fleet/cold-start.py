@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aeenc import Channel, EncoderClient, IndexClient, Premise
+from aeenc import Channel, EncoderClient, IndexClient
+from aeenc.values import Premise
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, register
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.rows import Rows

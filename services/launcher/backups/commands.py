@@ -193,6 +193,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("backup")(back_up)
     app.command("restore")(bring_back)
-    [corpus] = [group.typer_instance for group in app.registered_groups if group.name == "corpus"]
-    corpus.command("export")(export_corpus)
-    corpus.command("import")(import_corpus)
+    for group in app.registered_groups:
+        if group.name == "corpus" and group.typer_instance is not None:
+            group.typer_instance.command("export")(export_corpus)
+            group.typer_instance.command("import")(import_corpus)
