@@ -77,6 +77,14 @@ class AcknowledgedConnection(AbstractConnection):
         self._names = [args[0]]
         await self.send_packed_command(packed, check_health=options.get("check_health", True))
 
+    async def on_connect_check_health(self, *args: Any, **options: Any) -> None:
+        """Greets the server: several commands before the answers are read, so WAIT after none of them."""
+        token = _SETTLED.set(False)
+        try:
+            await super().on_connect_check_health(*args, **options)
+        finally:
+            _SETTLED.reset(token)
+
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Sends a batch, and WAIT after one that may write. Raises Unanswered when it breaks off."""
         names, self._names = self._names, []

@@ -79,6 +79,14 @@ async def test_a_retry_is_not_answered_from_a_record_that_no_replica_has(pair: R
     assert (await requests.answer(request) or {})["done"] == "1"
 
 
+async def test_a_connection_that_is_made_for_a_read_that_waits_is_in_step(pair: ReplicatedRedis, client: Redis) -> None:
+    await client.set("a", "1")
+    await client.connection_pool.disconnect()
+    with settled():  # greeting a server, redis-py sends several commands before it reads their answers
+        assert [await client.get("a"), await client.hgetall("nothing")] == ["1", {}]
+    assert await client.get("a") == "1"
+
+
 async def test_many_writes_in_one_batch_wait_once(pair: ReplicatedRedis, client: Redis) -> None:
     pipe = client.pipeline(transaction=False)
     for number in range(200):
