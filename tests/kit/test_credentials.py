@@ -11,7 +11,7 @@ import grpc
 import pytest
 import structlog
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.test_authorisation import methods
 from kit.test_server import build
@@ -74,6 +74,7 @@ rates = st.none() | st.floats(1e-3, 1e6)
 
 
 @settings(max_examples=30)
+@example("a", "read", ["\x7f"], "\x7f", None, None, None, None)  # TOML wants it escaped, JSON does not
 @given(
     names,
     st.sampled_from([role.name.lower() for role in Role]),

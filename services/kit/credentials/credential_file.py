@@ -123,5 +123,5 @@ def _toml(value: object) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="seconds")
     if isinstance(value, tuple):
-        return json.dumps(list(value), ensure_ascii=False)
+        value = list(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
