@@ -50,7 +50,7 @@ class EncoderClient:
         """
         options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
         response = await self.channel.unary(
-            self._stub.Encode, options.request(texts), timeout_s=timeout_s, request_id=request_id
+            self._stub.Encode, options.request(texts), timeout_s=timeout_s, hedge=True, request_id=request_id
         )
         return Encoded.of(response)
 
@@ -136,7 +136,7 @@ class EncoderClient:
             model=selector(label, version),
             truncate=types_pb2.TRUNCATE_END if truncate else types_pb2.TRUNCATE_ERROR,
         )
-        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s)
+        response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         return Scored(
             scores=np.asarray(response.scores, dtype=np.float32),
             model_version=response.model_version,

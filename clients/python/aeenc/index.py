@@ -81,7 +81,7 @@ class IndexClient(Renamed):
             generation=generation,
             params=index_pb2.SearchParams(exact=exact, nprobe=nprobe, ef_search=ef_search),
         )
-        response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s)
+        response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
         return SearchResult(
             ids=[list(hits.premise_ids) for hits in response.results],
             scores=[np.asarray(hits.scores, dtype=np.float32) for hits in response.results],
@@ -145,7 +145,7 @@ class IndexClient(Renamed):
             precision=precision_number(precision),
             routing_key=routing_key,
         )
-        response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s)
+        response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved(
             results=[[Hit(p.id, p.text, p.score) for p in found.premises] for found in response.results],
             model_version=response.model_version,
@@ -176,7 +176,7 @@ class IndexClient(Renamed):
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
         request = index_pb2.GetPremisesRequest(corpus=corpus, ids=ids, generation=generation)
-        response = await self.channel.unary(self._stub.GetPremises, request)
+        response = await self.channel.unary(self._stub.GetPremises, request, hedge=True)
         return [values.Premise.from_message(premise) for premise in response.premises]
 
     async def list_premises(

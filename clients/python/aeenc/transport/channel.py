@@ -1,7 +1,6 @@
 """One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
 
-gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `SpreadChannel` deals calls to those of a
-static list.
+gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `spreading` deals calls to those of a list.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import grpc
 from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, resolve, split
+from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 
 T = TypeVar("T")
 _Metadata = list[tuple[str, str]]
@@ -30,16 +30,10 @@ _Metadata = list[tuple[str, str]]
 MESSAGE_BYTES = 64 * 1024 * 1024  # the most that we accept; GetInfo says what a service accepts
 MAX_BACKOFF_S = 2.0
 LAST_ATTEMPT_S = 1.0  # an attempt with less time that ends by its deadline hides the refusal before it
+HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent server is given up
 AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
 _RETRYABLE = (errors.Unavailable, errors.Overloaded)
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
-_BEST_FIRST = (
-    grpc.ChannelConnectivity.READY,
-    grpc.ChannelConnectivity.CONNECTING,
-    grpc.ChannelConnectivity.IDLE,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-    grpc.ChannelConnectivity.SHUTDOWN,
-)
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -50,14 +44,19 @@ class Retry:
 
     `attempts` (at least 1) limits the attempts of a call, the first included; None: only the deadline does. A target
     at which nothing answers is given up after `away_s`; a service that answers and is not ready yet is waited for.
+    Where the target is a list of servers, a read whose server has answered nothing for `hedge_s`, or for a third of the
+    call's time, is sent to another one, too, within the same attempt; None: it never is.
     """
 
     attempts: int | None = None
     away_s: float = 4.0
+    hedge_s: float | None = 2.0
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
             raise errors.InvalidArgument.field("attempts", f"must be at least 1, got {self.attempts}")
+        if self.hedge_s is not None and not self.hedge_s > 0:
+            raise errors.InvalidArgument.field("hedge_s", f"must be positive, got {self.hedge_s}; use None to send once")
 
 
 PATIENT = Retry(away_s=math.inf)  # for programs that outlive restarts of the service, as the services themselves
@@ -163,16 +162,23 @@ class Channel:
         *,
         timeout_s: float | None = None,
         retry: bool = True,
+        hedge: bool = False,
         request_id: str = "",
     ) -> T:
         """Calls a unary method within `timeout_s`, retrying UNAVAILABLE and RESOURCE_EXHAUSTED with growing pauses.
 
-        All attempts have one `x-request-id`. Set `retry` to False for calls that must not run twice. Raises the class
-        of `aeenc.errors` that the service raised.
+        All attempts have one `x-request-id`. Set `retry` to False for calls that must not run twice, and `hedge` to
+        True for reads, which two servers may answer at once. Raises the class of `aeenc.errors` that the service
+        raised.
         """
         metadata = self.metadata(request_id)
+        hedge_s = self._retry.hedge_s if hedge and retry and self._retry.attempts != 1 else None
 
         async def attempt(left_s: float) -> T:
+            if hedge_s is not None and isinstance(method, SpreadMethod):
+                after_s = min(hedge_s, left_s * HEDGE_SHARE)
+                answer: T = await method.hedged(request, after_s=after_s, left_s=left_s, metadata=metadata)
+                return answer
             return await method(request, timeout=left_s, metadata=metadata)
 
         return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
@@ -358,60 +364,6 @@ class _Sent:
         """Raises what the messages have raised, if anything."""
         if self._error is not None:
             raise self._error
-
-
-class SpreadChannel:
-    """Deals the calls of stubs to several gRPC channels in turn; passes over a server that cannot be reached.
-
-    gRPC itself takes a list of IP addresses only and checks one name in all their certificates. Here each server has a
-    channel of its own, so that names work and each certificate is checked against its own name.
-    """
-
-    def __init__(self, channels: Sequence[grpc.aio.Channel]) -> None:
-        self._channels = list(channels)
-        self._turn = 0
-
-    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """Makes a callable as grpc.aio.Channel does; so do the other three."""
-        return self._dealt([channel.unary_unary(*arguments, **options) for channel in self._channels])
-
-    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """One request, many responses."""
-        return self._dealt([channel.unary_stream(*arguments, **options) for channel in self._channels])
-
-    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """Many requests, one response."""
-        return self._dealt([channel.stream_unary(*arguments, **options) for channel in self._channels])
-
-    def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """Many requests, many responses; the stream stays with one server."""
-        return self._dealt([channel.stream_stream(*arguments, **options) for channel in self._channels])
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Returns the best state of any channel: READY when one server is connected."""
-        states = {channel.get_state(try_to_connect) for channel in self._channels}
-        return next(state for state in _BEST_FIRST if state in states)
-
-    async def close(self, grace: float | None = None) -> None:
-        """Closes all channels."""
-        await asyncio.gather(*(channel.close(grace) for channel in self._channels))
-
-    def _dealt(self, methods: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            return methods[self._next()](*arguments, **options)
-
-        return call
-
-    def _next(self) -> int:
-        """Chooses the next connected server; without any, the next that has not just failed; else the next."""
-        count = len(self._channels)
-        turns = [(self._turn + step) % count for step in range(count)]
-        states = [channel.get_state(try_to_connect=True) for channel in self._channels]
-        ready = [n for n in turns if states[n] is grpc.ChannelConnectivity.READY]
-        hopeful = [n for n in turns if states[n] is not grpc.ChannelConnectivity.TRANSIENT_FAILURE]
-        chosen = (ready or hopeful or turns)[0]
-        self._turn = chosen + 1
-        return chosen
 
 
 def _policy(retry: Retry | bool) -> Retry:

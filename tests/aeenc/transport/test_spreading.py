@@ -1,0 +1,202 @@
+"""Reads over a list of servers: one that has fallen silent costs a moment, and one that is merely busy costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from aeenc import Channel, EncoderClient, Retry, errors, vectors
+from aeenc.transport import spreading, status
+from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
+from support.waiting import until
+
+SOON_S = 0.1
+HEDGED = Retry(attempts=2, hedge_s=SOON_S)
+
+
+class Scripted(encoder_pb2_grpc.EncoderServiceServicer):
+    """Answers a text when `answer` returns, with an error if it returns one."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.cancelled: list[str] = []
+        self.answer: Callable[[str], Awaitable[errors.AeencError | None]] = at_once
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+        text = request.texts[0]
+        self.texts.append(text)
+        try:
+            error = await self.answer(text)
+        except asyncio.CancelledError:
+            self.cancelled.append(text)
+            raise
+        if error is not None:
+            trailer = ((status.DETAILS_KEY, status.details_of(error)),)
+            await context.abort(status.code_of(error), status.message_of(error), trailer)
+        return encoder_pb2.EncodeResponse(embeddings=vectors.to_proto(np.ones((1, 2), np.float32)))
+
+
+async def at_once(_: str) -> None:
+    return None
+
+
+async def never(_: str) -> None:
+    await asyncio.Event().wait()
+
+
+class Fleet:
+    """Two servers and a client of both."""
+
+    def __init__(self) -> None:
+        self.first, self.second = Scripted(), Scripted()
+        self.servers = [grpc.aio.server(), grpc.aio.server()]
+        self.targets: list[str] = []
+
+    async def client(self, retry: Retry | bool = HEDGED) -> EncoderClient:
+        """A client that is connected to both."""
+        client = EncoderClient(Channel(",".join(self.targets), timeout_s=20, retry=retry))
+        async with asyncio.timeout(10):
+            while not (self.first.texts and self.second.texts):
+                await client.encode(["warm"])
+        return client
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet()
+    for server, servicer in zip(fleet.servers, (fleet.first, fleet.second), strict=True):
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        fleet.targets.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+    yield fleet
+    for server in fleet.servers:
+        await server.stop(0)
+
+
+async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(fleet: Fleet) -> None:
+    client = await fleet.client()
+    fleet.first.answer = never
+    await client.encode(["asked"])
+    await client.encode(["asked"])  # one of the two went to the silent server first
+    assert fleet.second.texts[-2:] == ["asked", "asked"]
+    await until(lambda: fleet.first.cancelled == ["asked"])
+    await asyncio.gather(*(client.encode([f"later {number}"]) for number in range(10)))
+    assert fleet.first.texts[-1] == "asked"
+    await client.channel.close()
+
+
+async def test_a_silent_server_is_tried_again_by_and_by(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "PASSED_OVER_S", 0.05)
+    client = await fleet.client()
+    fleet.first.answer = never
+    await client.encode(["asked"])
+    await client.encode(["asked"])
+    fleet.first.answer = at_once
+    count = len(fleet.first.texts)
+
+    async def is_back() -> bool:
+        await client.encode(["back"])
+        return len(fleet.first.texts) > count + 2
+
+    async with asyncio.timeout(10):
+        while not await is_back():
+            pass
+    await client.channel.close()
+
+
+async def test_a_call_that_takes_long_at_a_server_that_answers_others_is_sent_once(fleet: Fleet) -> None:
+    client = await fleet.client()
+    finish = asyncio.Event()
+
+    async def slowly(text: str) -> None:
+        if text == "long":
+            await finish.wait()
+
+    fleet.first.answer = fleet.second.answer = slowly
+    long = asyncio.ensure_future(client.encode(["long"]))
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 4 * SOON_S
+    while loop.time() < end:
+        await asyncio.gather(*(client.encode(["short"]) for _ in range(4)))
+    assert [*fleet.first.texts, *fleet.second.texts].count("long") == 1
+    finish.set()
+    await long
+    await client.channel.close()
+
+
+@pytest.mark.parametrize("cls", [errors.Unavailable, errors.Overloaded])
+async def test_a_second_server_that_refuses_does_not_decide_while_the_first_may_answer(
+    fleet: Fleet, cls: type[errors.AeencError]
+) -> None:
+    client = await fleet.client(Retry(attempts=2, hedge_s=0.05))
+    asked: list[str] = []
+    refused = asyncio.Event()
+
+    async def answer(text: str) -> errors.AeencError | None:
+        asked.append(text)
+        if len(asked) == 1:
+            await refused.wait()
+            return None
+        asyncio.get_running_loop().call_later(0.05, refused.set)  # after the refusal has arrived
+        return cls("full")
+
+    fleet.first.answer = fleet.second.answer = answer
+    await client.encode(["asked"])
+    assert asked == ["asked", "asked"]
+    await client.channel.close()
+
+
+async def test_a_read_fails_with_its_reason_when_both_servers_do(fleet: Fleet) -> None:
+    client = await fleet.client(Retry(attempts=2, hedge_s=0.05))
+    refused = asyncio.Event()
+
+    async def answer(_: str) -> errors.AeencError:
+        asyncio.get_running_loop().call_later(0.15, refused.set)
+        await refused.wait()
+        return errors.InvalidArgument("too long")
+
+    fleet.first.answer = fleet.second.answer = answer
+    with pytest.raises(errors.InvalidArgument, match="too long"):
+        await client.encode(["asked"])
+    await client.channel.close()
+
+
+async def test_a_call_that_may_be_made_once_only_is_sent_to_one_server(fleet: Fleet) -> None:
+    client = await fleet.client(retry=False)
+    fleet.first.answer = fleet.second.answer = never
+    with pytest.raises(errors.DeadlineExceeded):
+        await client.encode(["asked"], timeout_s=0.5)
+    assert [*fleet.first.texts, *fleet.second.texts].count("asked") == 1
+    await client.channel.close()
+
+
+async def test_a_read_cancelled_by_its_caller_is_cancelled_at_both_servers(fleet: Fleet) -> None:
+    client = await fleet.client()
+    fleet.first.answer = fleet.second.answer = never
+    call = asyncio.ensure_future(client.encode(["asked"]))
+    await until(lambda: [*fleet.first.texts, *fleet.second.texts].count("asked") == 2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: fleet.first.cancelled == fleet.second.cancelled == ["asked"])
+    await client.channel.close()
+
+
+async def test_a_read_on_a_connection_that_is_closed_meanwhile_says_so(fleet: Fleet) -> None:
+    client = await fleet.client()
+    fleet.first.answer = fleet.second.answer = never
+    call = asyncio.ensure_future(client.encode(["asked"]))
+    await until(lambda: [*fleet.first.texts, *fleet.second.texts].count("asked") == 2)
+    await client.channel.close()
+    with pytest.raises(errors.FailedPrecondition, match="is closed"):
+        await call
+
+
+async def test_the_time_before_another_server_is_asked_must_be_positive() -> None:
+    with pytest.raises(errors.InvalidArgument, match="hedge_s"):
+        Retry(hedge_s=0.0)
