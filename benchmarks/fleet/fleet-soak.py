@@ -5,7 +5,8 @@
     saboteur  ── SIGKILL, SIGSTOP, fail-over, store away; one at a time, mended before the next
 
 Callers use the SDK and let it try twice. A failed call counts unless what it needs was wholly away: Redis during a
-fail-over, the artifacts while their store is away. What was acknowledged is looked for at the end.
+fail-over, the artifacts while their store is away. What was acknowledged is looked for at the end. With `--s3` the
+artifacts lie in a bucket of moto's server, and every encoder and index has a directory of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import random
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +34,14 @@ import numpy as np
 from aeenc import AsyncClient, Retry, errors, values
 from aeenc.v1 import types_pb2
 from benchmarks.harness.rows import Rows
-from benchmarks.promises.fleet import CORPUS, PREMISES, Fleet, job_fields, running_fleet
+from benchmarks.promises.fleet import CORPUS, PREMISES, SERVICES, Fleet, job_fields, running_fleet
 from support.replicated_redis import ReplicatedRedis
+from support.s3_server import s3_server
 from support.service_process import ServiceProcess
 from support.worlds.trainer_world import QUERIES
 
 COUNTS = {"encoders": 3, "indexes": 3, "samplers": 2, "trainers": 2}
+PLURAL = dict(zip(SERVICES, COUNTS, strict=True))
 REPLICATED = {"redis_replicas": 1, "redis_replicas_s": 1.0}
 LABELS = ("canary", "run-a")
 CALL_S = 40.0  # longer than any pause
@@ -97,7 +105,8 @@ class Outages:
 class Soak:
     """Callers, writers and the saboteur over one fleet."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int, s3: subprocess.Popen[str] | None) -> None:
+        self._s3 = s3
         self.seen, self.acknowledged = Seen(), Acknowledged()
         self._fleet, self._rng, self._until = fleet, random.Random(seed), 0.0
         self._outages = Outages()
@@ -336,6 +345,14 @@ class Soak:
             await redis.whole()
 
     async def _take_store(self) -> None:
+        if self._s3 is not None:
+            async with self._outages.away("store"):
+                self._s3.send_signal(signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(self._rng.uniform(*AWAY_S))
+                finally:
+                    self._s3.send_signal(signal.SIGCONT)
+            return
         root = self._fleet.space.store.root
         away = root.with_name("artifacts-away")
         async with self._outages.away("store"):
@@ -400,13 +417,23 @@ async def _labels(client: AsyncClient) -> list[values.Label]:
     return [label async for label in client.registry.list_labels()]
 
 
-async def soak(rows: Rows, minutes: float, seed: int) -> None:
+async def soak(rows: Rows, minutes: float, seed: int, *, with_s3: bool) -> None:
     """Runs the fleet and reports."""
     settings: Mapping[str, Mapping[str, Any]] = {"sampler": REPLICATED, "trainer": REPLICATED}
-    async with running_fleet(**COUNTS, settings=settings, start_redis=ReplicatedRedis) as fleet:
-        done = Soak(fleet, seed)
+    options: dict[str, Any] = {"settings": settings, "start_redis": ReplicatedRedis}
+    async with AsyncExitStack() as stack:
+        s3: subprocess.Popen[str] | None = None
+        if with_s3:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-s3-")))
+            s3, environment = stack.enter_context(s3_server(home))
+            os.environ.update({name: value for name, value in environment.items() if name != "PYTHONPATH"})
+            sys.path.append(environment["PYTHONPATH"])
+            names = [f"{service}-{n}" for service in SERVICES for n in range(COUNTS[PLURAL[service]])]
+            options |= {"artifacts_url": "s3://bucket/aeenc", "environment": dict.fromkeys(names, environment)}
+        fleet = await stack.enter_async_context(running_fleet(**COUNTS, **options))
+        done = Soak(fleet, seed, s3)
         await done.run(minutes * 60)
-    seen, name = done.seen, f"{minutes:g} min"
+    seen, name = done.seen, f"{minutes:g} min" + ", S3" * with_s3
     faults = {what[7:]: count for what, count in seen.counts.items() if what.startswith("fault")}
     calls = {what: count for what, count in seen.counts.items() if not what.startswith("fault")}
     kept = done.acknowledged
@@ -434,9 +461,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--s3", action="store_true", help="the artifacts lie in a bucket of moto's server")
     options = parser.parse_args()
-    rows = Rows("fleet-soak")
-    asyncio.run(soak(rows, options.minutes, options.seed))
+    rows = Rows("fleet-soak-s3" if options.s3 else "fleet-soak")
+    asyncio.run(soak(rows, options.minutes, options.seed, with_s3=options.s3))
     rows.finish()
 
 

@@ -19,6 +19,7 @@ from aeenc import PATIENT, AsyncClient
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from benchmarks.harness.rows import ROOT
 from services.launcher.processes import free_port
+from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
@@ -50,6 +51,7 @@ class Fleet:
     processes: dict[str, list[ServiceProcess]]
     settings: dict[str, dict[str, Any]]
     oracle: FakeOracle
+    artifacts_url: str = ""
     versions: list[TinyCheckpoint] = field(default_factory=list)  # of the space, registered by `add_versions`
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -122,6 +124,7 @@ class Fleet:
                 made = write_tiny_checkpoint(
                     self.space.store, seed=seed, base_version=self.space.version, space_id=self.space.space_id
                 )
+                open_store(self.space.store.root, self.artifacts_url).push("checkpoints", made.version)
                 await register(Registry(redis, NAMESPACE), made)
                 self.versions.append(made)
         return self.versions
@@ -144,23 +147,30 @@ async def running_fleet(
     environment: Mapping[str, Mapping[str, str]] | None = None,
     root: Path = ROOT,
     start_redis: Callable[[Path], RedisProcess | ReplicatedRedis] = RedisProcess,
+    artifacts_url: str = "",
 ) -> AsyncIterator[Fleet]:
-    """Starts all; everything ends with the block. `environment` is by process name, such as `encoder-1`."""
+    """Starts all; everything ends with the block. `environment` is by process name, such as `encoder-1`.
+
+    With `artifacts_url` every encoder and index has a directory of its own, as on hosts of their own.
+    """
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         home = Path(scratch)
         oracle = FakeOracle()
         redis = await asyncio.to_thread(start_redis, home / "redis")
+        space = make_space(home / "space")
+        open_store(space.store.root, artifacts_url).push("checkpoints", space.version)
         async with serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port:
             fleet = describe_fleet(
                 home,
                 redis,
-                make_space(home / "space"),
+                space,
                 oracle,
                 f"127.0.0.1:{port}",
                 counts={"encoder": encoders, "index": indexes, "sampler": samplers, "trainer": trainers},
                 settings=settings or {},
                 environment=environment or {},
                 root=root,
+                artifacts_url=artifacts_url,
             )
             try:
                 await fleet.start()
@@ -187,6 +197,7 @@ def describe_fleet(
     settings: Mapping[str, Mapping[str, Any]],
     environment: Mapping[str, Mapping[str, str]],
     root: Path = ROOT,
+    artifacts_url: str = "",
 ) -> Fleet:
     """Describes the processes, not yet started; each has its own port, log and state."""
     taken: set[str] = set()
@@ -219,9 +230,13 @@ def describe_fleet(
                 own = {**_trainer(space, redis, home / name), **PACE, **own}
             elif service == "encoder":
                 own["state_dir"] = home / name
+            if artifacts_url and service != "sampler":
+                own["artifacts_url"] = artifacts_url
+            if artifacts_url and service in ("encoder", "index"):
+                own["artifacts_dir"] = home / f"{name}-artifacts"
             described = ServiceProcess.of(service, home, name=name, environment=environment.get(name), root=root, **own)
             processes[service].append(described)
-    return Fleet(home, redis, space, processes, by_service, oracle)
+    return Fleet(home, redis, space, processes, by_service, oracle, artifacts_url)
 
 
 def _trainer(space: Space, redis: RedisProcess | ReplicatedRedis, state: Path) -> dict[str, Any]:

@@ -14,42 +14,19 @@ import pytest
 from aeenc import errors
 from services.corpus.active import read_active, write_active
 from services.store.objects import Bucket, CachedStore
-from tools.pinned_venv import PinnedVenv
+from support.s3_server import SECRET, s3_server
 
 FOLDER = "checkpoints"
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """Runs an S3 server with the bucket `bucket`; s3fs finds it."""
-    venv = PinnedVenv(tmp_path / "venv")
-    venv.create()
-    venv.install("s3fs>=2025.9", "moto[server]>=5")
-    command = [str(venv.python), "-c", SERVER]
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "do-not-tell", "AWS_DEFAULT_REGION": "us-east-1"}
-    [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
-        lines = iter(server.stdout.readline, "")
-        port = next(line for line in lines if line.strip().isdigit()).strip()
-        for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+    with s3_server(tmp_path) as (server, environment):
+        monkeypatch.setattr(sys, "path", [*sys.path, environment["PYTHONPATH"]])
+        for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("bucket")
         yield server
-        server.kill()
 
 
 @pytest.mark.integrations
@@ -87,5 +64,5 @@ def test_artifacts_lie_in_s3_as_they_lie_in_a_directory(s3: subprocess.Popen[str
     assert two.open(FOLDER, written.id).id == written.id, "a copy is served"
     with pytest.raises(errors.Unavailable, match="cannot be reached") as away:
         two.open(FOLDER, other.id)
-    assert "do-not-tell" not in away.value.message
+    assert SECRET not in away.value.message
     assert read_active(two, "science") == winner

@@ -53,6 +53,7 @@ class ServiceProcess:
         self.starting_s = 0.0  # from the last start to `ready`
         self._command = [sys.executable, *command]
         self._environment = {**os.environ, **(environment or {})}
+        self._own_path = (environment or {}).get("PYTHONPATH", "")  # packages beside the checkout
         self.use(root)
         self._has_health = has_health
         self._started = 0.0
@@ -82,7 +83,8 @@ class ServiceProcess:
     def use(self, root: Path) -> None:
         """Runs the code of another checkout from the next start on."""
         self.root = root
-        self._environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "clients" / "python")])
+        paths = [str(root), str(root / "clients" / "python"), *filter(None, [self._own_path])]
+        self._environment["PYTHONPATH"] = os.pathsep.join(paths)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Reads over a list of servers: one that has fallen silent costs a moment, and one that is merely busy costs nothing."""
+"""Reads over a list of servers: a silent one costs a moment, and one that is merely busy costs nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One connection to one service: credentials, deadlines, errors and retries. The typed clients stand on it.
 
-gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `spreading` deals calls to those of a list.
+gRPC resolves `dns:///name:port` and spreads calls over the servers it finds; `spreading` does so for a list.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Retry:
         if self.attempts is not None and self.attempts < 1:
             raise errors.InvalidArgument.field("attempts", f"must be at least 1, got {self.attempts}")
         if self.hedge_s is not None and not self.hedge_s > 0:
-            raise errors.InvalidArgument.field("hedge_s", f"must be positive, got {self.hedge_s}; use None to send once")
+            raise errors.InvalidArgument.field("hedge_s", f"must be positive, got {self.hedge_s}; None sends once")
 
 
 PATIENT = Retry(away_s=math.inf)  # for programs that outlive restarts of the service, as the services themselves
