@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from aeenc import errors
 from services.kit.logs import get
@@ -147,6 +147,70 @@ class ArtifactWriter:
         return True
 
 
+class Documents(Protocol):
+    """Small files that all who share a store read, each replaced as a whole; a key is a path below the store."""
+
+    def read(self, key: str) -> bytes | None:
+        """Returns the content; None when there is none."""
+
+    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
+        """Replaces the content. What is not `durable` may be lost with the power."""
+
+    def remove(self, key: str) -> None:
+        """Removes one that may be gone already."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Lists the names directly below a prefix, sorted."""
+
+    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
+        """Lists those below a prefix by key: size, and when they were written."""
+
+
+class DocumentFiles:
+    """Documents below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, key: str) -> bytes | None:
+        """Returns the content; None when there is none."""
+        try:
+            return (self._root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
+        """Replaces the content. What is not `durable` may be lost with the power."""
+        path = self._root / key
+        if durable:
+            atomic_write(path, content)
+            return
+        make_directory(path.parent)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+    def remove(self, key: str) -> None:
+        """Removes one that may be gone already."""
+        (self._root / key).unlink(missing_ok=True)
+
+    def names(self, prefix: str) -> list[str]:
+        """Lists the names directly below a prefix, sorted, but for hidden ones."""
+        try:
+            return sorted(path.name for path in (self._root / prefix).iterdir() if not path.name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
+        """Lists those directly below a prefix by key: size, and when they were written."""
+        found = {}
+        for name in self.names(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                info = (self._root / prefix / name).stat()
+                found[f"{prefix}/{name}"] = (info.st_size, datetime.fromtimestamp(info.st_mtime, UTC))
+        return found
+
+
 class ArtifactStore:
     """Artifacts under one root, in folders such as `checkpoints` and `generations/<corpus>`."""
 
@@ -154,6 +218,7 @@ class ArtifactStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.documents: Documents = DocumentFiles(root)
         self._was_there = root.is_dir()
 
     def check_there(self) -> None:

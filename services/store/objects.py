@@ -81,7 +81,7 @@ class Bucket:
             return None
         return content
 
-    def write(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:  # noqa: ARG002 -- an object always is
         """Writes a small object as a whole."""
         self._asked(key, lambda: self._files.pipe_file(f"{self._root}/{key}", content))
 
@@ -172,7 +172,8 @@ class CachedStore(ArtifactStore):
 
     def __init__(self, root: Path, bucket: Bucket, cache_bytes: int = 0) -> None:
         super().__init__(root)
-        self.bucket, self.url, self._cache_bytes = bucket, bucket.url, cache_bytes
+        self.documents = self.bucket = bucket
+        self.url, self._cache_bytes = bucket.url, cache_bytes
         self._fetching: dict[tuple[str, str], threading.Lock] = {}
 
     def push(self, folder: str, artifact_id: str) -> Artifact:

@@ -19,12 +19,12 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """Listens on a free port of the loopback, for `host:port` or the path of a unix socket."""
+    """Listens on a free port, of the loopback by default, for `host:port` or the path of a unix socket."""
 
-    def __init__(self, target: str, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, target: str, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self.delay_s = 0.0  # of each piece that passes
         self.loses_answers = False  # resets a connection in place of the next answer
-        self.port = 0
+        self.host, self.port = host, 0
         self._target, self._tls = target, tls
         self._passes = asyncio.Event()
         self._passes.set()
@@ -35,7 +35,7 @@ class Relay:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def silence(self) -> None:
         """Lets nothing pass, as a partition does: connections stay, and so do pieces until `heal`."""
@@ -54,7 +54,7 @@ class Relay:
             writer.transport.abort()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -15,7 +15,7 @@ SECRET = "do-not-tell"
 _SERVE = """
 import sys
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server = ThreadedMotoServer(ip_address=sys.argv[1], port=0)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def s3_server(home: Path) -> Iterator[tuple[subprocess.Popen[str], Mapping[str, str]]]:
+def s3_server(home: Path, host: str = "127.0.0.1") -> Iterator[tuple[subprocess.Popen[str], Mapping[str, str]]]:
     """Installs the packages below `home` and runs the server for a block.
 
     Yields its process, and the environment by which a Python process finds s3fs, the server and its credentials.
@@ -33,7 +33,7 @@ def s3_server(home: Path) -> Iterator[tuple[subprocess.Popen[str], Mapping[str, 
     venv.install(*PACKAGES)
     [packages] = (home / "venv" / "lib").glob("python*/site-packages")
     with subprocess.Popen(
-        [str(venv.python), "-c", _SERVE],
+        [str(venv.python), "-c", _SERVE, host],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -45,7 +45,7 @@ def s3_server(home: Path) -> Iterator[tuple[subprocess.Popen[str], Mapping[str, 
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
             "PYTHONPATH": str(packages),
         }
         command = [str(venv.python), "-c", "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"]

@@ -34,7 +34,7 @@ _QUICK_RECONNECTS = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("ini
 
 
 class ServiceProcess:
-    """A Python process that listens on `port` of the loopback. Its output goes to `home`/`name`.log."""
+    """A Python process that listens on `port`, of the loopback by default. Its output goes to `home`/`name`.log."""
 
     def __init__(
         self,
@@ -43,15 +43,17 @@ class ServiceProcess:
         home: Path,
         *,
         port: int,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         has_health: bool = True,
         root: Path = ROOT,
     ) -> None:
         self.name = name
-        self.target = f"127.0.0.1:{port}"
+        self.target = f"{host}:{port}"
         self.log = home / f"{name}.log"
         self.starting_s = 0.0  # from the last start to `ready`
-        self._command = [sys.executable, *command]
+        self._command = [*prefix, sys.executable, *command]
         self._environment = {**os.environ, **(environment or {})}
         self._own_path = (environment or {}).get("PYTHONPATH", "")  # packages beside the checkout
         self.use(root)
@@ -66,19 +68,21 @@ class ServiceProcess:
         home: Path,
         *,
         name: str = "",
+        prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         root: Path = ROOT,
         **settings: object,
     ) -> Self:
         """Describes `python -m services.SERVICE` by fields of its settings class; port 0 stands for a free one.
 
-        `root` is the checkout whose code it runs.
+        `root` is the checkout whose code it runs, `prefix` a command that runs it, such as `nsenter …`.
         """
         port = int(str(settings.get("port") or free_port(set())))
         settings = {"log_level": "warning", **settings, "port": port}
         own = {f"AEENC_{service.upper()}_{key.upper()}": _as_text(value) for key, value in settings.items()}
         command, given = ["-m", f"services.{service}"], {**(environment or {}), **own}
-        return cls(name or service, command, home, port=port, environment=given, root=root)
+        host = str(settings.get("host") or "127.0.0.1")
+        return cls(name or service, command, home, port=port, host=host, prefix=prefix, environment=given, root=root)
 
     def use(self, root: Path) -> None:
         """Runs the code of another checkout from the next start on."""

@@ -304,7 +304,7 @@ class FinishedBuild:
 
 
 class FinishedBuilds:
-    """Which request built which generation: one small file per request id in the corpus's folder.
+    """Which request built which generation: one small document per request id in the corpus's folder.
 
     So a retry gets the generation and not a second build.
     """
@@ -317,15 +317,12 @@ class FinishedBuilds:
 
         Raises DataLoss for a note that cannot be read, NewerFormat for one of a newer release.
         """
-        path = self._path(corpus, request_id)
-        try:
-            record = json.loads(path.read_bytes())
-            check_format(record, FORMAT_VERSION, str(path))
-            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
-        except FileNotFoundError:
+        if (record := self._read(corpus, request_id)) is None:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise errors.DataLoss(f"{path} cannot be read ({error}); remove it and build again") from error
+        try:
+            finished = FinishedBuild(str(record["generation"]), bool(record["activated"]), record.get("asked"))
+        except KeyError as error:
+            raise self._unreadable(corpus, request_id, error) from error
         return finished if finished.generation in self._store.list(folder_of(corpus)) else None
 
     def put(self, corpus: str, request_id: str, finished: FinishedBuild) -> None:
@@ -338,13 +335,29 @@ class FinishedBuilds:
                 "activated": finished.activated,
                 "asked": finished.asked,
             }
-            atomic_write(self._path(corpus, request_id), json.dumps(record).encode())
+            self._store.documents.write(_note_key(corpus, request_id), json.dumps(record).encode())
 
     def mark_activated(self, corpus: str, request_id: str) -> None:
         """Records durably that a request has activated what it built. What a later release has added stays."""
-        if self.get(corpus, request_id) is not None:
-            path = self._path(corpus, request_id)
-            atomic_write(path, json.dumps({**json.loads(path.read_bytes()), "activated": True}).encode())
+        if self.get(corpus, request_id) is not None and (record := self._read(corpus, request_id)) is not None:
+            content = json.dumps({**record, "activated": True}).encode()
+            self._store.documents.write(_note_key(corpus, request_id), content)
 
-    def _path(self, corpus: str, request_id: str) -> Path:
-        return self._store.root / folder_of(corpus) / FOLDER / f"{name_of(request_id)}.json"
+    def _read(self, corpus: str, request_id: str) -> dict[str, Any] | None:
+        key = _note_key(corpus, request_id)
+        if (content := self._store.documents.read(key)) is None:
+            return None
+        try:
+            record: dict[str, Any] = json.loads(content)
+            check_format(record, FORMAT_VERSION, key)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(corpus, request_id, error) from error
+        return record
+
+    def _unreadable(self, corpus: str, request_id: str, error: Exception) -> errors.DataLoss:
+        key = _note_key(corpus, request_id)
+        return errors.DataLoss(f"{key} cannot be read ({error}); remove it and build again")
+
+
+def _note_key(corpus: str, request_id: str) -> str:
+    return f"{folder_of(corpus)}/{FOLDER}/{name_of(request_id)}.json"

@@ -2,9 +2,10 @@
 
     look ──► own record: replicas/<name>.json {beat, corpora} ──► the others' ──► alive: the beat has changed lately
 
-Each replica replaces its own record and reads the others'. A replica is alive for whoever has seen its beat change
-within `lease_s` on their own clock; clocks of two hosts are never compared. A process that has died is found out at
-once where the kernel takes its lock away, replicas/<name>.lock. What cannot be read does no harm: what is active is
+The records lie in the directory, or where the store has a bucket, there. Each replica replaces its own record, when it
+has news and ten times a lease, and reads the others'. A replica is alive for whoever has seen its beat change within
+`lease_s` on their own clock; clocks of two hosts are never compared. A process of this directory that has died is found
+out at once: the kernel takes its lock away, replicas/<name>.lock. What cannot be read does no harm: what is active is
 the moves' to say, this only tells who has followed.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import math
 import threading
 import time
 import uuid
@@ -29,9 +31,10 @@ from services.store.artifacts import ArtifactStore, make_directory
 from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
-FOLDER, LOCK = "replicas", ".lock"
+FOLDER, RECORD, LOCK = "replicas", ".json", ".lock"
 FORMAT_VERSION = 1
-POLL_S = 0.05
+POLL_S, POLL_BUCKET_S = 0.05, 0.25
+BEATS = 10  # in a lease
 FORGET = 20  # leases of silence after which a record is removed
 
 
@@ -63,18 +66,20 @@ class Replica:
 
 
 class Replicas:
-    """This replica's own record, and the others as last seen. `look` blocks on the disk."""
+    """This replica's own record, and the others as last seen. `look` blocks on the store."""
 
     def __init__(self, store: ArtifactStore, instance: str, *, lease_s: float, wait_s: float) -> None:
-        self._folder = store.root / FOLDER
-        self._own = self._folder / f"{uuid.uuid4().hex}.json"  # not the instance: two may bear the same name
+        self._documents, self._locks = store.documents, store.root / FOLDER
+        self._name = uuid.uuid4().hex  # not the instance: two may bear the same name
         self._lease_s, self._wait_s = lease_s, wait_s
+        self._poll_s = POLL_BUCKET_S if store.url else POLL_S
         self._me = Replica(instance)
-        self._beat = 0
-        self._seen: dict[Path, tuple[int, float, Replica]] = {}  # the beat, since when it is the same
+        self._beat, self._written = 0, -math.inf
+        self._said: Replica | None = None
+        self._seen: dict[str, tuple[int, float, Replica]] = {}  # the beat, since when it is the same
         self._lock: BinaryIO | None = None
         self._looking, self._signed_off = threading.Lock(), False
-        self._unreadable: dict[Path, str] = {}  # logged once each
+        self._unreadable: dict[str, str] = {}  # logged once each
 
     @property
     def alive(self) -> list[Replica]:
@@ -88,48 +93,72 @@ class Replicas:
         self._me = replace(self._me, corpora=dict(corpora))
 
     def look(self) -> None:
-        """Writes the own record and reads the others'. Raises OSError when the store is away."""
+        """Writes the own record where it is due, and reads the others'. Raises OSError when the store is away."""
         with self._looking:  # a call and the follower may look at once
             if not self._signed_off:
-                self._look()
+                try:
+                    self._look()
+                except errors.Unavailable as error:
+                    raise OSError(error.message) from error
 
     def _look(self) -> None:
+        if self._lock is None:
+            make_directory(self._locks)
+            self._lock = self._lock_of(self._name).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._write()
+        now = time.monotonic()
+        seen: dict[str, tuple[int, float, Replica]] = {}
+        for name in self._others():
+            if _is_dead(self._lock_of(name)):
+                self._remove(name)
+                continue
+            if (found := self._read(name)) is None:
+                continue
+            beat, since, _ = self._seen.get(name, (None, 0.0, None))
+            seen[name] = (found[0], since if beat == found[0] else now, found[1])
+            if now - seen[name][1] >= FORGET * self._lease_s:
+                self._remove(name)
+        self._seen = seen  # at once: `alive` is read meanwhile
+
+    def _write(self) -> None:
+        """Replaces the own record if it says something new, or is to show again that this replica lives."""
+        now = time.monotonic()
+        if self._said == self._me and now - self._written < self._lease_s / BEATS:
+            return
         self._beat += 1
         record = {"format_version": FORMAT_VERSION, "beat": self._beat, **asdict(self._me)}
-        make_directory(self._folder)
-        if self._lock is None:
-            self._lock = self._own.with_suffix(LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        temporary = self._folder / f".{self._own.name}"
-        temporary.write_text(json.dumps(record))  # not synced: after a power cut nobody lives
-        temporary.replace(self._own)
-        now = time.monotonic()
-        before, self._seen = self._seen, {}
-        for path in self._folder.glob("[!.]*.json"):
-            if path == self._own or (found := self._read(path)) is None:
-                continue
-            if _is_dead(path.with_suffix(LOCK)):
-                _remove(path)
-                continue
-            beat, since, _ = before.get(path, (None, 0.0, None))
-            self._seen[path] = (found[0], since if beat == found[0] else now, found[1])
-            if now - self._seen[path][1] >= FORGET * self._lease_s:
-                _remove(path)
+        self._documents.write(_key(self._name), json.dumps(record).encode(), durable=False)
+        self._said, self._written = self._me, now
 
-    def _read(self, path: Path) -> tuple[int, Replica] | None:
+    def _others(self) -> list[str]:
+        """The names of the other records."""
+        names = [name.removesuffix(RECORD) for name in self._documents.names(FOLDER) if name.endswith(RECORD)]
+        return [name for name in names if name != self._name]
+
+    def _read(self, name: str) -> tuple[int, Replica] | None:
         """Reads another's record; None for one that is gone or that this release cannot read."""
         try:
-            record = json.loads(path.read_bytes())
-            check_format(record, FORMAT_VERSION, str(path))
-            corpora = {name: Followed(**known_fields(Followed, one)) for name, one in record["corpora"].items()}
+            if (content := self._documents.read(_key(name))) is None:
+                return None
+            record = json.loads(content)
+            check_format(record, FORMAT_VERSION, _key(name))
+            corpora = {corpus: Followed(**known_fields(Followed, one)) for corpus, one in record["corpora"].items()}
             return int(record["beat"]), Replica(str(record["instance"]), corpora)
-        except FileNotFoundError:
-            return None
+        except errors.Unavailable:
+            raise
         except (errors.AeencError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            if self._unreadable.get(path) != (reason := str(error)):
-                self._unreadable[path] = reason
-                log.warning("the record of a replica cannot be read", path=str(path), reason=reason)
+            if self._unreadable.get(name) != (reason := str(error)):
+                self._unreadable[name] = reason
+                log.warning("the record of a replica cannot be read", record=_key(name), reason=reason)
             return None
+
+    def _remove(self, name: str) -> None:
+        self._documents.remove(_key(name))
+        self._lock_of(name).unlink(missing_ok=True)
+
+    def _lock_of(self, name: str) -> Path:
+        return self._locks / f"{name}{LOCK}"
 
     async def reached(self, corpus: str, move: int) -> tuple[ReplicaState, ...]:
         """Waits until all that are alive have followed a corpus to a move, at most `wait_s`. Returns all of them."""
@@ -141,7 +170,7 @@ class Replicas:
             behind = [one.instance for one in states if one.is_behind]
             if not behind or time.monotonic() >= end:
                 break
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
         if behind:
             log.warning("replicas are behind", corpus=corpus, move=move, behind=behind)
         return states
@@ -154,9 +183,9 @@ class Replicas:
 
     def sign_off(self) -> None:
         """Removes the own record: this replica is gone."""
-        with self._looking, suppress(OSError):
+        with self._looking, suppress(OSError, errors.Unavailable):
             self._signed_off = True
-            _remove(self._own)
+            self._remove(self._name)
             if self._lock is not None:
                 self._lock.close()
 
@@ -171,6 +200,5 @@ def _is_dead(lock: Path) -> bool:
         return False
 
 
-def _remove(record: Path) -> None:
-    record.unlink(missing_ok=True)
-    record.with_suffix(LOCK).unlink(missing_ok=True)
+def _key(name: str) -> str:
+    return f"{FOLDER}/{name}{RECORD}"

@@ -1,26 +1,25 @@
 """Which request did what: a note for each request id, so that a retry gets the answer of the first call.
 
 A note is written before its request is carried out and again after: a kill between leaves one that is not `done`, and
-the retry looks at what is there. Notes belong to a corpus and a kind of call. Everything here blocks on the disk.
+the retry looks at what is there. Notes belong to a corpus and a kind of call. Everything here blocks on the store.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from aeenc import errors
 from services.corpus.generation import folder_of
-from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
 
-FOLDER = ".requests"
+GENERATIONS, FOLDER = "generations", ".requests"
 FORMAT_VERSION = 1
 RequestKind = Literal["activate", "delete"]
 
@@ -59,39 +58,41 @@ def name_of(request_id: str) -> str:
 
 
 class RequestNotes:
-    """The notes of activations and deletions: one small file each in the corpus's folder."""
+    """The notes of activations and deletions: one small document each in the corpus's folder."""
 
     def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
+        self._documents = store.documents
 
     def get(self, corpus: str, kind: RequestKind, request_id: str) -> RequestNote | None:
         """Finds the note of a request; None when there is none.
 
         Raises DataLoss for one that cannot be read, NewerFormat for one of a newer release.
         """
-        path = self._path(corpus, kind, request_id)
-        try:
-            record = json.loads(path.read_bytes())
-            check_format(record, FORMAT_VERSION, str(path))
-            return RequestNote.of(record)
-        except FileNotFoundError:
+        key = self._key(corpus, kind, request_id)
+        if (content := self._documents.read(key)) is None:
             return None
+        try:
+            record = json.loads(content)
+            check_format(record, FORMAT_VERSION, key)
+            return RequestNote.of(record)
         except (ValueError, KeyError, TypeError) as error:
-            raise errors.DataLoss(f"{path} cannot be read ({error}); remove it and ask again") from error
+            raise errors.DataLoss(f"{key} cannot be read ({error}); remove it and ask again") from error
 
     def put(self, corpus: str, kind: RequestKind, request_id: str, note: RequestNote) -> None:
         """Writes a note durably. Without a request id it does nothing."""
         if request_id:
             record = {"format_version": FORMAT_VERSION, "request_id": request_id, **note.to_record()}
-            atomic_write(self._path(corpus, kind, request_id), json.dumps(record).encode())
+            self._documents.write(self._key(corpus, kind, request_id), json.dumps(record).encode())
 
-    def _path(self, corpus: str, kind: RequestKind, request_id: str) -> Path:
-        return self._store.root / folder_of(corpus) / FOLDER / f"{kind}-{name_of(request_id)}.json"
+    def _key(self, corpus: str, kind: RequestKind, request_id: str) -> str:
+        return f"{folder_of(corpus)}/{FOLDER}/{kind}-{name_of(request_id)}.json"
 
 
 def sweep_notes(store: ArtifactStore, older_than_s: float) -> None:
     """Removes the notes of requests, builds included, that nobody has repeated for so long."""
-    for path in (store.root / "generations").glob(f"*/{FOLDER}/*.json"):
-        with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
-            if time.time() - path.stat().st_mtime >= older_than_s:
-                path.unlink()
+    oldest = datetime.now(UTC) - timedelta(seconds=older_than_s)
+    for corpus in store.folders(GENERATIONS):
+        with suppress(OSError, errors.Unavailable):  # swept by another process, or not readable: its own corpus alone
+            for key, (_, written_at) in store.documents.sizes(f"{GENERATIONS}/{corpus}/{FOLDER}").items():
+                if written_at <= oldest:
+                    store.documents.remove(key)

@@ -12,6 +12,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,10 +27,12 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import Explanation, ReplicaState
 from services.kit.concurrency import finish
-from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format
+from services.store.objects import CachedStore
 
-FILE = ".explanations.json"
+FILE, NUMBERED = ".explanations.json", ".explanations"
+KEPT = 4  # numbers in a bucket
 FORMAT_VERSION = 1
 NEAREST = 40  # hypotheses that count
 OPEN = 8  # priors kept in memory
@@ -72,7 +75,7 @@ class Prior:
 
 
 class Explanations:
-    """The explanations of each corpus, on disk."""
+    """The explanations of each corpus, in the store."""
 
     def __init__(self, store: ArtifactStore, catalogue: Catalogue) -> None:
         self._store, self._catalogue = store, catalogue
@@ -130,40 +133,71 @@ class Explanations:
         return len(now), move
 
     def _put(self, corpus: str, added: Sequence[Explanation], replace: bool) -> tuple[list[Explanation], Move]:
-        """Joins explanations with those on disk, which no other process changes meanwhile."""
-        with moving(self._store, corpus, alone=True):
-            before = [] if replace else self._read(corpus)
-            joined: dict[str, dict[str, None]] = {}
-            for one in (*before, *added):
-                joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
-            now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
-            self._write(corpus, now)
-            return now, note_change(self._store, corpus, "explain", "")
+        """Joins explanations with those in the store; what others put meanwhile is joined, too."""
+        while True:
+            with moving(self._store, corpus, alone=True):
+                number, before = self._latest(corpus)
+                joined: dict[str, dict[str, None]] = {}
+                for one in (*([] if replace else _explanations(before, corpus)), *added):
+                    joined.setdefault(one.text, {}).update(dict.fromkeys(one.premise_ids))
+                now = [Explanation(text, tuple(ids)) for text, ids in joined.items()]
+                if self._write(corpus, number + 1, now):
+                    return now, note_change(self._store, corpus, "explain", "")
 
     async def _get(self, corpus: str) -> list[Explanation]:
         if corpus not in self._known:
-            self._known[corpus] = await asyncio.to_thread(self._read, corpus)
+            _, content = await asyncio.to_thread(self._latest, corpus)
+            self._known[corpus] = _explanations(content, corpus)
         return self._known[corpus]
 
-    def _read(self, corpus: str) -> list[Explanation]:
-        path = self._store.root / folder_of(corpus) / FILE
-        try:
-            record: Mapping[str, Any] = json.loads(path.read_bytes())
-            check_format(record, FORMAT_VERSION, str(path))
-            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
-        except FileNotFoundError:
-            return []
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise errors.DataLoss(
-                f"{path} cannot be read ({error}); put the explanations again, with replace"
-            ) from error
+    def _latest(self, corpus: str) -> tuple[int, bytes | None]:
+        """Reads the explanations and their number. In a bucket each number is created once, so that of two hosts that
+        have read the same one makes the next; a directory has one file, number 0, and `moving` keeps others away.
+        """
+        folder, documents = folder_of(corpus), self._store.documents
+        while self._store.url and (number := max(self._numbers(corpus), default=0)):
+            if (content := documents.read(_key(corpus, number))) is not None:  # otherwise there are later ones
+                return number, content
+        return 0, documents.read(f"{folder}/{FILE}")
 
-    def _write(self, corpus: str, explanations: Sequence[Explanation]) -> None:
+    def _numbers(self, corpus: str) -> list[int]:
+        names = (Path(name).stem for name in self._store.documents.names(f"{folder_of(corpus)}/{NUMBERED}"))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _write(self, corpus: str, number: int, explanations: Sequence[Explanation]) -> bool:
+        """Writes explanations; False when another host was faster. Removes numbers that nobody can be reading."""
         record = {
             "format_version": FORMAT_VERSION,
             "explanations": [[one.text, one.premise_ids] for one in explanations],
         }
-        atomic_write(self._store.root / folder_of(corpus) / FILE, json.dumps(record, ensure_ascii=False).encode())
+        content = json.dumps(record, ensure_ascii=False).encode()
+        if not isinstance(self._store, CachedStore):
+            self._store.documents.write(f"{folder_of(corpus)}/{FILE}", content)
+            return True
+        if not self._store.bucket.create(_key(corpus, number), content):
+            return False
+        for old in self._numbers(corpus):
+            if old <= number - KEPT:
+                self._store.bucket.remove(_key(corpus, old))
+        return True
+
+
+def _key(corpus: str, number: int) -> str:
+    return f"{folder_of(corpus)}/{NUMBERED}/{number:012}.json"
+
+
+def _explanations(content: bytes | None, corpus: str) -> list[Explanation]:
+    """Reads a corpus's explanations. Raises DataLoss for damaged ones, NewerFormat for those of a newer release."""
+    if content is None:
+        return []
+    try:
+        record: Mapping[str, Any] = json.loads(content)
+        check_format(record, FORMAT_VERSION, f"{folder_of(corpus)}/{FILE}")
+        return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise errors.DataLoss(
+            f"{folder_of(corpus)}/{FILE} cannot be read ({error}); put the explanations again, with replace"
+        ) from error
 
 
 def _folded(text: str) -> str:

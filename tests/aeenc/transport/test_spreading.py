@@ -91,7 +91,7 @@ async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(fleet: 
 
 
 async def test_a_silent_server_is_tried_again_by_and_by(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "PASSED_OVER_S", 0.05)
+    monkeypatch.setattr(spreading, "SILENT_S", 0.05)
     client = await fleet.client()
     fleet.first.answer = never
     await client.encode(["asked"])
@@ -106,6 +106,27 @@ async def test_a_silent_server_is_tried_again_by_and_by(fleet: Fleet, monkeypatc
     async with asyncio.timeout(10):
         while not await is_back():
             pass
+    await client.channel.close()
+
+
+async def test_a_server_that_is_still_loading_is_passed_over_by_later_calls(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spreading, "UNREADY_S", 60.0)
+    client = await fleet.client()
+
+    async def loading(_: str) -> errors.AeencError:
+        return errors.Unavailable("the service is not ready", retry_after_s=0.01)
+
+    fleet.first.answer = loading
+    await client.encode(["asked"])
+    await client.encode(["asked"])  # one of the two went to the first server
+    asked = len(fleet.first.texts)
+    await asyncio.gather(*(client.encode(["later"]) for _ in range(20)))
+    assert len(fleet.first.texts) == asked
+    fleet.second.answer = loading
+    fleet.first.answer = at_once
+    assert (await client.encode(["asked"])).vectors.shape == (1, 2), "without any other it is asked again"
     await client.channel.close()
 
 

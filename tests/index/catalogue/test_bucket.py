@@ -1,8 +1,16 @@
 """Indexes whose generations lie in a bucket: each with a directory of its own, which is a copy."""
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from aeenc import errors
+from services.index.ranking.prior import Explanations
+from services.index.values import Explanation
 from support.waiting import eventually
 from support.worlds.index_world import FACTS, facts, raises
 
@@ -29,6 +37,85 @@ async def test_an_index_with_an_empty_directory_serves_what_another_has_activate
             await raises(errors.NotFound, two.client.activate("science", second), second)
     async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three") as three:
         assert (await three.client.retrieve("science", [FACTS[0]], k=2)).generation == first
+
+
+@pytest.fixture
+async def hosts(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """Two indexes with nothing in common but a bucket; the first has built a corpus."""
+    url = f"file://{tmp_path / 'bucket'}"
+    async with (
+        serve(artifacts_url=url, artifacts_dir=tmp_path / "one", instance="one") as one,
+        serve(artifacts_url=url, artifacts_dir=tmp_path / "two", instance="two") as two,
+    ):
+        await one.client.build("science", facts())
+        yield one, two
+
+
+async def test_an_activation_is_acknowledged_once_the_other_host_serves_it(hosts):
+    one, _ = hosts
+    built = [(await one.client.build("science", facts()[:count], activate=False)).id for count in (3, 4, 5)]
+    for number, generation in enumerate(built * 3):
+        done = await hosts[number % 2].client.activate("science", generation)
+        assert {(each.instance, each.generation, each.behind) for each in done.replicas} == {
+            ("one", generation, False),
+            ("two", generation, False),
+        }
+        for each in hosts:
+            assert (await each.client.retrieve("science", [FACTS[0]], k=1)).generation == generation
+
+
+async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_joined(hosts):
+    one, two = hosts
+    await one.client.put_explanations("science", [("frogs hunt", ["f3"])])
+    [found] = await two.client.retrieve("science", ["the frog hunts"], k=1, prior=1.0)
+    assert found[0].id == "f3"
+    puts = [hosts[n % 2].client.put_explanations("science", [(f"hypothesis {n}", ["f1"])]) for n in range(12)]
+    assert max(await asyncio.gather(*puts)) == 13
+    assert await two.client.put_explanations("science", [("one more", ["f2"])]) == 14
+    assert await one.client.put_explanations("science", [("frogs hunt", ["f9"])], replace=True) == 1
+    [found] = await two.client.retrieve("science", ["the frog hunts"], k=1, prior=1.0)
+    assert found[0].id == "f9"
+
+
+async def test_explanations_put_while_another_host_puts_some_are_joined_with_them(hosts, monkeypatch):
+    one, two = hosts
+    [other] = (each._explanations for _, each in two.server._servicers if hasattr(each, "_explanations"))
+    write = Explanations._write
+
+    def overtaken(self: Explanations, *arguments: Any) -> bool:
+        monkeypatch.setattr(Explanations, "_write", write)
+        other._put("science", [Explanation("overtaking", ("f1",))], False)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(Explanations, "_write", overtaken)
+    assert await one.client.put_explanations("science", [("overtaken", ["f2"])]) == 2
+    assert await two.client.put_explanations("science", [("later", ["f3"])]) == 3
+
+
+async def test_a_request_repeated_at_the_other_host_is_answered_and_not_done_again(hosts):
+    one, two = hosts
+    built = await one.client.build("science", facts()[:5], activate=False, request_id="build")
+    assert (await two.client.build("science", facts()[:5], activate=False, request_id="build")).id == built.id
+    await raises(
+        errors.AlreadyExists, two.client.build("science", facts()[:4], activate=False, request_id="build"), "premises"
+    )
+    first = await one.client.activate("science", built.id, request_id="activate")
+    again = await two.client.activate("science", built.id, request_id="activate")
+    assert again.previous_generation == first.previous_generation
+    await two.client.delete("science", first.previous_generation, request_id="delete")
+    await one.client.delete("science", first.previous_generation, request_id="delete")
+    await raises(errors.AlreadyExists, one.client.delete("science", built.id, request_id="delete"), "delete")
+
+
+async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_path: Path):
+    one, _ = hosts
+    url = f"file://{tmp_path / 'bucket'}"
+    generation = (await one.client.build("science", facts()[:3], activate=False)).id
+    async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three", instance="three"):
+        assert len((await one.client.activate("science", generation)).replicas) == 3
+    begun = time.monotonic()
+    assert len((await one.client.activate("science", generation)).replicas) == 2
+    assert time.monotonic() - begun < 4, "REPLICA_WAIT_S is 5 s"
 
 
 async def test_an_index_that_restarts_while_the_bucket_is_away_serves_its_copies(serve, tmp_path: Path):

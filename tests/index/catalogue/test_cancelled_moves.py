@@ -11,7 +11,7 @@ from aeenc import errors
 from services.corpus.active import read_active, write_active
 from services.index.building.builder import Builder
 from services.index.catalogue import catalogue as catalogue_module
-from services.index.ranking import prior as prior_module
+from services.index.ranking.prior import Explanations
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import facts, works
@@ -124,8 +124,8 @@ async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
 
 async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index, serve, monkeypatch):
     await index.client.build("science", facts())
-    gate = Gate(prior_module.atomic_write)
-    monkeypatch.setattr(prior_module, "atomic_write", gate)
+    gate = Gate(Explanations._write)
+    monkeypatch.setattr(Explanations, "_write", gate.as_method())
     await leave_within(gate, index.client.put_explanations("science", [("one", ["f1"])]))
     assert await overtaking(gate, index.client.put_explanations("science", [("two", ["f2"])])) == 2
     async with serve() as again:

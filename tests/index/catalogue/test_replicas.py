@@ -191,6 +191,24 @@ async def test_calls_and_the_follower_may_look_at_the_same_time(artifact_store):
     replicas.sign_off()
 
 
+def test_the_others_are_alive_while_their_records_are_being_read(artifact_store, monkeypatch):
+    one, two = (Replicas(artifact_store, name, lease_s=10.0, wait_s=0.0) for name in ("one", "two"))
+    two.look()
+    one.look()
+    alive: list[int] = []
+    read = one._documents.read
+
+    def slowly(key: str) -> bytes | None:
+        alive.append(len(one.alive))  # as a call may ask while the follower looks
+        return read(key)
+
+    monkeypatch.setattr(one._documents, "read", slowly)
+    one.look()
+    assert alive == [2]
+    one.sign_off()
+    two.sign_off()
+
+
 def test_a_replica_is_alive_as_long_as_its_beat_changes_by_whatever_clock(artifact_store, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("services.index.catalogue.replicas.time.monotonic", lambda: now)

@@ -4,7 +4,9 @@ gRPC itself takes a list of IP addresses only and checks one name in all their c
 channel of its own, so that names work and each certificate is checked against its own name.
 
     read ──► next server ── answers nothing for `after_s` ──► another server, too ──► the first answer counts
-                                       '─► later calls pass over it for PASSED_OVER_S, then one tries again
+                                       '─► later calls pass over it for SILENT_S, then one tries again
+
+A server that answers UNAVAILABLE, such as one that is still loading, is passed over for UNREADY_S.
 
 A suspended process or a lost network keeps its connections: calls to it would wait until their deadlines. A server that
 is merely busy answers other calls meanwhile, so that load alone never doubles the calls.
@@ -19,7 +21,7 @@ from typing import Any
 
 import grpc
 
-PASSED_OVER_S = 5.0
+SILENT_S, UNREADY_S = 5.0, 1.0
 _BEST_FIRST = (
     grpc.ChannelConnectivity.READY,
     grpc.ChannelConnectivity.CONNECTING,
@@ -36,13 +38,15 @@ class _Server:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.answered = 0.0
-        self.silent_until = 0.0
+        self.passed_over_until = 0.0
 
     def has_answered(self) -> None:
-        self.answered, self.silent_until = time.monotonic(), 0.0
+        """Takes note of an answer."""
+        self.answered, self.passed_over_until = time.monotonic(), 0.0
 
-    def pass_over(self) -> None:
-        self.silent_until = time.monotonic() + PASSED_OVER_S
+    def pass_over(self, seconds: float) -> None:
+        """Leaves the server out for some time, where there are others."""
+        self.passed_over_until = time.monotonic() + seconds
 
 
 class SpreadChannel:
@@ -82,13 +86,13 @@ class SpreadChannel:
         return SpreadMethod(methods, self._next)
 
     def _next(self, *, other_than: _Server | None = None) -> _Server | None:
-        """Chooses the next connected server; a silent one, or one that cannot be reached, only without any other."""
+        """Chooses the next connected server; one passed over, or not to be reached, only without any other."""
         now = time.monotonic()
 
         def preference(server: _Server) -> tuple[bool, bool, bool]:
             state = server.channel.get_state(try_to_connect=True)
             has_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-            return has_failed, server.silent_until > now, state is not grpc.ChannelConnectivity.READY
+            return has_failed, server.passed_over_until > now, state is not grpc.ChannelConnectivity.READY
 
         turns = [*self._servers[self._turn :], *self._servers[: self._turn]]
         chosen = min((server for server in turns if server is not other_than), key=preference, default=None)
@@ -130,7 +134,7 @@ class SpreadMethod:
             while not done:
                 silent_s = time.monotonic() - max(sent, first.answered)
                 if silent_s >= after_s:
-                    first.pass_over()
+                    first.pass_over(SILENT_S)
                     if (second := self._choose(other_than=first)) is not None:
                         start(second)
                     break
@@ -144,7 +148,9 @@ class SpreadMethod:
         try:
             answer = await self._methods[server](request, **options)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                server.pass_over(UNREADY_S)
+            elif error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 server.has_answered()
             raise
         server.has_answered()
