@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from aeenc.cli.learning.runs import hypotheses_of
-from aeenc.cli.main import app
+from aeenc.cli.main import _app, app
 from aeenc.transport.sync import LOOP
 from aeenc.trees import Dataset
 from services.index.__main__ import build
@@ -110,6 +111,17 @@ def test_hypotheses_have_ids_that_are_unique_in_a_run():
     for split in ("train", "dev", "test"):
         named = hypotheses_of(Dataset.load(SAMPLE), split)
         assert len({name for name, _ in named}) == len({text for _, text in named}) == len(named)
+
+
+def test_without_the_services_their_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("aeenc.cli.main.entry_points", lambda group: ())
+    sdk_alone = _app()
+    of_the_services = set(get_command(app).commands) - set(get_command(sdk_alone).commands)
+    assert {"up", "token"} < of_the_services
+    for name in of_the_services:
+        refused = CliRunner().invoke(sdk_alone, [name])
+        assert refused.exit_code == 2
+        assert "aeenc-services[one-machine]" in refused.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

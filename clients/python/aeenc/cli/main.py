@@ -92,6 +92,8 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     1: (errors.AeencError,),
 }
 INTERRUPTED = 130
+# Commands of the distribution `aeenc-services`. A user who has only the SDK is told where they come from.
+_OF_THE_SERVICES = frozenset({"backup", "demo", "doctor", "down", "restore", "token", "up"})
 _COMPLETION = "_AEENC_COMPLETE"
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -109,6 +111,12 @@ class Commands(TyperGroup):
         if "--json" in args[:end]:
             args = ["--json", *(word for word in args[:end] if word != "--json"), *args[end:]]
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _OF_THE_SERVICES and args[0] not in self.commands:
+            remedy = "pip install 'aeenc-services[one-machine]'"
+            ctx.fail(f"`aeenc {args[0]}` comes with the services, which are not installed here: {remedy}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -135,9 +143,11 @@ def options(
     index: Annotated[str | None, typer.Option(envvar="AEENC_INDEX", metavar="HOST:PORT")] = None,
     sampler: Annotated[str | None, typer.Option(envvar="AEENC_SAMPLER", metavar="HOST:PORT")] = None,
     trainer: Annotated[str | None, typer.Option(envvar="AEENC_TRAINER", metavar="HOST:PORT")] = None,
-    token: Annotated[str | None, typer.Option(envvar="AEENC_TOKEN", help="Credential of the services.")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="AEENC_TOKEN", help="Credential for calls to the services.")
+    ] = None,
     admin_token: Annotated[
-        str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential of what changes the serving.")
+        str | None, typer.Option(envvar="AEENC_ADMIN_TOKEN", help="Credential for calls that change what is served.")
     ] = None,
     ca: Annotated[Path | None, typer.Option(envvar="AEENC_CA", help="CA (PEM); makes connections TLS.")] = None,
     cert: Annotated[Path | None, typer.Option(envvar="AEENC_CERT", help="Client certificate (PEM).")] = None,
