@@ -16,8 +16,8 @@ from services.launcher.private_redis import start_private_redis
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
-from support.milvus_server import MilvusServer, need_milvus
 from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
+from support.servers.milvus_server import MilvusServer, need_milvus
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 

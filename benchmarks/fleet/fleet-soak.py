@@ -35,8 +35,8 @@ from aeenc import AsyncClient, Retry, errors, values
 from aeenc.v1 import types_pb2
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.fleet import CORPUS, PREMISES, SERVICES, Fleet, job_fields, running_fleet
-from support.replicated_redis import ReplicatedRedis
-from support.s3_server import s3_server
+from support.servers.replicated_redis import ReplicatedRedis
+from support.servers.s3_server import s3_server
 from support.service_process import ServiceProcess
 from support.worlds.trainer_world import QUERIES
 

@@ -34,7 +34,7 @@ from services.store.redis import connect
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
 from support.relay import Relay
-from support.s3_server import s3_server
+from support.servers.s3_server import s3_server
 from support.service_process import RedisProcess, ServiceProcess
 
 INSIDE = "AEENC_BENCH_NAMESPACE"

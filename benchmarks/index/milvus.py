@@ -20,7 +20,7 @@ from services.index.milvus.records import Records
 from services.index.milvus.retrieval import search_collection
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import Scope
-from support.milvus_server import MilvusServer
+from support.servers.milvus_server import MilvusServer
 
 ROUNDS = 10
 K = 10

@@ -23,7 +23,7 @@ from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TinyCheckpoint, register, write_tiny_checkpoint
-from support.replicated_redis import ReplicatedRedis
+from support.servers.replicated_redis import ReplicatedRedis
 from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import reached
 from support.worlds.sampler_world import FakeOracle, serving

@@ -40,7 +40,7 @@ from benchmarks.sdk.documented import documented
 from benchmarks.sdk.gateway import gateway
 from benchmarks.sdk.snippets import snippets
 from benchmarks.sdk.wheel import wheel
-from support.model_endpoint import FAULTS, KEY, ModelEndpoint
+from support.servers.model_endpoint import FAULTS, KEY, ModelEndpoint
 
 ROUNDS = 15
 CALLS = 2_000

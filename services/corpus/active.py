@@ -24,7 +24,8 @@ from typing import Any
 from aeenc import errors
 from services.corpus.generation import folder_of
 from services.corpus.moves import Kind, Move, Pointer, Records, make_move, read_move
-from services.store.artifacts import ArtifactStore, atomic_write, make_directory, sync_directory, write_and_sync
+from services.store.artifacts import ArtifactStore
+from services.store.files import atomic_write, make_directory, sync_directory, write_and_sync
 from services.store.formats import check_format
 from services.store.objects import Bucket, CachedStore
 

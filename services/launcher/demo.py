@@ -32,7 +32,7 @@ from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import EndedBadly, Output, metrics_table, table
 from aeenc.trees import Dataset, Tree, draw
 from services.launcher.fleet import Fleet, Options
-from services.store.artifacts import atomic_write, sha256_of
+from services.store.files import atomic_write, sha256_of
 
 CORPUS = "demo"
 CANDIDATES_A_NODE = 50

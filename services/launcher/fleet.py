@@ -28,7 +28,7 @@ from aeenc import errors
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
-from services.store.artifacts import atomic_write
+from services.store.files import atomic_write
 from services.store.formats import check_format, known_fields
 
 FORMAT_VERSION = 1

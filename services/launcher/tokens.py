@@ -29,7 +29,7 @@ from services.kit.credentials.credential_file import (
     parse,
     render,
 )
-from services.store.artifacts import atomic_write
+from services.store.files import atomic_write
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 File = Annotated[Path, typer.Option(envvar="AEENC_TOKENS_FILE", help="The tokens file.")]

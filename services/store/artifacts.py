@@ -21,10 +21,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from aeenc import errors
 from services.kit.logs import get
+from services.store.files import (
+    DocumentFiles,
+    Documents,
+    make_directory,
+    sha256_of,
+    sync_directory,
+    write_and_sync,
+)
 from services.store.formats import check_format
 
 log = get(__name__)
@@ -35,7 +43,6 @@ LOCK = ".writing.lock"  # held shared by every writer; the kernel releases it wh
 REPLACING_LOCK = ".replacing.lock"  # held by the one writer that judges an artifact of the same id
 TEMPORARY, DELETED, DAMAGED = ".tmp-", ".deleted-", ".damaged-"  # directories that the next sweep removes
 MANIFEST_BYTES_MAX = 4 * 1024 * 1024
-_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -145,70 +152,6 @@ class ArtifactWriter:
             return False
         sync_directory(target.parent)
         return True
-
-
-class Documents(Protocol):
-    """Small files that all who share a store read, each replaced as a whole; a key is a path below the store."""
-
-    def read(self, key: str) -> bytes | None:
-        """Returns the content; None when there is none."""
-
-    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
-        """Replaces the content. What is not `durable` may be lost with the power."""
-
-    def remove(self, key: str) -> None:
-        """Removes one that may be gone already."""
-
-    def names(self, prefix: str) -> list[str]:
-        """Lists the names directly below a prefix, sorted."""
-
-    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
-        """Lists those below a prefix by key: size, and when they were written."""
-
-
-class DocumentFiles:
-    """Documents below a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def read(self, key: str) -> bytes | None:
-        """Returns the content; None when there is none."""
-        try:
-            return (self._root / key).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
-        """Replaces the content. What is not `durable` may be lost with the power."""
-        path = self._root / key
-        if durable:
-            atomic_write(path, content)
-            return
-        make_directory(path.parent)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        temporary.write_bytes(content)
-        temporary.replace(path)
-
-    def remove(self, key: str) -> None:
-        """Removes one that may be gone already."""
-        (self._root / key).unlink(missing_ok=True)
-
-    def names(self, prefix: str) -> list[str]:
-        """Lists the names directly below a prefix, sorted, but for hidden ones."""
-        try:
-            return sorted(path.name for path in (self._root / prefix).iterdir() if not path.name.startswith("."))
-        except FileNotFoundError:
-            return []
-
-    def sizes(self, prefix: str) -> dict[str, tuple[int, datetime]]:
-        """Lists those directly below a prefix by key: size, and when they were written."""
-        found = {}
-        for name in self.names(prefix):
-            with contextlib.suppress(FileNotFoundError):
-                info = (self._root / prefix / name).stat()
-                found[f"{prefix}/{name}"] = (info.st_size, datetime.fromtimestamp(info.st_mtime, UTC))
-        return found
 
 
 class ArtifactStore:
@@ -400,26 +343,6 @@ class ArtifactStore:
             yield True
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole, durably: a reader, or a crash, finds the old content or the new."""
-    make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_and_sync(temporary, data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def make_directory(path: Path) -> None:
-    """Makes a directory and its parents, durably, where they do not exist."""
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
-
-
 def remove_directory(path: Path) -> None:
     """Hides a directory in one step, durably, then removes it. Raises FileNotFoundError when there is none.
 
@@ -441,32 +364,6 @@ def _remove_unread(path: Path) -> None:
             except BlockingIOError:
                 return
         shutil.rmtree(path, ignore_errors=True)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_and_sync(path: Path, data: bytes) -> None:
-    """Writes a file durably, but for its name in the folder."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _hash_and_sync(path: Path) -> FileEntry:

@@ -32,14 +32,11 @@ from services.store.artifacts import (
     ArtifactStore,
     FileEntry,
     Hold,
-    atomic_write,
-    make_directory,
     read_manifest,
     remove_directory,
     same_content,
-    sync_directory,
-    write_and_sync,
 )
+from services.store.files import atomic_write, make_directory, sync_directory, write_and_sync
 
 log = get(__name__)
 T = TypeVar("T")
@@ -289,6 +286,8 @@ class CachedStore(ArtifactStore):
         left: dict[str, list[tuple[str, datetime]]] = {}
         for key, (_, written_at) in self.bucket.sizes(folder).items():
             artifact = key.rpartition("/")[0]
+            if artifact.rpartition("/")[2].startswith("."):
+                continue  # the records of a corpus
             left.setdefault(artifact, []).append((key, written_at))
             if key.endswith(f"/{MANIFEST}"):
                 finished.add(artifact)

@@ -15,8 +15,8 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.model import ModelOracle
-from support.model_endpoint import KEY, ModelEndpoint
 from support.models.tiny_cross_encoders import write_tiny_classifier
+from support.servers.model_endpoint import KEY, ModelEndpoint
 from support.waiting import reached
 
 AEENC = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "--json", "oracle"]

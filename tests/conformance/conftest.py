@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from aeenc import AsyncClient
-from support.milvus_server import MilvusServer
+from support.servers.milvus_server import MilvusServer
 from support.subject import Subject
 from support.waiting import until
 from support.worlds.index_world import RunningEncoder

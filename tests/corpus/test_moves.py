@@ -14,7 +14,8 @@ from services.corpus import moves
 from services.corpus.active import ACTIVE, MOVES, MoveFiles, latest_move, note_change, read_active, write_active
 from services.corpus.generation import folder_of
 from services.corpus.moves import Move, Pointer, make_move, read_move
-from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.artifacts import ArtifactStore
+from services.store.files import atomic_write
 from services.store.formats import NewerFormat
 
 

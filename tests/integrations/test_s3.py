@@ -14,7 +14,7 @@ import pytest
 from aeenc import errors
 from services.corpus.active import read_active, write_active
 from services.store.objects import Bucket, CachedStore
-from support.s3_server import SECRET, s3_server
+from support.servers.s3_server import SECRET, s3_server
 
 FOLDER = "checkpoints"
 

@@ -25,7 +25,7 @@ from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.launcher.doctor import examine
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import ProcessId, end
-from services.store.artifacts import sha256_of
+from services.store.files import sha256_of
 from support.models.tiny_base_models import write_tiny_base
 from support.worlds.trainer_world import FACTS
 

@@ -11,7 +11,7 @@ from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
 from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import TEMPLATE, LanguageModelOracle, read_key
-from support.model_endpoint import ABSTAINING, KEY, ModelEndpoint
+from support.servers.model_endpoint import ABSTAINING, KEY, ModelEndpoint
 
 TEXTS = ["a nail is made of iron", "ice can melt", "iron is a metal"]
 

@@ -14,7 +14,8 @@ import pytest
 
 from aeenc import errors
 from services.corpus.active import read_active
-from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, atomic_write
+from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore
+from services.store.files import atomic_write
 from services.store.formats import NewerFormat
 
 FOLDER = "checkpoints"
@@ -306,7 +307,8 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other(tmp_path: P
 FULL_DISK = """
 import errno, resource, signal, sys
 from pathlib import Path
-from services.store.artifacts import LOCK, ArtifactStore, atomic_write
+from services.store.artifacts import LOCK, ArtifactStore
+from services.store.files import atomic_write
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with EFBIG, as with ENOSPC
 store, pointer = ArtifactStore(Path(sys.argv[1])), Path(sys.argv[1]) / "pointer"

@@ -17,7 +17,7 @@ from services.sampler.settings import SamplerSettings
 from services.store.redis import _PATIENCE, address, connect, unavailable_if_down
 from support.certificates import certify, needs_openssl
 from support.relay import Relay
-from support.replicated_redis import ReplicatedRedis
+from support.servers.replicated_redis import ReplicatedRedis
 
 
 @pytest.fixture(autouse=True)

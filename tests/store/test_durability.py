@@ -16,7 +16,7 @@ from services.store.redis import connect, key_prefix, unavailable_if_down
 from services.store.registry import Registry
 from services.store.requests import Request, Requests
 from support.relay import Relay
-from support.replicated_redis import ReplicatedRedis
+from support.servers.replicated_redis import ReplicatedRedis
 
 WAIT_S = 0.15
 

@@ -225,6 +225,16 @@ def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remot
     assert host("two").open(FOLDER, whole.id)
 
 
+def test_the_records_of_a_corpus_are_no_unfinished_upload_however_old(host: Any, remote: Path):
+    one = host("one")
+    write_active(one, "science", "g1")
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+    for left in remote.rglob("*"):
+        os.utime(left, (long_ago, long_ago))
+    one.sweep("generations/science")
+    assert read_active(host("two"), "science") == "g1"
+
+
 @pytest.mark.parametrize("step", ["upload", "download"])
 def test_a_transfer_that_is_killed_is_invisible_and_done_again(host: Any, tmp_path: Path, remote: Path, step: str):
     one = host("one")

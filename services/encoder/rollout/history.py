@@ -15,7 +15,7 @@ from aeenc.errors import DataLoss
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.versions import LabelKey, Versions
 from services.kit.logs import get
-from services.store.artifacts import atomic_write
+from services.store.files import atomic_write
 from services.store.registry import LabelRow
 
 log = get(__name__)

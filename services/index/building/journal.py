@@ -7,8 +7,8 @@ A journal is a hidden directory in the corpus's folder, named after the request 
     generation/      the generation in the making, with its vectors
     lock             held by whoever builds
 
-Whatever lies beyond `progress.json` was never acknowledged and is cut off. Everything here blocks on the disk: call it
-in a thread.
+Whatever lies beyond `progress.json` was never acknowledged and is cut off. Where the store has a bucket, a copy of all
+of it follows there, so that the build goes on at another host. Everything here blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,13 +30,17 @@ from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage
 from services.index.building.vectors import VectorFile, crc32_of
 from services.index.catalogue.requests import FOLDER, name_of
 from services.kit import logs
-from services.store.artifacts import ArtifactStore, atomic_write, make_directory, remove_directory, sync_directory
+from services.store.artifacts import ArtifactStore, remove_directory
+from services.store.files import atomic_write, make_directory, sync_directory
 from services.store.formats import check_format, known_fields
+from services.store.objects import Bucket, CachedStore
 
 log = logs.get(__name__)
 PREFIX = ".build-"
 PROGRESS = "progress.json"
-LOCK = "lock"
+GENERATION, LOCK = "generation", "lock"
+PART_BYTES = 16 * 1024 * 1024  # at most, of an object of a copy
+_GROWING = (PREMISES, f"{GENERATION}/{VECTORS}")
 FORMAT_VERSION = 1
 
 
@@ -75,6 +80,81 @@ class StreamedPremises:
         return {"premises": self.count, "premises_crc32": self.crc32}
 
 
+class JournalCopy:
+    """The copy of a journal in a bucket: what each sync has added, as objects named by where it starts; then progress.
+
+    Two hosts that build for one request overwrite each other's copy; checksums find that out, and then it is absent.
+    """
+
+    def __init__(self, bucket: Bucket, key: str, directory: Path) -> None:
+        self._bucket, self._key, self._directory = bucket, key, directory
+        self._copied = dict.fromkeys(_GROWING, 0)  # bytes of each file
+
+    def push(self) -> None:
+        """Copies what is new, then the progress. While the bucket is away it waits for the next time."""
+        try:
+            for name in _GROWING:
+                path = self._directory / name
+                size = path.stat().st_size if path.exists() else 0
+                if size < self._copied[name]:
+                    self._copied[name] = 0  # begun again
+                with path.open("rb") if size else nullcontext() as file:
+                    while file and self._copied[name] < size:
+                        file.seek(self._copied[name])
+                        data = file.read(min(PART_BYTES, size - self._copied[name]))
+                        self._bucket.write(self._part(name, self._copied[name]), data)
+                        self._copied[name] += len(data)
+            self._bucket.write(f"{self._key}/{PROGRESS}", (self._directory / PROGRESS).read_bytes())
+        except errors.Unavailable as error:
+            log.warning("the journal of a build has no copy for now", key=self._key, reason=error.message)
+
+    def fetch(self) -> None:
+        """Takes over the copy if it is ahead of what lies here. Raises Unavailable when the bucket is away."""
+        content = self._bucket.read(f"{self._key}/{PROGRESS}")
+        if content is None or _ahead(content) <= _ahead(self._own_progress()):
+            return  # the next push copies all of it again
+        sizes = self._bucket.sizes(self._key)
+        for name in _GROWING:
+            path, start = self._directory / name, 0
+            make_directory(path.parent)
+            with path.open("wb") as file:
+                while (part := self._part(name, start)) in sizes and (data := self._bucket.read(part)):
+                    file.write(data)
+                    start += len(data)
+            self._copied[name] = start
+        atomic_write(self._directory / PROGRESS, content)
+        log.info("a build goes on from its copy", key=self._key)
+
+    def remove(self) -> None:
+        """Removes the copy, its progress first."""
+        with suppress(errors.Unavailable):  # swept later
+            remove_copy(self._bucket, self._key)
+
+    def _own_progress(self) -> bytes:
+        with suppress(FileNotFoundError):
+            return (self._directory / PROGRESS).read_bytes()
+        return b""
+
+    def _part(self, name: str, start: int) -> str:
+        return f"{self._key}/{Path(name).name}-{start:015}"
+
+
+def _ahead(progress: bytes) -> tuple[int, int]:
+    """How far a journal is: premises and rows; behind all others if nobody can tell."""
+    try:
+        kept = json.loads(progress)["kept"]
+        return int(kept["premises"]), int(kept["rows"])
+    except (ValueError, KeyError, TypeError):
+        return -1, -1
+
+
+def remove_copy(bucket: Bucket, key: str) -> None:
+    """Removes the copy of a journal, its progress first."""
+    bucket.remove(f"{key}/{PROGRESS}")
+    for part in bucket.sizes(key):
+        bucket.remove(part)
+
+
 class Journal:
     """The journal of one build: `open` it, `append` premises, `sync` now and then, `close` it.
 
@@ -85,8 +165,10 @@ class Journal:
         self.kept = DurableState()
         self.premises: list[PremiseRecord] = []
         self._request = {"request_id": request_id, **fingerprint}
-        self._directory = store.root / folder_of(corpus) / f"{PREFIX}{name_of(request_id)}"
-        self.generation = self._directory / "generation"
+        key = f"{folder_of(corpus)}/{PREFIX}{name_of(request_id)}"
+        self._directory = store.root / key
+        self.generation = self._directory / GENERATION
+        self._copy = JournalCopy(store.bucket, key, self._directory) if isinstance(store, CachedStore) else None
         self._position = 0  # of the next streamed premise
         self._streamed = 0  # in earlier calls
         self._count = self._bytes = self._crc32 = 0
@@ -104,6 +186,8 @@ class Journal:
         self._lock = _locked(self._directory, make=True)
         if self._lock is None:
             raise errors.Unavailable(f"another index is building request_id {self._name}; try again later")
+        if self._copy is not None:
+            self._copy.fetch()
         self._take_over()
         self._is_ours = True
         if resume_from > self.kept.premises:
@@ -194,6 +278,8 @@ class Journal:
         record = {"format_version": FORMAT_VERSION, **said, "crc32": _crc32_of(said)}
         atomic_write(self._directory / PROGRESS, json.dumps(record).encode())
         self.kept = kept
+        if self._copy is not None:
+            self._copy.push()
 
     @property
     def streamed(self) -> dict[str, int]:
@@ -213,6 +299,8 @@ class Journal:
             if self._is_ours and (not keep or self.kept == DurableState()):
                 with suppress(FileNotFoundError):
                     remove_directory(self._directory)
+                if self._copy is not None:
+                    self._copy.remove()
             self._lock.close()
 
     @property
@@ -248,6 +336,20 @@ def sweep_abandoned(store: ArtifactStore, older_than_s: float) -> None:
                 with lock:
                     remove_directory(directory)
                 log.info("swept an abandoned build", path=str(directory))
+    if isinstance(store, CachedStore):
+        _sweep_copies(store.bucket, datetime.now(UTC) - timedelta(seconds=older_than_s))
+
+
+def _sweep_copies(bucket: Bucket, oldest: datetime) -> None:
+    """Removes copies that nobody has written to since; those of builds under way are written to."""
+    with suppress(errors.Unavailable):
+        for corpus in bucket.names("generations"):
+            for name in bucket.names(f"generations/{corpus}"):
+                key = f"generations/{corpus}/{name}"
+                written = [at for _, at in bucket.sizes(key).values()] if name.startswith(PREFIX) else []
+                if written and max(written) < oldest:
+                    remove_copy(bucket, key)
+                    log.info("swept the copy of an abandoned build", key=key)
 
 
 def _crc32_of(said: dict[str, Any]) -> int:

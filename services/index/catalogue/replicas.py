@@ -27,7 +27,8 @@ from typing import BinaryIO
 from aeenc import errors
 from services.index.values import ReplicaState
 from services.kit import logs
-from services.store.artifacts import ArtifactStore, make_directory
+from services.store.artifacts import ArtifactStore
+from services.store.files import make_directory
 from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
@@ -183,9 +184,10 @@ class Replicas:
 
     def sign_off(self) -> None:
         """Removes the own record: this replica is gone."""
-        with self._looking, suppress(OSError, errors.Unavailable):
+        with self._looking:
             self._signed_off = True
-            self._remove(self._name)
+            with suppress(OSError, errors.Unavailable):
+                self._remove(self._name)
             if self._lock is not None:
                 self._lock.close()
 

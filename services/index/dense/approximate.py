@@ -19,7 +19,7 @@ from services.corpus.generation import Generation
 from services.index.dense.exact import ALWAYS_SCAN, FAISS, FlatIndex, flat_over, selector_of
 from services.index.dense.int8 import Int8Proposer, KeptCodes
 from services.index.values import DEFAULT_EFFORT, Effort, Engine, SearchHits
-from services.store.artifacts import sha256_of
+from services.store.files import sha256_of
 
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time

@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from aeenc import errors
-from services.store.artifacts import FileEntry, make_directory, sync_directory
+from services.store.artifacts import FileEntry
+from services.store.files import make_directory, sync_directory
 from services.store.formats import check_format
 
 FORMAT_VERSION = 1

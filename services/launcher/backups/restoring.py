@@ -26,7 +26,8 @@ from services.launcher.backups.keys import Key, count, pattern, put
 from services.launcher.backups.making import KEYS
 from services.launcher.backups.store_files import ARTIFACTS, CHECKPOINTS, GENERATIONS
 from services.launcher.fleet import RESTORING
-from services.store.artifacts import MANIFEST, ArtifactStore, make_directory, sync_directory
+from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.files import make_directory, sync_directory
 
 REPLACED = ".before-restore-"
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from aeenc.errors import DataLoss
 from services.kit.logs import get
-from services.store.artifacts import atomic_write, sha256_of
+from services.store.files import atomic_write, sha256_of
 from services.store.formats import check_format, known_fields
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery

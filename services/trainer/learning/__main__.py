@@ -15,7 +15,8 @@ import traceback
 from pathlib import Path
 
 from aeenc.errors import AeencError
-from services.store.artifacts import ArtifactStore, atomic_write
+from services.store.artifacts import ArtifactStore
+from services.store.files import atomic_write
 from services.trainer.jobs.files import JobFiles
 from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import DataLoss, FailedPrecondition
-from services.store.artifacts import sha256_of
+from services.store.files import sha256_of
 from services.trainer.models.sentence_layout import FILES as SENTENCE_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"

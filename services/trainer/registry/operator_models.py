@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.artifacts import ArtifactStore, atomic_write, sha256_of
+from services.store.artifacts import ArtifactStore
+from services.store.files import atomic_write, sha256_of
 from services.store.formats import NewerFormat
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.models.base_model import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.store.artifacts import sha256_of
+from services.store.files import sha256_of
 from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register

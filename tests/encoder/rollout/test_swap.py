@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.store.artifacts import MANIFEST, ArtifactStore, sha256_of
+from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.files import sha256_of
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
     DIM,

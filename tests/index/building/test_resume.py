@@ -45,6 +45,33 @@ async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(serve, 
         assert not works(index.store)
 
 
+async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve, encoder, tmp_path: Path):
+    bucket = tmp_path / "bucket"
+    one, two = ({**SYNC, "artifacts_url": f"file://{bucket}", "artifacts_dir": tmp_path / name} for name in "ab")
+    async with serve(**one) as index:
+        report = await broken_build(index)
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**two) as index:
+        await broken_build(index)  # on which the host dies, too, and the first one comes back
+    async with serve(**one) as index:
+        assert (await build(index)).premises == 60
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+    assert not list(bucket.glob("generations/science/.build-*/*")), "the copy is gone"
+
+
+async def test_a_copy_of_a_journal_in_which_two_hosts_have_written_counts_as_absent(serve, encoder, tmp_path: Path):
+    bucket = tmp_path / "bucket"
+    one, two = ({**SYNC, "artifacts_url": f"file://{bucket}", "artifacts_dir": tmp_path / name} for name in "ab")
+    async with serve(**one) as index:
+        await broken_build(index)
+    part = max(bucket.glob("generations/science/.build-*/vectors*"), key=lambda path: path.name)
+    part.write_bytes(b"x" * part.stat().st_size)
+    async with serve(**two) as index:
+        assert (await build(index)).premises == 60
+        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+
+
 async def test_what_a_caller_who_goes_away_has_sent_never_passes_for_the_whole_corpus(serve):
     # grpc.aio ends the stream of a caller who has gone as if he had sent everything, until something is sent to him
     async with serve(**SYNC) as index:

@@ -9,7 +9,7 @@ import pytest
 
 from aeenc import errors
 from services.index.building.folding import Draft
-from support.milvus_server import need_milvus
+from support.servers.milvus_server import need_milvus
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, VERSION, facts, premise, raises, vector_of
 

@@ -13,7 +13,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
-from support.milvus_server import need_milvus
+from support.servers.milvus_server import need_milvus
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
 

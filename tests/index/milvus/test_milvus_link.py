@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from aeenc import errors
-from support.milvus_server import need_milvus
+from support.servers.milvus_server import need_milvus
 
 need_milvus()
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from aeenc import errors
-from support.milvus_server import MilvusServer
+from support.servers.milvus_server import MilvusServer
 from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, raises, vector_of
 

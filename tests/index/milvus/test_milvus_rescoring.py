@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from support.milvus_server import need_milvus
+from support.servers.milvus_server import need_milvus
 
 need_milvus()
 

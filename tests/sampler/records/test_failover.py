@@ -25,7 +25,7 @@ from aeenc.v1 import types_pb2
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import register, write_tiny_checkpoint
-from support.replicated_redis import ReplicatedRedis
+from support.servers.replicated_redis import ReplicatedRedis
 from support.waiting import until
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 from support.worlds.trainer_world import make_space, serve_trainer

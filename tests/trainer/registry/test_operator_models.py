@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from aeenc import Channel, RegistryClient, TrainerClient, errors
-from services.store.artifacts import ArtifactStore, sha256_of
+from services.store.artifacts import ArtifactStore
+from services.store.files import sha256_of
 from services.store.formats import NewerFormat
 from services.store.redis import connect, key_prefix
 from services.store.registry import Registry

@@ -18,7 +18,8 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition
-from services.store.artifacts import Artifact, ArtifactStore, sha256_of
+from services.store.artifacts import Artifact, ArtifactStore
+from services.store.files import sha256_of
 from services.trainer.learning.checkpoint.export import PROBES, onnx_bytes
 from services.trainer.learning.query_encoder import pad_id_of
 from services.trainer.models.base_model import check_labels

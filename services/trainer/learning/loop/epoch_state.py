@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 
 from aeenc.errors import FailedPrecondition
 from services.kit.logs import get
-from services.store.artifacts import atomic_write, sync_directory
+from services.store.files import atomic_write, sync_directory
 from services.store.formats import check_format, known_fields
 from services.trainer.jobs.files import EPOCH_STATE
 
