@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from support.waiting import until
 
 SOON_S = 0.1
 HEDGED = Retry(attempts=2, hedge_s=SOON_S)
+PATIENT = Retry(attempts=2, hedge_s=60.0)
 
 
 class Scripted(encoder_pb2_grpc.EncoderServiceServicer):
@@ -78,14 +80,18 @@ async def fleet() -> AsyncIterator[Fleet]:
         await server.stop(0)
 
 
-async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(fleet: Fleet) -> None:
+async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spreading, "SILENT_S", 60.0)
     client = await fleet.client()
     fleet.first.answer = never
     await client.encode(["asked"])
     await client.encode(["asked"])  # one of the two went to the silent server first
     assert fleet.second.texts[-2:] == ["asked", "asked"]
     await until(lambda: fleet.first.cancelled == ["asked"])
-    await asyncio.gather(*(client.encode([f"later {number}"]) for number in range(10)))
+    later = EncoderClient(client.channel.with_options(retry=PATIENT))
+    await asyncio.gather(*(later.encode([f"later {number}"]) for number in range(10)))
     assert fleet.first.texts[-1] == "asked"
     await client.channel.close()
 
@@ -113,7 +119,7 @@ async def test_a_server_that_is_still_loading_is_passed_over_by_later_calls(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spreading, "UNREADY_S", 60.0)
-    client = await fleet.client()
+    client = await fleet.client(PATIENT)
 
     async def loading(_: str) -> errors.AeencError:
         return errors.Unavailable("the service is not ready", retry_after_s=0.01)
@@ -130,19 +136,24 @@ async def test_a_server_that_is_still_loading_is_passed_over_by_later_calls(
     await client.channel.close()
 
 
-async def test_a_call_that_takes_long_at_a_server_that_answers_others_is_sent_once(fleet: Fleet) -> None:
-    client = await fleet.client()
-    finish = asyncio.Event()
+async def test_a_call_that_takes_long_at_a_server_that_answers_others_is_sent_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, finish = 1.0, asyncio.Event()
+    monkeypatch.setattr(spreading, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def slowly(text: str) -> None:
+        nonlocal now
         if text == "long":
             await finish.wait()
+        now += SOON_S / 20  # the time that passes from answer to answer
 
+    client = await fleet.client()
     fleet.first.answer = fleet.second.answer = slowly
     long = asyncio.ensure_future(client.encode(["long"]))
-    loop = asyncio.get_running_loop()
-    end = loop.time() + 4 * SOON_S
-    while loop.time() < end:
+    begun, loop = now, asyncio.get_running_loop()
+    end = loop.time() + 3 * SOON_S
+    while now < begun + 10 * SOON_S or loop.time() < end:
         await asyncio.gather(*(client.encode(["short"]) for _ in range(4)))
     assert [*fleet.first.texts, *fleet.second.texts].count("long") == 1
     finish.set()
