@@ -14,6 +14,7 @@ from services.sampler.execution.runner import RunLabels, Runner
 from services.sampler.execution.sampling import Sampling
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetrics
+from services.sampler.people.additions import Premises
 from services.sampler.people.controls import read_controls
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.queue import TaskQueue
@@ -47,7 +48,8 @@ def build(settings: SamplerSettings) -> GrpcServer:
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = {name: read_controls(one.controls) for name, one in settings.queues.items() if one.controls}
-    queue = TaskQueue(store, tasks, settings.queues, controls)
+    premises = Premises(retrieval.premises)
+    queue = TaskQueue(store, tasks, settings.queues, controls, premises)
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
@@ -69,7 +71,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs)
+    review = Review(store, nodes, tasks, pairs, premises)
     retention = Retention(
         store,
         [nodes.keys_of, pairs.keys_of, tasks.keys_of],

@@ -15,12 +15,22 @@ from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
 from services.sampler.people.agreement import Agreement
-from services.sampler.people.decisions import SentVerdicts, verdict_of
+from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_of
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.review import AnnotatorReport
 from services.sampler.people.task_store import TaskEvent
-from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKinds
-from services.sampler.records.runs import MAX_NOTE, Hypothesis, Pair, PairSign, Run, RunConfig, RunProgress, parse_time
+from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKinds
+from services.sampler.records.runs import (
+    MAX_NOTE,
+    Hypothesis,
+    Pair,
+    PairSign,
+    PremiseSource,
+    Run,
+    RunConfig,
+    RunProgress,
+    parse_time,
+)
 
 DEFAULT_K = 20
 DEFAULT_MAX_DEPTH = 8
@@ -39,6 +49,17 @@ _STATES: dict[sampler_pb2.TaskState, TaskState | None] = {
     sampler_pb2.TASK_STATE_DECIDED: "DECIDED",
     sampler_pb2.TASK_STATE_CONFLICT: "CONFLICT",
     sampler_pb2.TASK_STATE_SETTLED: "SETTLED",
+}
+
+_NODE_VERDICTS: dict[sampler_pb2.NodeVerdict, NodeVerdict] = {
+    sampler_pb2.NODE_VERDICT_COMPLETE: "COMPLETE",
+    sampler_pb2.NODE_VERDICT_PREMISE_MISSING: "PREMISE_MISSING",
+    sampler_pb2.NODE_VERDICT_NOT_EXPLAINABLE: "NOT_EXPLAINABLE",
+}
+
+_SOURCES: dict[types_pb2.PremiseSource, PremiseSource] = {
+    types_pb2.PREMISE_SOURCE_RETRIEVED: "RETRIEVED",
+    types_pb2.PREMISE_SOURCE_SEARCHED: "SEARCHED",
 }
 
 
@@ -181,6 +202,7 @@ def to_pair(pair: Pair) -> types_pb2.Pair:
             grade=pair.grade,
             amended=pair.amended,
             note=pair.note,
+            source=f"PREMISE_SOURCE_{pair.source or 'UNSPECIFIED'}",
         ),
     )
 
@@ -213,6 +235,7 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
                 grade=origin.grade,
                 reason=message.reason,
                 note=origin.note[:MAX_NOTE],
+                source=decode_enum(_SOURCES, origin.source, f"pairs[{position}].provenance.source", ""),
             )
         )
     return pairs
@@ -226,9 +249,23 @@ def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
     ]
 
 
-def from_elapsed(request: sampler_pb2.SubmitVerdictsRequest) -> float | None:
-    """Seconds that the person took; None when it was not said."""
-    return request.elapsed.ToTimedelta().total_seconds() if request.HasField("elapsed") else None
+def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
+    """An answer as it was sent. Without `elapsed`, the time since the lease was granted counts."""
+    return SentAnswer(
+        verdicts=from_verdicts(request.verdicts),
+        seen_upto=request.seen_upto,
+        elapsed_s=request.elapsed.ToTimedelta().total_seconds() if request.HasField("elapsed") else None,
+        note=request.note,
+        additions=from_verdicts(request.additions),
+        written=tuple(request.written),
+        inference=request.inference,
+        node_verdict=decode_enum(_NODE_VERDICTS, request.node_verdict, "node_verdict", ""),
+    )
+
+
+def from_amendment(request: sampler_pb2.AmendVerdictsRequest) -> SentAnswer:
+    """What an amendment changes of an answer."""
+    return SentAnswer(verdicts=from_verdicts(request.verdicts), additions=from_verdicts(request.additions))
 
 
 def from_state(state: sampler_pb2.TaskState) -> TaskState | None:
@@ -264,6 +301,10 @@ def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
                 late=answer.late,
                 at=to_timestamp(to_time(answer.at)),
                 note=answer.note,
+                additions=[candidate.to_proto() for candidate in answer.added],
+                written=answer.written,
+                inference=answer.inference,
+                node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
             )
             for answer in record.answers
         ],

@@ -85,14 +85,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def SubmitVerdicts(
         self, request: sampler_pb2.SubmitVerdictsRequest, context: Any
     ) -> sampler_pb2.SubmitVerdictsResponse:
-        answer_id, late = await self._queue.submit(
-            request.lease_id,
-            convert.from_verdicts(request.verdicts),
-            request.seen_upto,
-            convert.from_elapsed(request),
-            request.client_seq,
-            request.note,
-        )
+        sent = convert.from_submission(request)
+        answer_id, late = await self._queue.submit(request.lease_id, sent, request.client_seq)
         return sampler_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
 
     async def UndoVerdicts(
@@ -104,8 +98,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def AmendVerdicts(
         self, request: sampler_pb2.AmendVerdictsRequest, context: Any
     ) -> sampler_pb2.AmendVerdictsResponse:
-        verdicts = convert.from_verdicts(request.verdicts)
-        answer_id = await self._review.amend(request.answer_id, verdicts, request.annotator, request.request_id)
+        sent = convert.from_amendment(request)
+        answer_id = await self._review.amend(request.answer_id, sent, request.annotator, request.request_id)
         return sampler_pb2.AmendVerdictsResponse(answer_id=answer_id)
 
     async def Adjudicate(self, request: sampler_pb2.AdjudicateRequest, context: Any) -> sampler_pb2.AdjudicateResponse:

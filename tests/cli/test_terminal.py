@@ -20,7 +20,7 @@ from aeenc.cli.terminal import HELP, JudgingSession
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN
 from aeenc.v1 import sampler_pb2
 from support.waiting import eventually
-from support.worlds.sampler_world import SamplerWorld
+from support.worlds.sampler_world import SamplerWorld, nearest
 
 COMMAND = [sys.executable, "-c", "from aeenc.cli.main import main; main()"]
 QUEUE = {"undo_s": 0.0, "first_lease_s": 30.0}
@@ -51,7 +51,9 @@ async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncI
         yield sampler, run.id
 
 
-async def judge(target: str, run_id: str, keys: str, name: str = "ann") -> tuple[int, list[str]]:
+async def judge(
+    target: str, run_id: str, keys: str, name: str = "ann", *, index: str = "127.0.0.1:1"
+) -> tuple[int, list[str]]:
     """Types keys at a session without waiting; the answers given and the screens shown."""
     screens: list[str] = []
 
@@ -61,7 +63,7 @@ async def judge(target: str, run_id: str, keys: str, name: str = "ann") -> tuple
         screens.append(console.export_text())
 
     def work() -> int:
-        with sdk.connect(sampler=target) as client:
+        with sdk.connect(sampler=target, index=index) as client:
             return JudgingSession(client, name, run_id, Typed(keys), show, wait=False).work()  # type: ignore[arg-type]
 
     return await asyncio.to_thread(work), screens
@@ -85,6 +87,23 @@ async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: Samp
         assert "Which of these explain: hypothesis 0" in screens[0]
         assert HELP.split()[0] in screens[0]
         assert "page 2 of 2" in "".join(screens)
+
+
+async def test_what_a_search_finds_and_what_a_person_writes_goes_with_the_answer(aeenc, world: SamplerWorld):
+    async with queued(world, 1) as (sampler, run_id):
+        keys = "1" + "/ice" + "\n" + "12" + "1" + "\n" + "/x\x1b" + "wé fx\x7f" + "act\n" + "\n"
+        answered, screens = await judge(sampler.channel.target, run_id, keys, index=world.settings["index_target"])
+        assert answered == 1
+        [task] = [one async for one in sdk.PeopleClient(sampler.channel).list_tasks(run_id)]
+        [answer] = task.answers
+        shown = [candidate.premise_id for candidate in task.task.candidates]
+        found = [premise_id for premise_id, text, _ in nearest("ice", 60) if premise_id not in shown]
+        assert [one.premise_id for one in answer.additions] == [found[1]]
+        assert answer.written == ("é fact",)
+        assert any("added: fact" in screen for screen in screens)
+        listed = (await aeenc("--sampler", sampler.channel.target, "tasks", run_id)).stdout
+        assert f"{found[1]}  {answer.additions[0].text}  (added by ann)" in listed
+        assert "é fact  (written by ann)" in listed
 
 
 async def test_a_session_waits_for_a_sampler_that_is_away_and_keeps_its_ticks(world: SamplerWorld):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.calls.retrieval import Fusion, Mode, Rankings, Retrieval, Retrieved, SearchResult
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
-    from aeenc.people import PeopleClient, StateName, Ticks
+    from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, SamplerClient, SignName
     from aeenc.trainer import BatchingName, Gold, LossName, ModeName, TrainerClient
@@ -586,16 +586,32 @@ class BlockingPeopleClient(Renamed):
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
+        additions: Ticks = (),
+        written: Sequence[str] = (),
+        inference: str = "",
+        node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
         """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
 
-        `note` is a remark to keep with the pairs.
-        Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED.
+        `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
+        and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
+        `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
+        Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
+        InvalidArgument or NotFound for an addition that may not explain this query.
         """
         return run(
             self._awaiting.submit(
-                lease, given(verdicts), seen_upto=seen_upto, elapsed_s=elapsed_s, note=note, client_seq=client_seq
+                lease,
+                given(verdicts),
+                seen_upto=seen_upto,
+                elapsed_s=elapsed_s,
+                note=note,
+                additions=given(additions),
+                written=given(written),
+                inference=inference,
+                node_verdict=node_verdict,
+                client_seq=client_seq,
             )
         )
 
@@ -603,9 +619,18 @@ class BlockingPeopleClient(Renamed):
         """Takes the last answers of a person back and returns their ids, the last first."""
         return run(self._awaiting.undo(annotator, run_id, count=count, request_id=request_id))
 
-    def amend(self, answer_id: str, verdicts: Ticks, annotator: str, *, request_id: str = "") -> str:
-        """Replaces the given verdicts of an answer; returns the id of the answer that is valid from now on."""
-        return run(self._awaiting.amend(answer_id, given(verdicts), annotator, request_id=request_id))
+    def amend(
+        self, answer_id: str, verdicts: Ticks, annotator: str, *, additions: Ticks = (), request_id: str = ""
+    ) -> str:
+        """Replaces the given verdicts of an answer, and adds premises to it, as `submit` does.
+
+        Returns the id of the answer that is valid from now on.
+        """
+        return run(
+            self._awaiting.amend(
+                answer_id, given(verdicts), annotator, additions=given(additions), request_id=request_id
+            )
+        )
 
     def adjudicate(self, run_id: str, task_id: str, verdicts: Ticks, adjudicator: str, *, request_id: str = "") -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""

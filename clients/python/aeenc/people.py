@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -24,6 +24,7 @@ from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
 StateName = Literal["waiting", "decided", "conflict", "settled"]
+NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 PAGE = 200
 
 
@@ -67,13 +68,21 @@ class PeopleClient(Renamed):
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
         note: str = "",
+        additions: Ticks = (),
+        written: Sequence[str] = (),
+        inference: str = "",
+        node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
         """Answers a task. Other candidates are refused up to rank `seen_upto` (default: all) and unseen beyond.
 
-        `note` is a remark to keep with the pairs.
-        Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED.
+        `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
+        and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
+        `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
+        Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
+        InvalidArgument or NotFound for an addition that may not explain this query.
         """
+        refuse_single_text(written, "written")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
         request = sampler_pb2.SubmitVerdictsRequest(
             lease_id=lease.lease_id,
@@ -82,6 +91,10 @@ class PeopleClient(Renamed):
             elapsed=None if elapsed_s is None else _duration(elapsed_s),
             client_seq=client_seq or random.getrandbits(63),
             note=note,
+            additions=_verdicts(additions, "additions"),
+            written=written,
+            inference=inference,
+            node_verdict=enum_value(sampler_pb2.NodeVerdict, node_verdict, "node_verdict"),
         )
         return values.SubmittedVerdicts.from_message(await self.channel.unary(self._stub.SubmitVerdicts, request))
 
@@ -92,13 +105,19 @@ class PeopleClient(Renamed):
         )
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
-    async def amend(self, answer_id: str, verdicts: Ticks, annotator: str, *, request_id: str = "") -> str:
-        """Replaces the given verdicts of an answer; returns the id of the answer that is valid from now on."""
+    async def amend(
+        self, answer_id: str, verdicts: Ticks, annotator: str, *, additions: Ticks = (), request_id: str = ""
+    ) -> str:
+        """Replaces the given verdicts of an answer, and adds premises to it, as `submit` does.
+
+        Returns the id of the answer that is valid from now on.
+        """
         request = sampler_pb2.AmendVerdictsRequest(
             answer_id=answer_id,
             verdicts=_verdicts(verdicts),
             annotator=annotator,
             request_id=request_id or _request_id(),
+            additions=_verdicts(additions, "additions"),
         )
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
@@ -157,8 +176,8 @@ class PeopleClient(Renamed):
             yield values.TaskUpdate.from_message(event)
 
 
-def _verdicts(ticks: Ticks) -> list[oracle_pb2.Verdict]:
-    refuse_single_text(ticks, "verdicts")
+def _verdicts(ticks: Ticks, name: str = "verdicts") -> list[oracle_pb2.Verdict]:
+    refuse_single_text(ticks, name)
     given = ticks if isinstance(ticks, Mapping) else dict.fromkeys(ticks, EXPLAINS)
     messages = []
     for premise_id, given_verdict in given.items():

@@ -9,6 +9,8 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - a query's candidates are the first k of its nearest premises without itself and without its ancestors in the tree.
   Their order depends on the query alone, so an answer about a query in one tree holds in every other tree of the run.
   Runs that began before this rule drop ancestors from the k nearest, and put fewer than k before the oracle;
+- a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
+  asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is;
 - whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
   A tree that looks further, because it dropped ancestors, changes nothing for the others.
 
@@ -25,6 +27,7 @@ from functools import cache
 from services.sampler.acs.negatives import NegativeFilter, Reason, RefusalFilter
 
 ROOT = 0
+ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
 ROUNDS = 8  # at most; only a conditioned node has more than one
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
 
@@ -84,7 +87,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class RetrievedPremise:
-    """A premise retrieved for a query: rank from 1 among the query's nearest, score a cosine."""
+    """A premise retrieved for a query: rank from 1 among the query's nearest, score a cosine.
+
+    Rank ADDED: an oracle has added it, and nothing has scored it.
+    """
 
     id: str
     text: str
@@ -163,6 +169,14 @@ class Tree:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What a run knows of a query: the states of its pairs by premise id, and the premises that were added to it."""
+
+    states: Mapping[str, PairState] = field(default_factory=dict)
+    added: tuple[RetrievedPremise, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The effect of a judged node on the run: the tree's result, the pairs to record, and what is now known.
 
@@ -174,7 +188,7 @@ class Outcome:
     negatives: tuple[RetrievedPremise, ...] = ()
     filtered: tuple[tuple[RetrievedPremise, Reason], ...] = ()
     skipped: tuple[RetrievedPremise, ...] = ()
-    known: Mapping[str, PairState] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
 
 def choose(path: Sequence[str], query: str, nearest: Iterable[RetrievedPremise], k: int) -> list[RetrievedPremise]:
@@ -187,12 +201,15 @@ def conclude(
     query: str,
     candidates: Sequence[RetrievedPremise],
     nearest: Sequence[RetrievedPremise],
-    known: Mapping[str, PairState],
+    known: Known,
     answered: Mapping[str, PairState],
     rules: Rules,
 ) -> Outcome:
-    """Concludes a node from what the run knew of its query and what was answered now."""
-    states = {**known, **answered}
+    """Concludes a node from what the run knew of its query and what was answered now.
+
+    `candidates` are those retrieved, then those added that this tree may have; `known.added` are all that were added.
+    """
+    states = {**known.states, **answered}
     accepted: list[AcceptedPremise] = []
     positives: list[RetrievedPremise] = []
     for candidate in candidates:
@@ -204,11 +221,13 @@ def conclude(
     negatives: list[RetrievedPremise] = []
     filtered: list[tuple[RetrievedPremise, Reason]] = []
     if not rules.positives_only:
-        negatives, filtered = _refused(query, candidates, nearest, states, rules)
+        said = [one.text for one in known.added]
+        negatives, filtered = _refused(query, candidates, nearest, states, rules, said)
         states.update((candidate.id, PairState.REFUSED) for candidate in negatives)
         states.update((candidate.id, PairState.FILTERED) for candidate, _ in filtered)
     skipped = tuple(candidate for candidate in candidates if answered.get(candidate.id) is PairState.SKIPPED)
-    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, known=states)
+    after = Known(states, known.added)
+    return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, after)
 
 
 def _refused(
@@ -217,8 +236,11 @@ def _refused(
     nearest: Sequence[RetrievedPremise],
     states: Mapping[str, PairState],
     rules: Rules,
+    added: Sequence[str],
 ) -> tuple[list[RetrievedPremise], list[tuple[RetrievedPremise, Reason]]]:
     """The refusals to record now: as negatives, best first and capped, and as filtered ones.
+
+    What says the same as an added premise (`added`: their texts) is a rewording; without a score it sets no margin.
 
     Each is decided by the premises up to its rank, and up to rank k at least. One of which nothing is known, such as an
     ancestor, takes one of the capped places, and so does what is left out because of it; what is known to be refused is
@@ -236,6 +258,7 @@ def _refused(
             query,
             [(one.text, one.score) for one, state in within if state is not None and state.accepted],
             [(one.text, one.score) for one, state in within if state is None and one.id not in usable],
+            added,
         )
 
     negatives: list[RetrievedPremise] = []

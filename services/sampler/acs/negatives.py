@@ -45,8 +45,9 @@ class NegativeFilter:
 class RefusalFilter:
     """Applies a `NegativeFilter` to the refused premises of one query.
 
-    `accepted` and `unsure` are (text, score). An unsure premise is an ancestor, not put before the oracle here; another
-    tree may accept it. What depends on it is left out for now, and reported as such.
+    `accepted` and `unsure` are (text, score), `added` are accepted texts without a score. An unsure premise is an
+    ancestor, not put before the oracle here; another tree may accept it. What depends on it is left out for now, and
+    reported as such.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class RefusalFilter:
         query: str,
         accepted: Sequence[tuple[str, float]],
         unsure: Sequence[tuple[str, float]],
+        added: Sequence[str] = (),
     ) -> None:
         self._rules = rules
         best = max((score for _, score in accepted), default=None)
         possible = [best, *(score if best is None else max(best, score) for _, score in unsure)]
         self._limits = [rules.limit(one) for one in possible]
-        self._same = _wordings([query, *(text for text, _ in accepted)]) if rules.rewordings else frozenset()
+        self._same = _wordings([query, *(text for text, _ in accepted), *added]) if rules.rewordings else frozenset()
         self._perhaps = _wordings(text for text, _ in unsure) if rules.rewordings else frozenset()
 
     def reason(self, text: str, rank: int, score: float) -> tuple[Reason | None, bool]:

@@ -8,19 +8,19 @@ nearest ─▶ candidates (without query and ancestors) ─▶ asked (not known 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.sampler.acs import algorithm
-from services.sampler.acs.algorithm import Node, Outcome, PairState, RetrievedPremise, Rules, Tree
+from services.sampler.acs.algorithm import Known, Node, Outcome, PairState, RetrievedPremise, Rules, Tree
 
 
 @dataclass(frozen=True)
 class NodeAnswer:
     """An oracle's answer about one task: a state for each candidate asked about, and the grades given.
 
-    `unknown` counts verdicts on premises that were not asked about. `annotators` names who gave single verdicts, where
-    that is not the answer's `annotator`.
+    `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
+    verdicts on other premises. `annotators` names who gave single verdicts, where that is not the answer's `annotator`.
     """
 
     task_id: str
@@ -30,6 +30,7 @@ class NodeAnswer:
     unknown: int
     annotators: dict[str, str] = field(default_factory=dict)
     note: str = ""
+    added: tuple[RetrievedPremise, ...] = ()
 
     def annotator_of(self, premise_id: str) -> str:
         """Who gave the verdict on a candidate."""
@@ -48,13 +49,13 @@ class NodeRound:
     node: Node
     nearest: list[RetrievedPremise]
     candidates: list[RetrievedPremise]
-    known: Mapping[str, PairState]
+    known: Known
     asked: list[RetrievedPremise]
     accepted: tuple[str, ...] = ()
     round: int = 0
 
     @classmethod
-    def first(cls, tree: Tree, node: Node, known: Mapping[str, PairState]) -> NodeRound:
+    def first(cls, tree: Tree, node: Node, known: Known) -> NodeRound:
         """A node's first round, not yet retrieved for."""
         return cls(tree, node, [], [], known, [])
 
@@ -68,14 +69,16 @@ class NodeRound:
         """Names the round by what it asks: a repeated commit finds the same name, other questions get another."""
         return f"{self.round}:{hashlib.sha256(' '.join(c.id for c in self.asked).encode()).hexdigest()[:16]}"
 
-    def explaining(self, known: Mapping[str, PairState]) -> list[RetrievedPremise]:
-        """The candidates that are known to explain the query, best first."""
-        return [c for c in self.candidates if (state := known.get(c.id)) is not None and state.accepted]
+    def explaining(self, known: Known) -> list[RetrievedPremise]:
+        """The premises of this tree that are known to explain the query: candidates best first, then those added."""
+        found = self._with_added(known)
+        return [one for one in found if (state := known.states.get(one.id)) is not None and state.accepted]
 
     def outcome(self, answer: NodeAnswer | None, rules: Rules) -> Outcome:
         """The outcome of the round; without an answer nothing had to be asked."""
-        answered = answer.states if answer else {}
-        return algorithm.conclude(self.node.text, self.candidates, self.nearest, self.known, answered, rules)
+        answered, added = (answer.states, answer.added) if answer else ({}, ())
+        known = replace(self.known, added=_together(self.known.added, added))
+        return algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
 
     def failure(self, rules: Rules) -> Outcome:
         """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
@@ -97,9 +100,19 @@ class NodeRound:
         nearest = [new.get(candidate.id, candidate) for candidate in self.nearest]
         nearest += [candidate for candidate in found if candidate.id not in seen]
         candidates = [*self.candidates, *new.values()]
-        asked = [candidate for candidate in candidates if candidate.id not in self.known]
+        asked = [candidate for candidate in candidates if candidate.id not in self.known.states]
         return replace(self, nearest=nearest, candidates=candidates, asked=asked)
+
+    def _with_added(self, known: Known) -> list[RetrievedPremise]:
+        """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""
+        found = {candidate.id for candidate in self.candidates}
+        new = [one for one in known.added if one.id not in found]
+        return [*self.candidates, *algorithm.choose(self.tree.path(self.node), self.node.text, new, len(new))]
 
     def asking(self, most: int) -> NodeRound:
         """The round limited to its `most` best candidates."""
         return replace(self, asked=self.asked[:most])
+
+
+def _together(before: tuple[RetrievedPremise, ...], now: tuple[RetrievedPremise, ...]) -> tuple[RetrievedPremise, ...]:
+    return tuple({one.id: one for one in (*now, *before)}.values()) if now else before

@@ -1,4 +1,4 @@
-"""Retrieves the nearest premises of a wave's queries, with the run's own encoder version and generation."""
+"""Retrieves premises with the run's own encoder version and generation: the nearest of a wave's queries, or by id."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from aeenc import errors
 from aeenc.calls.retrieval import Hit
 from aeenc.index import IndexClient
+from aeenc.oracle import Candidate
 from services.kit.logs import get
-from services.sampler.acs.algorithm import RetrievedPremise
+from services.sampler.acs.algorithm import ADDED, RetrievedPremise
 from services.sampler.records.runs import Run, RunConfig
 
 log = get(__name__)
@@ -57,6 +58,23 @@ class Retrieval:
         for chunk in _chunks(queries, run.config.rules.reach):
             found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
         return found
+
+    async def premises(self, run: Run, ids: Sequence[str]) -> list[Candidate]:
+        """Premises that people add to the run's trees, by id or alias, as candidates without rank.
+
+        Raises NotFound for one that the run's generation lacks, InvalidArgument for one outside its splits, and what
+        GetPremises raises.
+        """
+        found = await self._index.get_premises(run.config.corpus, ids, generation=run.generation)
+        allowed = set(run.config.splits())
+        for position, premise in enumerate(found):
+            if allowed and premise.splits and not allowed.intersection(premise.splits):
+                raise errors.InvalidArgument.field(
+                    f"additions[{position}].premise_id",
+                    f"{premise.id!r} belongs to {', '.join(premise.splits)}, and run {run.id} samples "
+                    f"{', '.join(run.config.splits())}; training on it would leak",
+                )
+        return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
     async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
         conditioned = any(accepted for _, accepted in queries)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from aeenc.oracle import EXPLAINS, REFUSES, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracles.client import Answer
-from services.sampler.acs.algorithm import PairState
+from services.sampler.acs.algorithm import ADDED, PairState, RetrievedPremise
 from services.sampler.acs.nodes import NodeAnswer
 from services.sampler.records.runs import MAX_NOTE
 
 MAX_ANNOTATOR = 256  # characters; it stands in every pair
+
+Addition = tuple[Candidate, Verdict]  # a premise that explains the query and was not asked about
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,20 @@ def read_answer(task: Task, answer: Answer) -> NodeAnswer | None:
     missing = dict.fromkeys(asked - states.keys(), PairState.SKIPPED)
     annotator, note = answer.annotator[:MAX_ANNOTATOR], answer.note[:MAX_NOTE]
     return NodeAnswer(task.task_id, {**states, **missing}, grades, annotator, unknown, annotators, note)
+
+
+def with_additions(answer: NodeAnswer, additions: Sequence[Addition]) -> NodeAnswer:
+    """The answer with premises that nobody had asked about."""
+    if not additions:
+        return answer
+    verdicts = [(premise.id, verdict) for premise, verdict in additions]
+    return replace(
+        answer,
+        states={**answer.states, **{premise_id: _state(verdict) for premise_id, verdict in verdicts}},
+        grades={**answer.grades, **{one: verdict.grade for one, verdict in verdicts if verdict.grade is not None}},
+        annotators={**answer.annotators, **{one: verdict.annotator[:MAX_ANNOTATOR] for one, verdict in verdicts}},
+        added=tuple(RetrievedPremise(premise.id, premise.text, ADDED, 0.0) for premise, _ in additions),
+    )
 
 
 def _state(verdict: Verdict) -> PairState:

@@ -12,10 +12,25 @@ from dataclasses import dataclass
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
-from services.sampler.people.tasks import Policy, TaskAnswer, VerdictKind, VerdictKinds
+from services.sampler.people.tasks import NodeVerdict, Policy, TaskAnswer, VerdictKind, VerdictKinds
 
 SentVerdicts = Sequence[tuple[str, Verdict]]
 _UNSTATED = 0  # the enum's zero counts as unseen
+
+
+@dataclass(frozen=True)
+class SentAnswer:
+    """What a person sends for a task. `added` are the premises of `additions` once they were looked up."""
+
+    verdicts: SentVerdicts = ()
+    seen_upto: int = 0
+    elapsed_s: float | None = None
+    note: str = ""
+    additions: SentVerdicts = ()
+    written: tuple[str, ...] = ()
+    inference: str = ""
+    node_verdict: NodeVerdict = ""
+    added: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,13 +41,15 @@ class Decision:
     conflicts: tuple[str, ...]
 
 
-def read_verdicts(task: Task, verdicts: SentVerdicts) -> tuple[VerdictKinds, dict[str, float]]:
+def read_verdicts(
+    candidates: Iterable[Candidate], verdicts: SentVerdicts, name: str = "verdicts"
+) -> tuple[VerdictKinds, dict[str, float]]:
     """Single verdicts and their grades. Raises InvalidArgument for unknown premises, doubles, unknown judgements."""
-    asked = {candidate.id for candidate in task.candidates}
+    asked = {candidate.id for candidate in candidates}
     kinds: VerdictKinds = {}
     grades: dict[str, float] = {}
     for position, (premise_id, verdict) in enumerate(verdicts):
-        field = f"verdicts[{position}]"
+        field = f"{name}[{position}]"
         if premise_id not in asked:
             raise errors.InvalidArgument.field(
                 f"{field}.premise_id", f"{premise_id!r} is not among the candidates of the task"
@@ -47,9 +64,9 @@ def read_verdicts(task: Task, verdicts: SentVerdicts) -> tuple[VerdictKinds, dic
     return kinds, grades
 
 
-def complete(task: Task, chosen: VerdictKinds, seen_upto: int) -> VerdictKinds:
-    """A verdict on every candidate. Raises InvalidArgument when nothing was said and nothing seen."""
-    kinds = {c.id: chosen.get(c.id, _unticked(c, seen_upto)) for c in task.candidates}
+def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, seen_upto: int) -> VerdictKinds:
+    """A verdict on every candidate and addition. Raises InvalidArgument when nothing was said and nothing seen."""
+    kinds = {c.id: chosen.get(c.id, _unticked(c, seen_upto)) for c in task.candidates} | added
     if not chosen and all(kind is VerdictKind.UNSEEN for kind in kinds.values()):
         raise errors.InvalidArgument.field(
             "seen_upto", f"is {seen_upto} and no verdict is given: that says nothing; release the lease instead"
@@ -67,7 +84,8 @@ def decide(
     kinds: VerdictKinds = {}
     conflicts = []
     for candidate in candidates:
-        given = [answer.verdicts[candidate.id] for answer in answers]
+        # One person's addition is unseen by the others: they were not asked.
+        given = [answer.verdicts.get(candidate.id, VerdictKind.UNSEEN) for answer in answers]
         kind = adjudicated.get(candidate.id) or _together(given, policy)
         if kind is None:
             conflicts.append(candidate.id)

@@ -20,7 +20,7 @@ from aeenc.oracles.client import Answer as OracleAnswer
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.nodes import NodeAnswer
-from services.sampler.oracles.answers import UnansweredTask, read_answers
+from services.sampler.oracles.answers import Addition, UnansweredTask, read_answers, with_additions
 from services.sampler.people import steps
 from services.sampler.people.decisions import verdict_of
 from services.sampler.people.queue import TaskQueue
@@ -71,7 +71,9 @@ class PeopleGateway:
             for key in keys:
                 self._new.pop(key, None)
                 self._waiting.pop(key, None)
-        return list(read_answers(tasks, [_answer(record, task) for record, task in zip(records, tasks, strict=True)]))
+        given = read_answers(tasks, [_answer(record, task) for record, task in zip(records, tasks, strict=True)])
+        added = {task.task_id: _added(record) for record, task in zip(records, tasks, strict=True)}
+        return [with_additions(answer, added[answer.task_id]) for answer in given]
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this queue."""
@@ -174,6 +176,20 @@ def _answer(record: TaskRecord, task: Task) -> OracleAnswer:
         verdicts.append((candidate.id, replace(verdict, annotator=adjudicator)))
     who = ", ".join(sorted(answer.annotator for answer in record.answers))
     return OracleAnswer(task.task_id, tuple(verdicts), who, _notes(record))
+
+
+def _added(record: TaskRecord) -> list[Addition]:
+    """The additions that the run goes on with. One that an adjudicator has refused is none."""
+    found = []
+    for premise in record.candidates[len(record.task.candidates) :]:
+        kind = record.settled.get(premise.id, VerdictKind.UNSEEN)
+        if kind.accepts:
+            by = [answer for answer in record.answers if premise in answer.added]
+            grades = [answer.grades[premise.id] for answer in by if premise.id in answer.grades]
+            grade = math.fsum(grades) / len(grades) if grades else None
+            who = ", ".join(sorted(answer.annotator for answer in by))
+            found.append((premise, replace(verdict_of(kind, grade), annotator=who)))
+    return found
 
 
 def _notes(record: TaskRecord) -> str:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from aeenc import errors
 from services.sampler.people import steps
+from services.sampler.people.additions import Premises, check_words
 from services.sampler.people.controls import Control, control_record
-from services.sampler.people.decisions import SentVerdicts
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
 from services.sampler.records.run_store import RunStore
@@ -48,8 +49,9 @@ class TaskQueue:
         tasks: TaskStore,
         queues: Mapping[str, QueueSettings],
         controls: Mapping[str, Sequence[Control]],
+        premises: Premises,
     ) -> None:
-        self._runs, self._tasks = runs, tasks
+        self._runs, self._tasks, self._premises = runs, tasks, premises
         self._queues, self._controls = queues, controls
         self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
@@ -89,15 +91,14 @@ class TaskQueue:
         run, task_id = await self._of(lease_id)
         await self._tasks.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024]))
 
-    async def submit(
-        self, lease_id: str, verdicts: SentVerdicts, seen_upto: int, elapsed_s: float | None, client_seq: int, note: str
-    ) -> tuple[str, bool]:
+    async def submit(self, lease_id: str, sent: SentAnswer, client_seq: int) -> tuple[str, bool]:
         """Takes an answer; gives its id, and whether it came after its lease had ended."""
+        check_words(sent)
         run, task_id = await self._of(lease_id)
+        if sent.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
+            sent = await self._premises.looked_up(run, before.task, sent)
         record, answer_id = await self._tasks.apply(
-            run,
-            task_id,
-            lambda old, at: steps.submit(old, lease_id, verdicts, seen_upto, elapsed_s, client_seq, at, note),
+            run, task_id, lambda old, at: steps.submit(old, lease_id, sent, client_seq, at)
         )
         return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
 

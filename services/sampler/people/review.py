@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from aeenc import errors
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
+from services.sampler.acs.algorithm import ADDED
 from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
+from services.sampler.people.additions import Premises, check_words
 from services.sampler.people.agreement import Agreement, agreement_apart
 from services.sampler.people.controls import right_and_judged
-from services.sampler.people.decisions import SentVerdicts
+from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.people.task_store import TaskEvent, TaskStore
 from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
@@ -52,8 +54,9 @@ class AnnotatorReport:
 class Review:
     """The answers of the human queues of one namespace. Raises the classes of `aeenc.errors`."""
 
-    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog) -> None:
+    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog, premises: Premises) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
+        self._premises = premises
         self._agreeing = asyncio.Lock()  # one agreement process at a time
         self._repairing: asyncio.Task[None] | None = None
 
@@ -105,16 +108,19 @@ class Review:
         await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request, said)
         return answer_id
 
-    async def amend(self, answer_id: str, verdicts: SentVerdicts, annotator: str, request_id: str) -> str:
-        """Replaces single verdicts of an answer, and the pairs that the run has made of it."""
+    async def amend(self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str) -> str:
+        """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it."""
         check_annotator(annotator)
+        check_words(sent)
         run_id, task_id = parts_of(answer_id, "answer")
         run = await self._runs.get(run_id)
-        request, said = ("amend", answer_id, request_id) if request_id else (), _said(verdicts, annotator)
+        said = _said((*sent.verdicts, *sent.additions), annotator)
+        request = ("amend", answer_id, request_id) if request_id else ()
         if (before := (await self._tasks.read(run_id, task_id)).record) is not None:
             await self._await_commit(run, before)
+            sent = await self._premises.looked_up(run, before.task, sent)
         record, amended = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.amend(old, answer_id, verdicts, annotator, at), request, said
+            run, task_id, lambda old, at: steps.amend(old, answer_id, sent, annotator, at), request, said
         )
         await self._correct(run, record, amended, annotator)
         return amended
@@ -277,9 +283,11 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
     """
     changed = steps.corrections(record)
     holding = {**record.settled, **changed}
-    candidates = record.task.candidates
-    accepted = [(candidate.text, candidate.score) for candidate in candidates if holding[candidate.id].accepts]
-    refusals = RefusalFilter(run.config.rules.negatives, record.task.query, accepted, [])
+    candidates = record.candidates
+    holds = [one for one in candidates if holding.get(one.id, VerdictKind.UNSEEN).accepts]
+    accepted = [(one.text, one.score) for one in holds if one.rank != ADDED]
+    added = [one.text for one in holds if one.rank == ADDED]
+    refusals = RefusalFilter(run.config.rules.negatives, record.task.query, accepted, [], added)
     pairs = []
     for candidate in candidates:
         verdict = changed.get(candidate.id)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aeenc import errors
-from services.sampler.people.decisions import SentVerdicts, complete, decide, read_verdicts
+from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
     Lease,
@@ -89,12 +89,9 @@ def release(record: TaskRecord, lease_id: str, at: float, reason: str) -> Change
 def submit(
     record: TaskRecord,
     lease_id: str,
-    verdicts: SentVerdicts,
-    seen_upto: int,
-    elapsed_s: float | None,
+    sent: SentAnswer,
     seq: int,
     at: float,
-    note: str = "",
 ) -> Change:
     """Takes an answer, in time or late, once. A retry of the same `seq` gets the id of its first attempt."""
     held = _lease(record, lease_id)
@@ -109,19 +106,24 @@ def submit(
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
-    chosen, grades = read_verdicts(record.task, verdicts)
-    took_s = min(max(at - held.taken_at if elapsed_s is None else elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
+    chosen, grades = read_verdicts(record.task.candidates, sent.verdicts)
+    added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
+    took_s = min(max(at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
     answer = TaskAnswer(
         id=_answer_id(record),
         annotator=held.annotator,
         lease_id=lease_id,
-        verdicts=complete(record.task, chosen, seen_upto),
-        grades=grades,
-        seen_upto=seen_upto,
+        verdicts=complete(record.task, chosen, added, sent.seen_upto),
+        grades={**grades, **grades_of_added},
+        seen_upto=sent.seen_upto,
         elapsed_s=took_s,
         late=not held.live(at),
         at=at,
-        note=note[:MAX_NOTE],
+        note=sent.note[:MAX_NOTE],
+        added=sent.added,
+        written=sent.written,
+        inference=sent.inference,
+        node_verdict=sent.node_verdict,
     )
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
@@ -162,10 +164,12 @@ def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     return _decided(change, at)
 
 
-def amend(record: TaskRecord, answer_id: str, verdicts: SentVerdicts, annotator: str, at: float) -> Change:
-    """Replaces single verdicts of an answer that holds; the new answer has an id of its own."""
+def amend(record: TaskRecord, answer_id: str, sent: SentAnswer, annotator: str, at: float) -> Change:
+    """Replaces single verdicts of an answer that holds, or adds to it; the new answer has an id of its own."""
     answer = _answer(record, answer_id)
-    chosen, grades = read_verdicts(record.task, verdicts)
+    chosen, grades = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
+    added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
+    chosen, grades = {**chosen, **added}, {**grades, **grades_of_added}
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
@@ -179,6 +183,7 @@ def amend(record: TaskRecord, answer_id: str, verdicts: SentVerdicts, annotator:
         id=_answer_id(record),
         verdicts={**answer.verdicts, **chosen},
         grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **grades},
+        added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
         at=at,
         by=annotator,
     )
@@ -201,7 +206,7 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     """Decides the candidates in conflict, and others that the adjudicator names. Again: changes an earlier decision."""
     if not record.conflicts and not record.adjudicated:
         raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
-    chosen, _ = read_verdicts(record.task, verdicts)
+    chosen, _ = read_verdicts(record.candidates, verdicts)
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
         raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")
@@ -250,11 +255,13 @@ def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change
 
 def corrections(record: TaskRecord) -> VerdictKinds:
     """The current verdicts that differ from those the run went on with, now or at any time. In conflict: abstained."""
+    if not record.settled:
+        return {}
     now = {**dict.fromkeys(record.conflicts, VerdictKind.ABSTAINED), **record.decision}
     return {
-        premise_id: now[premise_id]
-        for premise_id, settled in record.settled.items()
-        if now[premise_id] is not settled or premise_id in record.corrected
+        premise_id: verdict
+        for premise_id, verdict in now.items()
+        if verdict is not record.settled.get(premise_id, VerdictKind.UNSEEN) or premise_id in record.corrected
     }
 
 
@@ -263,7 +270,7 @@ def _decided(change: Change, at: float) -> Change:
     record = change.record
     if record.control or len(record.answers) < record.overlap:
         return replace(change, record=replace(record, decision={}, conflicts=(), decided_at=0.0))
-    found = decide(record.task.candidates, record.answers, record.policy, record.adjudicated)
+    found = decide(record.candidates, record.answers, record.policy, record.adjudicated)
     decided_at = 0.0 if found.conflicts else (record.decided_at or at)
     events = change.events
     if found.conflicts and not record.conflicts:

@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
+NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED"]
 EventName = Literal[
     "QUEUED", "LEASED", "ANSWERED", "EXPIRED", "CONFLICT", "ADJUDICATED", "RELEASED", "UNDONE", "AMENDED", "SETTLED"
@@ -69,7 +70,11 @@ class Lease:
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone."""
+    """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone.
+
+    `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
+    words, which no corpus has. `inference` says how the query follows, `node_verdict` whether anything is missing.
+    """
 
     id: str
     annotator: str
@@ -82,6 +87,10 @@ class TaskAnswer:
     at: float
     by: str = ""
     note: str = ""
+    added: tuple[Candidate, ...] = ()
+    written: tuple[str, ...] = ()
+    inference: str = ""
+    node_verdict: NodeVerdict = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,12 @@ class TaskRecord:
     place: int = 0
     revision: int = 0
     further: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Those of the task, then those that people have added."""
+        added = (one for answer in self.answers for one in answer.added)
+        return (*self.task.candidates, *{one.id: one for one in added}.values())
 
     @property
     def control(self) -> bool:
@@ -200,7 +215,10 @@ def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
 
 
 def _answer(stored: dict[str, Any]) -> TaskAnswer:
-    return TaskAnswer(**known_fields(TaskAnswer, stored), verdicts=_kinds(stored["choices"]))
+    known = known_fields(TaskAnswer, stored)
+    known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known.get("added", ()))
+    known["written"] = tuple(known.get("written", ()))
+    return TaskAnswer(**known, verdicts=_kinds(stored["choices"]))
 
 
 def codes(verdicts: VerdictKinds) -> dict[str, str]:

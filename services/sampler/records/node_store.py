@@ -14,8 +14,10 @@ from typing import Any, Literal, Self
 from redis.asyncio import Redis
 
 from services.sampler.acs.algorithm import (
+    ADDED,
     ROOT,
     AcceptedPremise,
+    Known,
     Node,
     Outcome,
     PairState,
@@ -96,7 +98,7 @@ class NodeCommit:
     ordinal: int
     query: str
     result: Result | None
-    known: Mapping[str, PairState]
+    known: Known
     pairs: tuple[Pair, ...] = ()
     part: str = ""
     filtered: int = 0
@@ -156,13 +158,13 @@ class NodeStore:
             rows = await pipe.execute()
         return [_tree(index, rows[2 * n], rows[2 * n + 1]) for n, index in enumerate(indexes)]
 
-    async def answers(self, run_id: str, queries: Sequence[str]) -> list[dict[str, PairState]]:
-        """The states of each query's pairs, by premise id."""
+    async def answers(self, run_id: str, queries: Sequence[str]) -> list[Known]:
+        """What the run knows of each query."""
         if not queries:
             return []
         async with unavailable_if_down(f"read the answers of run {run_id}"):
             rows = await self._redis.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
-        return [_states(run_id, row) if row else {} for row in rows]
+        return [_known(run_id, row) if row else Known() for row in rows]
 
     async def commit(self, run_id: str, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""
@@ -225,18 +227,18 @@ def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer
             annotator=(answer.annotator_of(candidate.id) if answer else "") or run.config.oracle,
             grade=answer.grades.get(candidate.id, 0.0) if answer else 0.0,
             note=answer.note if answer else "",
+            amended=sign == "POSITIVE" and candidate.id in node_round.known.states,  # added, though refused before
         )
 
 
 def _commit_arguments(node: NodeCommit) -> list[Any]:
     signs = Counter(pair.sign for pair in node.pairs)
-    rulings = {premise_id: state.value for premise_id, state in node.known.items()}  # `rulings` is their stored name
     return [
         f"p:{node.ordinal}:{node.part}" if node.result is None else f"r:{node.ordinal}",
         json.dumps([FORMAT_VERSION]) if node.result is None else _result_json(node.result),
         int(node.result is not None),
         digest(node.query),
-        json.dumps({"format_version": FORMAT_VERSION, "rulings": rulings}) if rulings else "",
+        _known_json(node.known) if node.known.states else "",
         signs["POSITIVE"],
         signs["NEGATIVE"],
         node.filtered,
@@ -255,10 +257,17 @@ def _result_json(result: Result) -> str:
     return json.dumps([FORMAT_VERSION, result.failed, [astuple(premise) for premise in result.accepted]])
 
 
-def _states(run_id: str, row: str) -> dict[str, PairState]:
+def _known_json(known: Known) -> str:
+    stored: dict[str, Any] = {premise_id: state.value for premise_id, state in known.states.items()}
+    stored = {"format_version": FORMAT_VERSION, "rulings": stored}  # their stored name
+    return json.dumps({**stored, "added": [[one.id, one.text] for one in known.added]} if known.added else stored)
+
+
+def _known(run_id: str, row: str) -> Known:
     stored = json.loads(row)
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
-    return {name: PairState(code) for name, code in stored["rulings"].items()}
+    added = (RetrievedPremise(premise_id, text, ADDED, 0.0) for premise_id, text in stored.get("added", ()))
+    return Known({name: PairState(code) for name, code in stored["rulings"].items()}, tuple(added))
 
 
 def _row(text: str, values: int) -> list[Any]:

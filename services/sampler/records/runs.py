@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
-from services.sampler.acs.algorithm import Rules
+from services.sampler.acs.algorithm import ADDED, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
@@ -19,6 +19,7 @@ MAX_NOTE = 1024  # characters; it stands in every pair of its node
 
 RunState = State
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
+PremiseSource = Literal["", "RETRIEVED", "SEARCHED"]
 UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
 
 
@@ -89,7 +90,7 @@ COUNTERS = tuple(counter.name for counter in fields(RunProgress))
 
 
 class RankedPremise(Protocol):
-    """A premise as retrieved, or as put before an oracle: rank from 1, score a cosine."""
+    """A premise as retrieved, as put before an oracle, or as added by one: see RetrievedPremise."""
 
     @property
     def id(self) -> str: ...
@@ -155,6 +156,7 @@ class Run:
             amended=amended,
             reason=reason,
             note=note,
+            source="SEARCHED" if premise.rank == ADDED else "RETRIEVED",
         )
 
 
@@ -172,7 +174,8 @@ class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
     An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
-    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer.
+    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer. `source`
+    says whether the sampler retrieved the premise or a person found it by a search (empty: it was not noted).
     """
 
     query: str
@@ -192,12 +195,15 @@ class Pair:
     amended: bool = False
     reason: str = ""
     note: str = ""
+    source: PremiseSource = ""
     seq: int = 0
 
     def to_json(self) -> str:
         """The pair as stored; its position in the log is its seq."""
         stored = dict(vars(self))  # plain values: asdict would take most of the time that a run spends on its pairs
         stored.pop("seq")
+        if not self.source:  # the digest of an import must not depend on the release that computes it
+            stored.pop("source")
         return json.dumps({"format_version": FORMAT_VERSION, **stored})
 
     @classmethod

@@ -1,7 +1,6 @@
 """Which refusals become negatives: ranks, margins and rewordings are left out, and recorded with their reason."""
 
 import random
-from collections.abc import Mapping
 from itertools import combinations, permutations
 
 import pytest
@@ -145,7 +144,7 @@ def test_a_cap_leaves_room_for_what_an_ancestor_decides():
     scores = {"elder": 0.9, "good": 0.75, "near": 0.7, "nearer": 0.68, "far": 0.2}
     found = [RetrievedPremise(name, name, rank, score) for rank, (name, score) in enumerate(scores.items(), start=1)]
     refused = dict.fromkeys(("near", "nearer", "far"), PairState.REFUSED_UNKEPT)
-    below = algorithm.conclude("q", found[1:], found, {}, {"good": PairState.LEAF, **refused}, rules)
+    below = algorithm.conclude("q", found[1:], found, algorithm.Known(), {"good": PairState.LEAF, **refused}, rules)
     assert (below.negatives, [candidate.id for candidate, _ in below.filtered]) == ((), ["near", "nearer"])
     elsewhere = algorithm.conclude("q", found, found, below.known, {"elder": PairState.LEAF}, rules)
     assert [candidate.id for candidate in elsewhere.negatives] == ["near", "nearer"]
@@ -166,12 +165,12 @@ def test_a_querys_negatives_do_not_depend_on_the_order_of_the_trees_in_which_it_
         paths = [[one.text for one in draw.sample(found, draw.randint(0, 3))] for _ in range(4)]
         kept_in: set[frozenset[str]] = set()
         for order in permutations(paths):
-            known: Mapping[str, PairState] = {}
+            known = algorithm.Known()
             kept: list[str] = []
             for path in order:
                 candidates = algorithm.choose(path, "q", found, rules.k)
                 assert len(candidates) == rules.k
-                answered = {one.id: truth[one.id] for one in candidates if one.id not in known}
+                answered = {one.id: truth[one.id] for one in candidates if one.id not in known.states}
                 outcome = algorithm.conclude("q", candidates, found, known, answered, rules)
                 known = outcome.known
                 kept += [one.id for one in outcome.negatives]
@@ -189,10 +188,10 @@ def test_what_was_filtered_is_kept_once_a_later_answer_allows_it_and_only_once()
     )
     found = [elder, good, near]
     below = algorithm.conclude(
-        "q", [good, near], found, {}, {"g": PairState.LEAF, "n": PairState.REFUSED_UNKEPT}, rules
+        "q", [good, near], found, algorithm.Known(), {"g": PairState.LEAF, "n": PairState.REFUSED_UNKEPT}, rules
     )
     assert (below.negatives, below.filtered) == ((), ((near, "margin"),))
-    assert below.known["n"] is PairState.FILTERED
+    assert below.known.states["n"] is PairState.FILTERED
     elsewhere = algorithm.conclude("q", found, found, below.known, {"e": PairState.LEAF}, rules)
     assert (elsewhere.negatives, elsewhere.filtered) == ((near,), ())
     again = algorithm.conclude("q", found, found, elsewhere.known, {}, rules)

@@ -17,6 +17,7 @@ from aeenc.v1 import oracle_pb2
 from services.sampler.acs.algorithm import Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.people import review, steps
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.review import corrected_pairs
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -46,9 +47,11 @@ TASK = Task(
 def amended(rules: Rules, first: dict[str, int], then: dict[str, int]) -> dict[str, tuple[str, str]]:
     """Sign and reason by premise of the pairs that replace what a person said at first."""
     record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
-    record = steps.submit(record, "run.0-0.l", [(i, Verdict(j)) for i, j in first.items()], 4, 1.0, 1, 1.0).record
+    record = steps.submit(
+        record, "run.0-0.l", SentAnswer([(i, Verdict(j)) for i, j in first.items()], 4, 1.0), 1, 1.0
+    ).record
     record = steps.settle(record, 2.0, 0.0, "0-0").record
-    record = steps.amend(record, "run.0-0.1", [(i, Verdict(j)) for i, j in then.items()], "bob", 3.0).record
+    record = steps.amend(record, "run.0-0.1", SentAnswer([(i, Verdict(j)) for i, j in then.items()]), "bob", 3.0).record
     run = replace(RUN, config=replace(RUN.config, rules=rules))
     found = corrected_pairs(run, record, "bob")
     assert all(pair.amended and pair.annotator == "bob" for pair in found)

@@ -7,6 +7,7 @@ import pytest
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people import steps
+from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json, task_from_json, task_json
 
 E, L, R, A, U = VerdictKind.EXPLAINS, VerdictKind.LEAF, VerdictKind.REFUSED, VerdictKind.ABSTAINED, VerdictKind.UNSEEN
@@ -23,7 +24,7 @@ def leased(record: TaskRecord, who: str, at: float = 0.0, lease_s: float = 60.0)
 
 
 def answered(record: TaskRecord, who: str, verdicts=(), *, upto: int = 4, at: float = 1.0) -> TaskRecord:
-    return steps.submit(leased(record, who), f"run.0-0.{who}0", verdicts, upto, 1.0, 1, at).record
+    return steps.submit(leased(record, who), f"run.0-0.{who}0", SentAnswer(verdicts, upto, 1.0), 1, at).record
 
 
 def test_only_what_was_seen_and_left_unticked_is_refused():
@@ -80,17 +81,17 @@ def test_several_answers_decide_by_policy(votes: str, policy: str, decided: Verd
 
 def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
     record = leased(leased(new(), "ann", 0.0, 10.0), "bob", 20.0, 10.0)
-    change = steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 7, 25.0)
+    change = steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 7, 25.0)
     [answer] = change.record.answers
     assert (answer.annotator, answer.late, change.record.state) == ("ann", True, "DECIDED")
     assert change.events == (("EXPIRED", "bob"), ("ANSWERED", "ann"))
-    again = steps.submit(change.record, "run.0-0.ann0", [("p1", YES)], 4, None, 7, 26.0)
+    again = steps.submit(change.record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 7, 26.0)
     assert (again.id, again.record) == (answer.id, change.record)
     with pytest.raises(errors.FailedPrecondition, match="answered before") as refused:
-        steps.submit(change.record, "run.0-0.ann0", [("p2", YES)], 4, None, 8, 26.0)
+        steps.submit(change.record, "run.0-0.ann0", SentAnswer([("p2", YES)], 4), 8, 26.0)
     assert refused.value.reason == "LEASE_ANSWERED"
     with pytest.raises(errors.FailedPrecondition) as refused:
-        steps.submit(change.record, "run.0-0.bob20", [("p1", YES)], 4, None, 1, 26.0)
+        steps.submit(change.record, "run.0-0.bob20", SentAnswer([("p1", YES)], 4), 1, 26.0)
     assert refused.value.reason == "TASK_ANSWERED"
     with pytest.raises(errors.FailedPrecondition, match="others have answered"):
         steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
@@ -99,7 +100,7 @@ def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
 def test_a_late_answer_ends_its_persons_other_lease_and_spares_those_with_room():
     record = leased(new(overlap=3), "ann", 0.0, 10.0)
     record = leased(leased(leased(record, "ann", 20.0), "bob", 21.0), "cem", 22.0)
-    change = steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 1, 25.0)
+    change = steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 1, 25.0)
     assert change.events == (("EXPIRED", "ann"), ("ANSWERED", "ann"))
     assert [lease.annotator for lease in change.record.held(25.0)] == ["bob", "cem"]
 
@@ -122,7 +123,7 @@ def test_a_released_lease_is_over_for_good():
     assert (record.free(1.0), record.returned) == (1, 1)
     assert steps.release(record, "run.0-0.ann0", 2.0, "again").record == record
     with pytest.raises(errors.FailedPrecondition) as refused:
-        steps.submit(record, "run.0-0.ann0", [("p1", YES)], 4, None, 1, 2.0)
+        steps.submit(record, "run.0-0.ann0", SentAnswer([("p1", YES)], 4), 1, 2.0)
     assert refused.value.reason == "LEASE_RELEASED"
 
 
@@ -151,16 +152,16 @@ def test_an_answer_is_taken_back_until_the_run_has_gone_on():
 
 def test_an_amendment_changes_the_decision_and_what_the_run_was_told():
     record = answered(new(), "ann", [("p1", YES)])
-    change = steps.amend(record, "run.0-0.1", [("p2", YES)], "bob", 2.0)
+    change = steps.amend(record, "run.0-0.1", SentAnswer([("p2", YES)]), "bob", 2.0)
     assert (change.id, change.record.decision) == ("run.0-0.2", {"p1": E, "p2": E, "p3": R, "p4": R})
     assert steps.corrections(change.record) == {}
     settled = steps.settle(change.record, 100.0, 10.0, "3-1").record
-    amended = steps.amend(settled, "run.0-0.2", [("p1", NO)], "ann", 101.0).record
+    amended = steps.amend(settled, "run.0-0.2", SentAnswer([("p1", NO)]), "ann", 101.0).record
     assert (amended.state, steps.corrections(amended)) == ("SETTLED", {"p1": R})
-    back = steps.amend(amended, "run.0-0.3", [("p1", YES)], "ann", 102.0).record
+    back = steps.amend(amended, "run.0-0.3", SentAnswer([("p1", YES)]), "ann", 102.0).record
     assert steps.corrections(back) == {"p1": E}
     with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
-        steps.amend(back, "run.0-0.1", [("p1", NO)], "ann", 103.0)
+        steps.amend(back, "run.0-0.1", SentAnswer([("p1", NO)]), "ann", 103.0)
 
 
 def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():

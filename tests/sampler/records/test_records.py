@@ -9,7 +9,15 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
-from services.sampler.acs.algorithm import AcceptedPremise, Node, PairState, Result
+from services.sampler.acs.algorithm import (
+    ADDED,
+    AcceptedPremise,
+    Known,
+    Node,
+    PairState,
+    Result,
+    RetrievedPremise,
+)
 from services.sampler.people.task_store import TaskKeys, TaskStore
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
@@ -38,7 +46,7 @@ COMMIT = NodeCommit(
     ordinal=0,
     query="hypothesis 0",
     result=Result((AcceptedPremise("p1", "fact 1", 1, False),)),
-    known={"p1": PairState.EXPLAINS},
+    known=Known({"p1": PairState.EXPLAINS}, (RetrievedPremise("p9", "fact 9", ADDED, 0.0),)),
     pairs=(PAIR,),
     judgements=1,
 )
@@ -77,7 +85,7 @@ async def test_committing_a_node_again_changes_nothing(stores: Stores):
     assert [pair.seq for pair in (await stores.pairs.page(run_id, 0, 10, None))[0]] == [1]
     [tree] = await nodes.trees(run_id, [0])
     assert tree.results == {0: COMMIT.result}
-    assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [COMMIT.known, {}]
+    assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [COMMIT.known, Known()]
 
 
 async def test_advancing_a_tree_again_changes_nothing(stores: Stores):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,24 +61,24 @@ def is_leaf(premise: str) -> bool:
 
 
 def nearest(
-    query: str, k: int, splits: Iterable[str] = (), accepted: Iterable[str] = ()
+    query: str, k: int, splits: Iterable[str] = (), accepted: Iterable[str] = (), excluded: Iterable[str] = ()
 ) -> list[tuple[str, str, float]]:
-    """(id, text, score) of the k best-scored premises, without the query itself and those accepted (ids).
+    """(id, text, score) of the k best-scored premises, without the query itself and those accepted or excluded (ids).
 
     What is accepted changes the scores of all others.
     """
-    wanted, known = set(splits), sorted(accepted)
+    wanted, known, left_out = set(splits), sorted(accepted), set(excluded)
     found = []
     for number in range(FACTS):
         text, stands_in = f"fact {number}", splits_of(number)
         allowed = not wanted or not stands_in or wanted & set(stands_in)
-        if text != query and allowed and f"p{number}" not in known:
+        if text != query and allowed and f"p{number}" not in {*known, *left_out}:
             found.append((f"p{number}", text, chance("score", query, text, *known)))
     return sorted(found, key=lambda hit: -hit[2])[:k]
 
 
 class FakeIndex(index_pb2_grpc.IndexServiceServicer):
-    """Answers Retrieve from `nearest`; notes what it was asked."""
+    """Answers Retrieve from `nearest`, and GetPremises; notes what it was asked."""
 
     def __init__(self) -> None:
         self.requests: list[index_pb2.RetrieveRequest] = []
@@ -95,7 +95,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
             index_pb2.RetrievedPremises(
                 premises=[
                     index_pb2.RetrievedPremise(id=i, text=t, score=s)
-                    for i, t, s in nearest(text, request.k, request.filter.any_split, accepted)
+                    for i, t, s in nearest(text, request.k, request.filter.any_split, accepted, request.exclude_ids)
                 ]
             )
             for text, accepted in zip(request.texts, _accepted(request), strict=True)
@@ -106,6 +106,13 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
             space_id="s0",
             generation=request.generation or self.active,
         )
+
+    async def GetPremises(self, request: index_pb2.GetPremisesRequest, context: Any) -> index_pb2.GetPremisesResponse:
+        if unknown := [one for one in request.ids if one not in {f"p{number}" for number in range(FACTS)}]:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no premises {unknown}")
+        numbers = [int(one.removeprefix("p")) for one in request.ids]
+        found = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}", splits=splits_of(n)) for n in numbers]
+        return index_pb2.GetPremisesResponse(premises=found, generation=request.generation)
 
 
 def _accepted(request: index_pb2.RetrieveRequest) -> list[list[str]]:
@@ -283,19 +290,20 @@ async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:
 
 @asynccontextmanager
 async def at_work(
-    world: SamplerWorld, hypotheses: int = 2, **queue: Any
+    world: SamplerWorld, hypotheses: int = 2, *, run: Mapping[str, Any] | None = None, **queue: Any
 ) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str]]:
-    """A run of some hypotheses, none of which grows, whose oracle is the queue `team`."""
+    """A run of some hypotheses whose oracle is the queue `team`. Its trees do not grow, unless `run` lets them."""
     async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
-        run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
+        config = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0, **(run or {})}
+        started = await sampler.start_run(roots, **config)
 
         async def queued() -> bool:
-            return len([task async for task in people.list_tasks(run.id)]) == hypotheses
+            return len([task async for task in people.list_tasks(started.id)]) == hypotheses
 
         await eventually(queued)
-        yield people, sampler, run.id
+        yield people, sampler, started.id
 
 
 async def take(people: aeenc.PeopleClient, name: str, run_id: str = "") -> sampler_pb2.Lease:

@@ -102,12 +102,17 @@ def _lines(task: dict[str, Any]) -> list[Text]:
     """Formats a task for a person, with ids that can be copied whole."""
     people = ", ".join(answer["annotator"] for answer in task["answers"])
     lines = [Text(f"{task['task']}  {task['state']:<8}  {task['query']}  ({people or 'nobody yet'})")]
+    for answer in task["answers"]:
+        who = answer["annotator"]
+        lines += [Text(f"    {one['id']}  {one['text']}  (added by {who})") for one in answer["additions"]]
+        lines += [Text(f"    {text}  (written by {who})") for text in answer["written"]]
     lines += [Text(f"    {c['id']}  {c['text']}  ({c['said']})", style="yellow") for c in task["conflicts"]]
     return lines
 
 
 def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
-    texts = {candidate.premise_id: candidate.text for candidate in task.task.candidates}
+    added = [candidate for answer in task.answers for candidate in answer.additions]
+    texts = {candidate.premise_id: candidate.text for candidate in (*task.task.candidates, *added)}
     said = {
         answer.annotator: {verdict.premise_id: _word(verdict) for verdict in answer.verdicts} for answer in task.answers
     }
@@ -115,12 +120,23 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
         "task": task.task.task_id,
         "state": task.state.name,
         "query": task.task.query,
-        "answers": [{"answer": a.answer_id, "annotator": a.annotator, "late": a.late} for a in task.answers],
+        "answers": [
+            {
+                "answer": answer.answer_id,
+                "annotator": answer.annotator,
+                "late": answer.late,
+                "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
+                "written": list(answer.written),
+                "inference": answer.inference,
+                "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
+            }
+            for answer in task.answers
+        ],
         "conflicts": [
             {
                 "id": premise_id,
                 "text": texts[premise_id],
-                "said": ", ".join(f"{who}: {words[premise_id]}" for who, words in said.items()),
+                "said": ", ".join(f"{who}: {words.get(premise_id, 'unseen')}" for who, words in said.items()),
             }
             for premise_id in task.conflicts
         ],

@@ -1,7 +1,8 @@
 """`aeenc oracle terminal`: a person judges in the terminal. Leases go through the SDK's PeopleClient.
 
     lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
-                 ▲            └─ u: undo, lease that task again; s: release; q: quit
+                 ▲            └─ /: search the corpus for what is missing; w: write a fact that it lacks
+                 │            └─ u: undo, lease that task again; s: release; q: quit
                  └── a thread renews the lease meanwhile; every call waits for a sampler that is away
 
 One screen a task: nine candidates a page, the ticked ones explain. Confirming refuses what was shown and left unticked;
@@ -49,8 +50,10 @@ class Keys:
         ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
         if not ready:
             return None
-        byte = os.read(self._descriptor, 1)
-        return "\n" if byte == b"\r" else byte.decode("ascii", "replace")
+        read = os.read(self._descriptor, 1)
+        if read and read[0] >= 0xC0:  # the first byte of a letter in UTF-8 says how many follow
+            read += os.read(self._descriptor, 1 if read[0] < 0xE0 else 2 if read[0] < 0xF0 else 3)
+        return "\n" if read == b"\r" else read.decode("utf-8", "replace")
 
 
 @contextmanager
@@ -78,18 +81,28 @@ IDLE_S = 2.0
 RETRY_S = 1.0
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
-HELP = "1-9 tick   l+1-9 leaf   n/p page   Enter confirm   space abstain   s skip   c close   u undo   q quit"
+HELP = (
+    "1-9 tick   l+1-9 leaf   n/p page   / search   w write   Enter confirm   space abstain   s skip   c close   u undo"
+    "   q quit"
+)
+BACKSPACE = {"\x7f", "\b"}
+ESCAPE = "\x1b"
 
 Show = Callable[[RenderableType], None]
 
 
 @dataclass
 class Screen:
-    """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown."""
+    """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown.
+
+    `added` are premises that a search has found (id to text), `written` facts in the person's words.
+    """
 
     lease: values.Lease
     ticked: set[str] = field(default_factory=set)
     leaves: set[str] = field(default_factory=set)
+    added: dict[str, str] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
     page: int = 0
     seen_upto: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -137,6 +150,8 @@ class Screen:
             ticked = candidate.premise_id in self.ticked
             mark = "leaf" if candidate.premise_id in self.leaves else " ok " if ticked else "    "
             lines.append(Text(f"  {number} [{mark}] {candidate.text}", style="green" if ticked else ""))
+        lines += [Text(f"    added: {text}", style="green") for text in self.added.values()]
+        lines += [Text(f"  written: {text}", style="green") for text in self.written]
         pages = -(-len(task.candidates) // PAGE)
         lines += [Text(), Text(f"page {self.page + 1} of {pages}   {HELP}", style="dim")]
         return Group(*lines)
@@ -146,7 +161,7 @@ class JudgingSession:
     """The loop: lease, show, read keys, submit. `client` is a blocking client of the SDK."""
 
     def __init__(self, client: Any, annotator: str, run_id: str, keys: Keys, show: Show, *, wait: bool) -> None:
-        self._people, self._runs = client.people, client.sampler
+        self._people, self._runs, self._index = client.people, client.sampler, client.index
         self._annotator, self._run_id = annotator, run_id
         self._keys, self._show, self._wait = keys, show, wait
         self._past: list[Screen] = []
@@ -208,10 +223,8 @@ class JudgingSession:
             self._show(screen.drawn(f"{self._annotator}, {self.answered} answered. {self._note}"))
             key = self._keys.key()
             self._note = ""
-            if key in {"q", END}:
-                return "q"
-            if key == "u":
-                return "u"
+            if key in {"q", "u", END}:
+                return key or "q"
             if key == "s":
                 self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
                 return ""
@@ -221,21 +234,79 @@ class JudgingSession:
             if key in {"\n", " "}:
                 self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
                 return ""
-            if key in {"n", "p"}:
+            if key == "/" and (query := self._line("Search the corpus for")):
+                self._search(screen, query)
+            elif key == "w" and (fact := self._line("A fact that the corpus lacks")):
+                screen.written.append(fact)
+            elif key in {"n", "p"}:
                 screen.turn(1 if key == "n" else -1)
             elif key is not None and key.isdigit() and key != "0":
                 screen.toggle(int(key), leaf=leaf)
             leaf = key == "l"
+
+    def _line(self, prompt: str) -> str:
+        """Reads a line; empty when the person gives up by Escape."""
+        typed = ""
+        while True:
+            self._show(Text(f"{prompt} (Enter ends, Escape gives up): {typed}"))
+            key = self._keys.key()
+            if key in {ESCAPE, END}:
+                return ""
+            if key == "\n":
+                return typed.strip()
+            if key in BACKSPACE:
+                typed = typed[:-1]
+            elif key and key.isprintable():
+                typed += key
+
+    def _search(self, screen: Screen, query: str) -> None:
+        """Shows what the corpus has for a query; what is ticked there is added to the task."""
+        task = screen.lease.task
+        try:
+            run = self._runs.get_run(screen.lease.run_id)
+            found = self._index.retrieve(
+                run.config.corpus,
+                [query],
+                k=PAGE,
+                version=run.model_version,
+                generation=run.generation,
+                splits=("facts", run.config.split) if run.config.split else (),
+                exclude=[candidate.premise_id for candidate in task.candidates],
+                truncate=True,
+            )
+        except errors.AeencError as error:
+            self._note = f"Not searched: {error.message}"
+            return
+        hits = [hit for hit in found.results[0] if hit.text not in (task.query, *task.path)]
+        while True:
+            lines = [Text(f"Which of these explain: {task.query}", style="bold"), Text()]
+            for number, hit in enumerate(hits, start=1):
+                ticked = hit.id in screen.added
+                lines.append(Text(f"  {number} [{' ok ' if ticked else '    '}] {hit.text}", style="green" * ticked))
+            self._show(Group(*lines, Text(), Text("1-9 add to the task   Enter back", style="dim")))
+            key = self._keys.key()
+            if key in {"\n", ESCAPE, END}:
+                return
+            if key and key.isdigit() and 0 < int(key) <= len(hits):
+                hit = hits[int(key) - 1]
+                if screen.added.pop(hit.id, None) is None:
+                    screen.added[hit.id] = hit.text
 
     def _submit(self, screen: Screen, verdicts: dict[str, Verdict]) -> None:
         elapsed_s, client_seq = time.monotonic() - screen.since, random.getrandbits(63)
         try:
             self._await(
                 lambda: self._people.submit(
-                    screen.lease, verdicts, seen_upto=screen.seen_upto, elapsed_s=elapsed_s, client_seq=client_seq
+                    screen.lease,
+                    verdicts,
+                    seen_upto=screen.seen_upto,
+                    elapsed_s=elapsed_s,
+                    additions=list(screen.added),
+                    written=screen.written,
+                    client_seq=client_seq,
                 )
             )
-        except errors.FailedPrecondition as error:
+        except (errors.FailedPrecondition, errors.InvalidArgument, errors.NotFound) as error:
             self._note = f"Not taken: {error.message}"
         else:
             self._past.append(screen)
@@ -269,6 +340,7 @@ class JudgingSession:
         for screen in screens:
             if screen.lease.task.task_id == last.lease.task.task_id:
                 screen.ticked, screen.leaves, screen.seen_upto = last.ticked, last.leaves, last.seen_upto
+                screen.added, screen.written = last.added, last.written
             else:
                 self._note = "Undone; somebody else has taken that task."
         return screens
@@ -304,7 +376,8 @@ def terminal(
 
     Leases tasks of runs whose oracle is a queue (AEENC_SAMPLER_QUEUES).
     Confirming refuses what was shown and left unticked; pages that were
-    never turned to (n, p) stay unseen.
+    never turned to (n, p) stay unseen. / searches the corpus for what the
+    candidates lack, w writes a fact that it lacks.
     """
     console = Console(stderr=True, highlight=False)
 

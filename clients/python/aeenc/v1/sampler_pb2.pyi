@@ -11,6 +11,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class NodeVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_VERDICT_UNSPECIFIED: _ClassVar[NodeVerdict]
+    NODE_VERDICT_COMPLETE: _ClassVar[NodeVerdict]
+    NODE_VERDICT_PREMISE_MISSING: _ClassVar[NodeVerdict]
+    NODE_VERDICT_NOT_EXPLAINABLE: _ClassVar[NodeVerdict]
+
 class Collect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COLLECT_UNSPECIFIED: _ClassVar[Collect]
@@ -47,6 +54,10 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_DECIDED: _ClassVar[TaskState]
     TASK_STATE_CONFLICT: _ClassVar[TaskState]
     TASK_STATE_SETTLED: _ClassVar[TaskState]
+NODE_VERDICT_UNSPECIFIED: NodeVerdict
+NODE_VERDICT_COMPLETE: NodeVerdict
+NODE_VERDICT_PREMISE_MISSING: NodeVerdict
+NODE_VERDICT_NOT_EXPLAINABLE: NodeVerdict
 COLLECT_UNSPECIFIED: Collect
 COLLECT_BOTH: Collect
 COLLECT_POSITIVES_ONLY: Collect
@@ -398,20 +409,28 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitVerdictsRequest(_message.Message):
-    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note")
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
     CLIENT_SEQ_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     seen_upto: int
     elapsed: _duration_pb2.Duration
     client_seq: int
     note: str
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    written: _containers.RepeatedScalarFieldContainer[str]
+    inference: str
+    node_verdict: NodeVerdict
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -440,16 +459,18 @@ class UndoVerdictsResponse(_message.Message):
     def __init__(self, answer_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AmendVerdictsRequest(_message.Message):
-    __slots__ = ("answer_id", "verdicts", "annotator", "request_id")
+    __slots__ = ("answer_id", "verdicts", "annotator", "request_id", "additions")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     annotator: str
     request_id: str
-    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    def __init__(self, answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ...) -> None: ...
 
 class AmendVerdictsResponse(_message.Message):
     __slots__ = ("answer_id",)
@@ -572,20 +593,28 @@ class JudgedTask(_message.Message):
     def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
 
 class TaskAnswer(_message.Message):
-    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note")
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     annotator: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     late: bool
     at: _timestamp_pb2.Timestamp
     note: str
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
+    additions: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Candidate]
+    written: _containers.RepeatedScalarFieldContainer[str]
+    inference: str
+    node_verdict: NodeVerdict
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq")

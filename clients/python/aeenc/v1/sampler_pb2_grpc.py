@@ -280,8 +280,9 @@ class SamplerServiceServicer(object):
         of its lease is accepted once, unless the task has all its answers by then.
 
         Fails with:
-        - INVALID_ARGUMENT: an unknown premise, one judged twice, or an empty answer.
-        - NOT_FOUND: unknown lease.
+        - INVALID_ARGUMENT: an unknown premise, one judged twice, an empty answer, or an addition that is a candidate, that
+        states what is to be explained, or that belongs to another split than the run's.
+        - NOT_FOUND: unknown lease, or an addition that the run's generation lacks.
         - FAILED_PRECONDITION (TASK_ANSWERED): the task was answered under another lease.
         - FAILED_PRECONDITION (LEASE_ANSWERED): the lease was already answered.
         - FAILED_PRECONDITION (LEASE_RELEASED): the task was returned.
@@ -304,12 +305,12 @@ class SamplerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AmendVerdicts(self, request, context):
-        """Replaces single verdicts; the log keeps the old ones. If the answer has become pairs of the run, adds pairs that
+        """Replaces single verdicts or adds premises; the log keeps the old answer. If the answer has become pairs of the run, adds pairs that
         replace them (`Provenance.amended`). The tree stays as it is.
 
         Fails with:
-        - NOT_FOUND: unknown answer.
-        - INVALID_ARGUMENT: unknown premise.
+        - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
+        - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
         - FAILED_PRECONDITION: the answer was already amended or taken back.
         - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
         - ALREADY_EXISTS: the request id was used with other verdicts.

@@ -26,6 +26,12 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     D_TYPE_FLOAT32: _ClassVar[DType]
     D_TYPE_FLOAT16: _ClassVar[DType]
 
+class PremiseSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREMISE_SOURCE_UNSPECIFIED: _ClassVar[PremiseSource]
+    PREMISE_SOURCE_RETRIEVED: _ClassVar[PremiseSource]
+    PREMISE_SOURCE_SEARCHED: _ClassVar[PremiseSource]
+
 class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PAIR_SIGN_UNSPECIFIED: _ClassVar[PairSign]
@@ -64,6 +70,9 @@ EVALUATION_PART_KIND_NOT_CONDITIONED: EvaluationPartKind
 D_TYPE_UNSPECIFIED: DType
 D_TYPE_FLOAT32: DType
 D_TYPE_FLOAT16: DType
+PREMISE_SOURCE_UNSPECIFIED: PremiseSource
+PREMISE_SOURCE_RETRIEVED: PremiseSource
+PREMISE_SOURCE_SEARCHED: PremiseSource
 PAIR_SIGN_UNSPECIFIED: PairSign
 PAIR_SIGN_POSITIVE: PairSign
 PAIR_SIGN_NEGATIVE: PairSign
@@ -152,7 +161,7 @@ class Garbage(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., reason: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Provenance(_message.Message):
-    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended", "note")
+    __slots__ = ("run_id", "node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "judged_at", "grade", "amended", "note", "source")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +174,7 @@ class Provenance(_message.Message):
     GRADE_FIELD_NUMBER: _ClassVar[int]
     AMENDED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     rank: int
@@ -177,7 +187,8 @@ class Provenance(_message.Message):
     grade: float
     amended: bool
     note: str
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ...) -> None: ...
+    source: PremiseSource
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., rank: _Optional[int] = ..., score: _Optional[float] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., oracle: _Optional[str] = ..., annotator: _Optional[str] = ..., judged_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., grade: _Optional[float] = ..., amended: bool = ..., note: _Optional[str] = ..., source: _Optional[_Union[PremiseSource, str]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("total", "queue", "tokenize", "compute", "encode")

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from aeenc.v1 import sampler_pb2
-from aeenc.values.oracle import OracleTask, Verdict
+from aeenc.values.oracle import Candidate, OracleTask, Verdict
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
 from aeenc.values.types import ModelSelector, ServiceInfo
 
@@ -56,6 +56,19 @@ class TaskState(Choice):
     """Annotators disagree. The task waits for Adjudicate."""
     SETTLED = 4
     """The run has continued with the decision."""
+
+
+class NodeVerdict(Choice):
+    """What a person says of a node as a whole. Recorded with the answer; it decides nothing."""
+
+    UNSPECIFIED = 0
+    """Not said."""
+    COMPLETE = 1
+    """The accepted premises explain the query."""
+    PREMISE_MISSING = 2
+    """A premise is missing, and a search did not find it."""
+    NOT_EXPLAINABLE = 3
+    """Nothing explains the query: it is wrong, unclear, or needs no explanation."""
 
 
 class TaskEvent(Choice):
@@ -397,6 +410,14 @@ class TaskAnswer:
     """When the answer came."""
     note: str = ""
     """The note on the answer. Empty: none."""
+    additions: tuple[Candidate, ...] = ()
+    """The premises that the person added, with rank 0. `verdicts` has a verdict on each."""
+    written: tuple[str, ...] = ()
+    """The facts that they wrote. Suggestions only."""
+    inference: str = ""
+    """How the query follows, in their words. Empty: not said."""
+    node_verdict: NodeVerdict = NodeVerdict.UNSPECIFIED
+    """Whether the premises explain the query entirely."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TaskAnswer) -> TaskAnswer:
@@ -408,6 +429,10 @@ class TaskAnswer:
             late=message.late,
             at=moment(message.at),
             note=message.note,
+            additions=tuple([Candidate.from_message(one) for one in message.additions]),
+            written=tuple(message.written),
+            inference=message.inference,
+            node_verdict=NodeVerdict(message.node_verdict),
         )
 
 

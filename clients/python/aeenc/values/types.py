@@ -29,6 +29,17 @@ class PairSign(Choice):
     """
 
 
+class PremiseSource(Choice):
+    """How a judged premise was found."""
+
+    UNSPECIFIED = 0
+    """Not recorded."""
+    RETRIEVED = 1
+    """It was among the candidates that the sampler retrieved."""
+    SEARCHED = 2
+    """The candidates lacked it; a person found it by a search and added it."""
+
+
 class EvaluationPartKind(Choice):
     """Subsets of an evaluation's queries and pairs."""
 
@@ -141,9 +152,11 @@ class Provenance:
     node_id: str = ""
     """The node whose candidates were judged."""
     rank: int = 0
-    """The rank of the premise among the query's nearest, from 1. Above k where an ancestor of the node took a place."""
+    """The rank of the premise among the query's nearest, from 1. Above k where an ancestor of the node took a place. 0:
+    a person found it by a search.
+    """
     score: float = 0.0
-    """The retrieval score, a cosine."""
+    """The retrieval score, a cosine. 0 without a rank."""
     model_version: str = ""
     """The version of the query encoder that retrieved it."""
     generation: str = ""
@@ -160,6 +173,8 @@ class Provenance:
     """Whether this pair replaces the run's earlier pairs of the same query and premise, whatever their sign."""
     note: str = ""
     """The note on the answer, which applies to all candidates of the node. Empty: none."""
+    source: PremiseSource = PremiseSource.UNSPECIFIED
+    """How the premise came before whoever judged it. Unspecified: not recorded."""
 
     @classmethod
     def from_message(cls, message: types_pb2.Provenance) -> Provenance:
@@ -177,6 +192,7 @@ class Provenance:
             grade=message.grade,
             amended=message.amended,
             note=message.note,
+            source=PremiseSource(message.source),
         )
 
     def to_message(self) -> types_pb2.Provenance:
@@ -194,6 +210,7 @@ class Provenance:
             grade=self.grade,
             amended=self.amended,
             note=self.note,
+            source=cast("str", self.source),
         )
 
 

@@ -1,0 +1,178 @@
+"""What people add to a task: premises that the candidates lacked, and facts in their own words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
+from services.sampler.acs.algorithm import ADDED, Known, Node, PairState, RetrievedPremise, Rules, Tree
+from services.sampler.acs.negatives import NegativeFilter
+from services.sampler.acs.nodes import NodeAnswer, NodeRound
+from services.sampler.people import steps
+from services.sampler.people.decisions import SentAnswer
+from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json
+from support.waiting import eventually
+from support.worlds.sampler_world import FACTS, SamplerWorld, at_work, pairs, splits_of, take
+
+TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)))
+MISSED = Candidate("p9", "t9", ADDED, 0.0)
+FOUND = SentAnswer([("p1", Verdict(EXPLAINS))], 2, 1.0, additions=[("p9", Verdict(EXPLAINS))], added=(MISSED,))
+PLAIN = SentAnswer([("p1", Verdict(EXPLAINS))], 2, 1.0)
+
+
+def answered(record: TaskRecord, who: str, sent: SentAnswer) -> TaskRecord:
+    record = steps.lease(record, who, f"run.0-0.{who}", 0.0, 60.0).record
+    return steps.submit(record, f"run.0-0.{who}", sent, 1, 1.0).record
+
+
+def missing(lease: Any, *, split: str = "") -> str:
+    """A premise that is not among a lease's candidates, and that a run of this split may use."""
+    shown = {candidate.premise_id for candidate in lease.task.candidates}
+    allowed = {"facts", split} if split else set()
+    for number in range(FACTS):
+        stands_in = set(splits_of(number))
+        if f"p{number}" not in shown and (not allowed or not stands_in or allowed & stands_in):
+            return f"p{number}"
+    raise AssertionError("every premise is a candidate")
+
+
+def test_what_one_person_adds_is_unseen_by_the_others_and_accepted():
+    record = answered(answered(TaskRecord("run", TASK, 2, "adjudicate"), "ann", FOUND), "bob", PLAIN)
+    assert record.state == "DECIDED"
+    assert record.decision["p9"] is VerdictKind.EXPLAINS
+    assert [one.id for one in record.candidates] == ["p1", "p2", "p9"]
+
+
+def test_an_adjudicator_may_refuse_an_addition_and_an_amendment_may_add_one_later():
+    record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", PLAIN)
+    settled = steps.settle(record, 2.0, 0.0, "0-0").record
+    assert steps.corrections(settled) == {}
+    later = SentAnswer(additions=FOUND.additions, added=(MISSED,))
+    amended = steps.amend(settled, "run.0-0.1", later, "ann", 3.0).record
+    assert steps.corrections(amended) == {"p9": VerdictKind.EXPLAINS}
+    refused = steps.amend(amended, "run.0-0.2", SentAnswer([("p9", Verdict(REFUSES))]), "ann", 4.0).record
+    assert steps.corrections(refused) == {"p9": VerdictKind.REFUSED}
+
+
+def test_an_undone_answer_takes_its_additions_with_it():
+    record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
+    undone = steps.undo(record, "run.0-0.1", 2.0).record
+    assert [one.id for one in undone.candidates] == ["p1", "p2"]
+    assert answered(undone, "bob", PLAIN).decision.keys() == {"p1", "p2"}
+
+
+def test_an_added_premise_is_accepted_in_every_tree_that_may_have_it():
+    rules = Rules(k=2)
+    found = [RetrievedPremise("p1", "t1", 1, 0.9), RetrievedPremise("p2", "t2", 2, 0.8)]
+    extra = RetrievedPremise("p9", "t9", ADDED, 0.0)
+    states = {"p1": PairState.EXPLAINS, "p2": PairState.REFUSED_UNKEPT, "p9": PairState.EXPLAINS}
+    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
+    outcome = first.outcome(NodeAnswer("0-0", states, {}, "ann", 0, added=(extra,)), rules)
+    assert [one.id for one in outcome.result.accepted] == ["p1", "p9"]
+    assert [one.id for one in outcome.positives] == ["p1", "p9"]
+    again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
+    assert again.asked == []
+    assert [one.id for one in again.outcome(None, rules).result.accepted] == ["p1", "p9"]
+    below = Tree(2, "f", [Node(0, "t9"), Node(1, "q", "p5", 0, 1)])
+    looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
+    assert [one.id for one in looped.outcome(None, rules).result.accepted] == ["p1"]
+
+
+def test_a_refusal_that_says_what_was_added_is_a_rewording():
+    rules = Rules(k=2, negatives=NegativeFilter(rewordings=True))
+    found = [RetrievedPremise("p1", "irons are metals", 1, 0.9), RetrievedPremise("p2", "ice is cold", 2, 0.8)]
+    extra = RetrievedPremise("p9", "iron is a metal", ADDED, 0.0)
+    states = {"p1": PairState.REFUSED_UNKEPT, "p2": PairState.REFUSED_UNKEPT, "p9": PairState.LEAF}
+    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
+    outcome = first.outcome(NodeAnswer("0-0", states, {}, "ann", 0, added=(extra,)), rules)
+    assert [(one.id, reason) for one, reason in outcome.filtered] == [("p1", "wording")]
+    assert [one.id for one in outcome.negatives] == ["p2"]
+
+
+async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        extra = missing(lease)
+        sent = await people.submit(lease, [], additions=[extra], inference="because of it, this", client_seq=5)
+        assert await people.submit(lease, [], additions=[extra], client_seq=5) == sent
+        below = await asyncio.wait_for(waiting(people, "bob"), 20)
+        assert below.task.query == f"fact {extra.removeprefix('p')}"
+        await people.submit(below, [below.task.candidates[0].premise_id])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        [pair] = [one for one in await pairs(sampler, run_id) if one.premise_id == extra]
+        assert (pair.query, pair.sign) == ("hypothesis 0", aeenc.values.PairSign.POSITIVE)
+        origin = pair.provenance
+        assert (origin.rank, origin.annotator, origin.source) == (0, "ann", aeenc.values.PremiseSource.SEARCHED)
+        retrieved = {one.provenance.source for one in await pairs(sampler, run_id) if one.premise_id != extra}
+        assert retrieved == {aeenc.values.PremiseSource.RETRIEVED}
+        [tree] = [json.loads(record) async for _, record in sampler.export_trees(run_id)]
+        assert below.task.query in json.dumps(tree)
+        [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
+        assert [one.premise_id for one in task.answers[0].additions] == [extra]
+        assert task.answers[0].inference == "because of it, this"
+
+
+async def waiting(people: aeenc.PeopleClient, who: str) -> Any:
+    found: list[Any] = []
+
+    async def leased() -> bool:
+        found.extend(await people.lease(who))
+        return bool(found)
+
+    await eventually(leased)
+    return found[0]
+
+
+async def test_what_may_not_be_added_is_refused_by_name(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1, "split": "dev"}, undo_s=0.0) as (people, _, _):
+        lease = await take(people, "ann")
+        shown = lease.task.candidates[0].premise_id
+        train = next(f"p{n}" for n in range(FACTS) if splits_of(n) == ("train",))
+        for additions, problem in (
+            ([shown], "is a candidate of the task"),
+            ([train], "belongs to train, and run"),
+            ({missing(lease, split="dev"): REFUSES}, "only premises that explain"),
+            ([f"p{n}" for n in range(65)], "has 65 items"),
+        ):
+            with pytest.raises(errors.InvalidArgument, match=problem):
+                await people.submit(lease, [], additions=additions)
+        with pytest.raises(errors.NotFound, match="nowhere"):
+            await people.submit(lease, [], additions=["nowhere"])
+        for written, problem in (([" "], "is empty"), (["w" * 1025], "1025 characters"), (["w"] * 65, "65 items")):
+            with pytest.raises(errors.InvalidArgument, match=problem):
+                await people.submit(lease, [], written=written)
+        await people.submit(lease, [shown])
+        below = await waiting(people, "ann")
+        assert below.task.path == ("hypothesis 0",)
+        with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
+            await people.submit(below, [], additions=[shown])
+
+
+async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_run(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=0.0) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        fact = "a fact that the corpus lacks"
+        await people.submit(
+            lease, [lease.task.candidates[0].premise_id], written=[fact], node_verdict="premise_missing"
+        )
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        [task] = [one async for one in people.list_tasks(run_id)]
+        [answer] = task.answers
+        assert (answer.annotator, answer.written) == ("ann", (fact,))
+        assert answer.node_verdict == aeenc.values.NodeVerdict.PREMISE_MISSING
+        assert fact not in {pair.premise for pair in await pairs(sampler, run_id)}
+        trees = [record async for _, record in sampler.export_trees(run_id)]
+        assert trees
+        assert not any(fact in tree for tree in trees)
+
+
+def test_an_addition_is_read_as_it_was_written():
+    record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
+    read = from_json(TASK, record.to_json(), 0, 0)
+    assert (read.answers, read.decision) == (record.answers, record.decision)
