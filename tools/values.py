@@ -43,6 +43,8 @@ RETURNED = {
     "Lease": "Lease",
     "SubmitVerdictsResponse": "SubmittedVerdicts",
     "JudgedTask": "JudgedTask",
+    "TreeState": "TreeState",
+    "Queue": "Queue",
     "GetAgreementResponse": "Agreement",
     "WatchTasksResponse": "TaskUpdate",
     "TrainerServiceGetInfoResponse": "TrainerInfo",

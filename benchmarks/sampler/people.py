@@ -14,7 +14,8 @@ from pathlib import Path
 import aeenc
 from aeenc.v1 import index_pb2_grpc, sampler_pb2
 from benchmarks.harness.rows import Rows
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.worlds.people_world import People, agreement_differs, check

@@ -17,10 +17,11 @@ from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetri
 from services.sampler.people.additions import Premises
 from services.sampler.people.controls import read_controls
 from services.sampler.people.gateway import PeopleGateway
+from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.review import Review
-from services.sampler.people.task_store import TaskKeys, TaskStore
-from services.sampler.records.keys import RunKeys
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
@@ -49,11 +50,12 @@ def build(settings: SamplerSettings) -> GrpcServer:
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = {name: read_controls(one.controls) for name, one in settings.queues.items() if one.controls}
     premises = Premises(retrieval.premises)
-    queue = TaskQueue(store, tasks, settings.queues, controls, premises)
+    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, premises)
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
-    oracles |= {name: PeopleGateway(name, one, store, tasks, queue) for name, one in settings.queues.items()}
+    gateways = {name: PeopleGateway(name, one, store, tasks, queue) for name, one in settings.queues.items()}
+    oracles |= gateways
     runner = Runner(
         store,
         nodes,
@@ -71,7 +73,8 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs, premises)
+    review = Review(store, nodes, tasks, pairs, premises, gateways)
+    overview = Overview(store, nodes, tasks, settings.queues)
     retention = Retention(
         store,
         [nodes.keys_of, pairs.keys_of, tasks.keys_of],
@@ -82,7 +85,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     server.add(
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
-        SamplerServicer(sampling, queue, review, server),
+        SamplerServicer(sampling, queue, review, overview, server),
         "aeenc.v1.SamplerService",
     )
     server.add(

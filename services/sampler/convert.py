@@ -11,11 +11,12 @@ from aeenc.oracle import Verdict
 from aeenc.v1 import oracle_pb2, sampler_pb2, types_pb2
 from services.kit.convert import decode_enum, to_duration, to_timestamp
 from services.kit.limits import Limits, check_count
-from services.sampler.acs.algorithm import Rules
+from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
 from services.sampler.people.agreement import Agreement
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_of
+from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.review import AnnotatorReport
 from services.sampler.people.task_store import TaskEvent
@@ -285,11 +286,12 @@ def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
         run_id=leased.record.run_id,
         task=leased.record.task.to_proto(),
         expires_at=to_timestamp(to_time(leased.lease.expires_at)),
+        remaining=to_duration(max(leased.lease.expires_at - leased.at, 0.0)),
     )
 
 
-def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
-    """A task and what people have said of it."""
+def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask:
+    """A task and what people have said of it, or what one of them has said."""
     return sampler_pb2.JudgedTask(
         task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
@@ -307,10 +309,58 @@ def to_judged_task(record: TaskRecord) -> sampler_pb2.JudgedTask:
                 node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
             )
             for answer in record.answers
+            if not only or answer.annotator == only
         ],
         decision=_verdicts(record.decision, {}),
         conflicts=record.conflicts,
         adjudicator=record.adjudicator,
+    )
+
+
+def to_tree(tree: TreeNow) -> sampler_pb2.TreeState:
+    """A tree."""
+    return sampler_pb2.TreeState(
+        run_id=tree.run_id,
+        hypothesis_id=tree.hypothesis_id,
+        nodes=[_to_node(tree, node) for node in tree.nodes],
+        finished=tree.finished,
+    )
+
+
+def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
+    node = now.node
+    return sampler_pb2.TreeNode(
+        node_id=f"{tree.index}-{node.ordinal}",
+        parent_id=f"{tree.index}-{node.parent}" if node.ordinal != ROOT else "",
+        premise_id=node.premise_id,
+        text=node.text,
+        depth=node.depth,
+        state=f"TREE_NODE_STATE_{now.state}",
+        task_id=now.task_id,
+        accepted=[
+            sampler_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf)
+            for one in now.accepted
+        ],
+        holders=now.holders,
+        answers=now.answers,
+        overlap=now.overlap,
+        inferences=now.inferences,
+        node_verdicts=[f"NODE_VERDICT_{verdict}" for verdict in now.verdicts],
+    )
+
+
+def to_queue(queue: QueueNow) -> sampler_pb2.Queue:
+    """A queue with its counts."""
+    return sampler_pb2.Queue(
+        name=queue.name,
+        overlap=queue.settings.overlap,
+        undo=to_duration(queue.settings.undo_s),
+        guideline=queue.guideline,
+        total=sampler_pb2.TaskCounts(**vars(queue.total)),
+        runs=[
+            sampler_pb2.RunTasks(run_id=run_id, counts=sampler_pb2.TaskCounts(**vars(counts)))
+            for run_id, counts in queue.runs.items()
+        ],
     )
 
 
@@ -344,6 +394,7 @@ def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
         task_id=event.task_id,
         run_id=event.run_id,
         at=to_timestamp(to_time(event.at)),
+        annotator=event.annotator,
     )
 
 

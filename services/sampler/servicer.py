@@ -6,20 +6,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
-from services.kit.convert import position_of, to_timestamp
+from services.kit.convert import position_of, to_duration, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.retention import Retention
 from services.sampler.execution.sampling import Sampling
-from services.sampler.people.queue import TaskQueue
+from services.sampler.people.overview import Overview
+from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.review import Review
 
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     """Converts, delegates, converts back."""
 
-    def __init__(self, sampling: Sampling, queue: TaskQueue, review: Review, server: GrpcServer) -> None:
-        self._sampling, self._queue, self._review = sampling, queue, review
+    def __init__(
+        self, sampling: Sampling, queue: TaskQueue, review: Review, overview: Overview, server: GrpcServer
+    ) -> None:
+        self._sampling, self._queue, self._review, self._overview = sampling, queue, review, overview
         self._server = server
 
     async def StartRun(
@@ -69,12 +72,15 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             yield sampler_pb2.ExportTreesResponse(hypothesis_id=hypothesis_id, record_json=record)
 
     async def LeaseTask(self, request: sampler_pb2.LeaseTaskRequest, context: Any) -> sampler_pb2.LeaseTaskResponse:
-        leased = await self._queue.lease(request.run_id, request.annotator, request.max_tasks, request.request_id)
+        wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
+        leased = await self._queue.lease(wanted, request.annotator, request.max_tasks, request.request_id)
         return sampler_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
 
     async def RenewLease(self, request: sampler_pb2.RenewLeaseRequest, context: Any) -> sampler_pb2.RenewLeaseResponse:
-        expires_at = await self._queue.renew(request.lease_id)
-        return sampler_pb2.RenewLeaseResponse(expires_at=to_timestamp(convert.to_time(expires_at)))
+        expires_at, at = await self._queue.renew(request.lease_id)
+        return sampler_pb2.RenewLeaseResponse(
+            expires_at=to_timestamp(convert.to_time(expires_at)), remaining=to_duration(max(expires_at - at, 0.0))
+        )
 
     async def ReleaseTask(
         self, request: sampler_pb2.ReleaseTaskRequest, context: Any
@@ -114,6 +120,42 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             request.run_id, request.task_id, request.adjudicator, request.reason, request.request_id
         )
         return sampler_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
+
+    async def SettleTask(self, request: sampler_pb2.SettleTaskRequest, context: Any) -> sampler_pb2.SettleTaskResponse:
+        record = await self._review.hasten(request.run_id, request.task_id, request.annotator, request.request_id)
+        return sampler_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
+
+    async def LowerOverlap(
+        self, request: sampler_pb2.LowerOverlapRequest, context: Any
+    ) -> sampler_pb2.LowerOverlapResponse:
+        record = await self._review.lower(
+            request.run_id, request.task_id, request.overlap, request.adjudicator, request.request_id
+        )
+        return sampler_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
+
+    async def GetTree(self, request: sampler_pb2.GetTreeRequest, context: Any) -> sampler_pb2.GetTreeResponse:
+        tree = await self._overview.tree(request.run_id, request.hypothesis_id)
+        return sampler_pb2.GetTreeResponse(tree=convert.to_tree(tree))
+
+    async def WatchTree(
+        self, request: sampler_pb2.WatchTreeRequest, context: Any
+    ) -> AsyncIterator[sampler_pb2.WatchTreeResponse]:
+        async for tree in self._overview.watch_tree(request.run_id, request.hypothesis_id):
+            yield sampler_pb2.WatchTreeResponse(tree=convert.to_tree(tree))
+
+    async def ListQueues(self, request: sampler_pb2.ListQueuesRequest, context: Any) -> sampler_pb2.ListQueuesResponse:
+        queues = await self._overview.queues(request.annotator)
+        return sampler_pb2.ListQueuesResponse(queues=[convert.to_queue(queue) for queue in queues])
+
+    async def ListAnswers(
+        self, request: sampler_pb2.ListAnswersRequest, context: Any
+    ) -> sampler_pb2.ListAnswersResponse:
+        before = position_of(request.page_token)
+        found, position = await self._overview.answers(request.run_id, request.annotator, before, request.page_size)
+        return sampler_pb2.ListAnswersResponse(
+            tasks=[convert.to_judged_task(record, only=request.annotator) for record in found],
+            next_page_token=str(position or ""),
+        )
 
     async def GetAgreement(
         self, request: sampler_pb2.GetAgreementRequest, context: Any

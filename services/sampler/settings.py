@@ -8,7 +8,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from aeenc import errors
 from services.kit.settings import RedisSettings
+
+MAX_GUIDELINE = 65_536  # characters
 
 
 class OracleSettings(BaseModel):
@@ -59,7 +62,23 @@ class QueueSettings(BaseModel):
     first_lease_s: float = Field(600.0, gt=0, le=3600, description="lease time before anybody has answered")
     min_lease_s: float = Field(60.0, gt=0, le=3600, description="shortest lease time; usually 3 times the mean answer")
     controls: Path | None = Field(None, description="control items with known answers (jsonl); none: none are mixed in")
+    guideline: Path | None = Field(
+        None, description="text for the people of the queue (Markdown, 64 KiB); none: no text"
+    )
     control_share: float = Field(0.1, ge=0, le=1, description="share of tasks that are control items, if there are any")
+
+    def guideline_text(self) -> str:
+        """The text for the people of the queue. Raises InvalidArgument for a file that is none."""
+        if self.guideline is None:
+            return ""
+        try:
+            text = self.guideline.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.InvalidArgument(f"guideline {self.guideline}: {error}; give a file of UTF-8 text") from None
+        if len(text) > MAX_GUIDELINE:
+            problem = f"has {len(text):,} characters; at most {MAX_GUIDELINE:,}"
+            raise errors.InvalidArgument(f"guideline {self.guideline} {problem}")
+        return text
 
 
 class SamplerSettings(RedisSettings):

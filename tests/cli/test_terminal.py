@@ -149,6 +149,27 @@ async def test_undo_brings_the_last_task_back_as_it_was_ticked(world: SamplerWor
         assert any("1 [ ok ]" in screen and "hypothesis 0" in screen for screen in screens[3:])
 
 
+async def test_a_person_lets_the_run_go_on_and_sees_tree_and_queue(aeenc, world: SamplerWorld):
+    async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        before = (await aeenc(*target, "--json", "tree", run_id, "tree-0")).json
+        assert (before["finished"], [node["state"] for node in before["nodes"]]) == (False, ["open"])
+        numbers = (await aeenc(*target, "--json", "queues", "--annotator", "ann")).json["queues"]
+        assert [(row["queue"], row["run"], row["free"]) for row in numbers] == [("team", "", 2), ("team", run_id, 2)]
+        answered, screens = await judge(sampler.channel.target, run_id, "g" + "1\n" + "g")
+        assert answered == 1
+        assert "Nothing to go on with" in "".join(screens)
+
+        async def went_on() -> bool:
+            return (await sampler.get_run(run_id)).progress.nodes_judged == 1
+
+        await eventually(went_on)
+        task = await anext(sdk.PeopleClient(sampler.channel).list_tasks(run_id))
+        drawn = (await aeenc(*target, "tree", run_id, "tree-0")).stdout
+        assert "hypothesis 0" in drawn
+        assert task.task.candidates[0].text in drawn
+
+
 async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
     async with queued(world, 2) as (sampler, run_id):
         people = sdk.PeopleClient(sampler.channel)

@@ -36,8 +36,8 @@ NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CancelRun CloseTask ExportTrees GetAgreement GetInfo GetRun "
-    "ImportPairs LeaseTask ListPairs ListRuns ListTasks ReleaseTask RenewLease ResumeRun StartRun SubmitVerdicts "
-    "UndoVerdicts WatchRun WatchTasks",
+    "GetTree ImportPairs LeaseTask ListAnswers ListPairs ListQueues ListRuns ListTasks LowerOverlap ReleaseTask "
+    "RenewLease ResumeRun SettleTask StartRun SubmitVerdicts UndoVerdicts WatchRun WatchTasks WatchTree",
     "aeenc.v1.TrainerService": "CancelJob Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs ResumeJob "
     "StartJob WatchJob",
 }
@@ -52,8 +52,10 @@ NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 
 # The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
 NEEDS_ROLE = {
-    "annotate": {"aeenc.v1.SamplerService": "LeaseTask ReleaseTask RenewLease SubmitVerdicts UndoVerdicts"},
-    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CloseTask"},
+    "annotate": {
+        "aeenc.v1.SamplerService": "LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts UndoVerdicts"
+    },
+    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CloseTask LowerOverlap"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from benchmarks.harness.rows import Rows
 from benchmarks.promises.mutations.mutation import Mutation, Subject
@@ -32,11 +33,13 @@ def _plain(answer: Any, ignored: tuple[str, ...]) -> Any:
     copy.CopyFrom(answer)
     for path in ignored:
         *parents, name = path.split(".")
-        message = copy
+        messages = [copy]
         for parent in parents:
-            message = getattr(message, parent)
-        if name in message.DESCRIPTOR.fields_by_name:
-            message.ClearField(name)
+            below = [getattr(message, parent) for message in messages]
+            messages = [one for found in below for one in ([found] if isinstance(found, Message) else found)]
+        for message in messages:
+            if name in message.DESCRIPTOR.fields_by_name:
+                message.ClearField(name)
     return copy
 
 

@@ -8,15 +8,17 @@ from contextlib import asynccontextmanager
 from kit.test_authorisation import methods, names
 
 from benchmarks.promises.fleet import NAMESPACE, running_fleet
-from benchmarks.promises.mutations import deletions, index, sampler, trainer
+from benchmarks.promises.mutations import deletions, index, people, sampler, trainer
 from benchmarks.promises.mutations.mutation import Mutation, World
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import TaskKeys
 
 READS = {
     "EncoderService": "Encode EncodeStream GetInfo Score",
     "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "IndexAdminService": "ListGenerations VerifyGeneration",
-    "SamplerService": "ExportTrees GetAgreement GetInfo GetRun ListPairs ListRuns ListTasks WatchRun WatchTasks",
+    "SamplerService": "ExportTrees GetAgreement GetInfo GetRun GetTree ListAnswers ListPairs ListQueues ListRuns "
+    "ListTasks WatchRun WatchTasks WatchTree",
     "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     "RegistryAdminService": "ListLabels ListRollouts",
     "OracleService": "Judge",  # its state, if it has any, is the user's
@@ -24,6 +26,7 @@ READS = {
 MUTATIONS: tuple[type[Mutation], ...] = (
     *index.MUTATIONS,
     *sampler.MUTATIONS,
+    *people.MUTATIONS,
     *trainer.MUTATIONS,
     *(one for one in deletions.MUTATIONS if f"aeenc.v1.{one.rpc}" in methods()),
 )

@@ -565,10 +565,31 @@ class BlockingPeopleClient(Renamed):
         self._awaiting = awaiting
 
     def lease(
-        self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
+        self,
+        annotator: str,
+        *,
+        run_id: str = "",
+        queue: str = "",
+        hypothesis_id: str = "",
+        task_id: str = "",
+        max_tasks: int = 1,
+        request_id: str = "",
     ) -> list[values.Lease]:
-        """Leases the next tasks of a run, or of any run; none when nothing waits for this person."""
-        return run(self._awaiting.lease(annotator, run_id=run_id, max_tasks=max_tasks, request_id=request_id))
+        """Leases the next tasks of a run, of a queue, or of any run; none when nothing waits for this person.
+
+        With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
+        """
+        return run(
+            self._awaiting.lease(
+                annotator,
+                run_id=run_id,
+                queue=queue,
+                hypothesis_id=hypothesis_id,
+                task_id=task_id,
+                max_tasks=max_tasks,
+                request_id=request_id,
+            )
+        )
 
     def renew(self, lease_id: str) -> datetime:
         """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
@@ -644,6 +665,37 @@ class BlockingPeopleClient(Renamed):
         What they leave open becomes skipped pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
         return run(self._awaiting.close(run_id, task_id, adjudicator, reason=reason, request_id=request_id))
+
+    def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
+        """Lets the run go on with a decided task at once, instead of after the queue's `undo_s`. Returns the task.
+
+        Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
+        """
+        return run(self._awaiting.settle(run_id, task_id, annotator, request_id=request_id))
+
+    def lower_overlap(
+        self, run_id: str, task_id: str, overlap: int, adjudicator: str, *, request_id: str = ""
+    ) -> values.JudgedTask:
+        """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
+        return run(self._awaiting.lower_overlap(run_id, task_id, overlap, adjudicator, request_id=request_id))
+
+    def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
+        """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
+        return run(self._awaiting.get_tree(run_id, hypothesis_id))
+
+    def watch_tree(self, run_id: str, hypothesis_id: str) -> Iterator[values.TreeState]:
+        """Yields the tree of a hypothesis, and again whenever it has changed, until its run has ended."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.watch_tree(run_id, hypothesis_id))
+
+    def list_queues(self, annotator: str = "") -> list[values.Queue]:
+        """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
+        return run(self._awaiting.list_queues(annotator))
+
+    def list_answers(self, run_id: str, annotator: str, *, page_size: int = 200) -> Iterator[values.JudgedTask]:
+        """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_answers(run_id, annotator, page_size=page_size))
 
     def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""

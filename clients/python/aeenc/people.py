@@ -40,11 +40,28 @@ class PeopleClient(Renamed):
         self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
 
     async def lease(
-        self, annotator: str, *, run_id: str = "", max_tasks: int = 1, request_id: str = ""
+        self,
+        annotator: str,
+        *,
+        run_id: str = "",
+        queue: str = "",
+        hypothesis_id: str = "",
+        task_id: str = "",
+        max_tasks: int = 1,
+        request_id: str = "",
     ) -> list[values.Lease]:
-        """Leases the next tasks of a run, or of any run; none when nothing waits for this person."""
+        """Leases the next tasks of a run, of a queue, or of any run; none when nothing waits for this person.
+
+        With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
+        """
         request = sampler_pb2.LeaseTaskRequest(
-            run_id=run_id, annotator=annotator, max_tasks=max_tasks, request_id=request_id or _request_id()
+            run_id=run_id,
+            annotator=annotator,
+            max_tasks=max_tasks,
+            request_id=request_id or _request_id(),
+            queue=queue,
+            hypothesis_id=hypothesis_id,
+            task_id=task_id,
         )
         response = await self.channel.unary(self._stub.LeaseTask, request)
         return [values.Lease.from_message(lease) for lease in response.leases]
@@ -150,6 +167,57 @@ class PeopleClient(Renamed):
         )
         response: sampler_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
         return values.JudgedTask.from_message(response.task)
+
+    async def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
+        """Lets the run go on with a decided task at once, instead of after the queue's `undo_s`. Returns the task.
+
+        Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
+        """
+        request = sampler_pb2.SettleTaskRequest(
+            run_id=run_id, task_id=task_id, annotator=annotator, request_id=request_id or _request_id()
+        )
+        response: sampler_pb2.SettleTaskResponse = await self.channel.unary(self._stub.SettleTask, request)
+        return values.JudgedTask.from_message(response.task)
+
+    async def lower_overlap(
+        self, run_id: str, task_id: str, overlap: int, adjudicator: str, *, request_id: str = ""
+    ) -> values.JudgedTask:
+        """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
+        request = sampler_pb2.LowerOverlapRequest(
+            run_id=run_id,
+            task_id=task_id,
+            overlap=overlap,
+            adjudicator=adjudicator,
+            request_id=request_id or _request_id(),
+        )
+        response: sampler_pb2.LowerOverlapResponse = await self.channel.unary(self._stub.LowerOverlap, request)
+        return values.JudgedTask.from_message(response.task)
+
+    async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
+        """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
+        request = sampler_pb2.GetTreeRequest(run_id=run_id, hypothesis_id=hypothesis_id)
+        response: sampler_pb2.GetTreeResponse = await self.channel.unary(self._stub.GetTree, request)
+        return values.TreeState.from_message(response.tree)
+
+    async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[values.TreeState]:
+        """Yields the tree of a hypothesis, and again whenever it has changed, until its run has ended."""
+        request = sampler_pb2.WatchTreeRequest(run_id=run_id, hypothesis_id=hypothesis_id)
+        async for response in self.channel.stream(self._stub.WatchTree, request):
+            yield values.TreeState.from_message(response.tree)
+
+    async def list_queues(self, annotator: str = "") -> list[values.Queue]:
+        """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
+        request = sampler_pb2.ListQueuesRequest(annotator=annotator)
+        response: sampler_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
+        return [values.Queue.from_message(queue) for queue in response.queues]
+
+    async def list_answers(
+        self, run_id: str, annotator: str, *, page_size: int = PAGE
+    ) -> AsyncIterator[values.JudgedTask]:
+        """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
+        request = sampler_pb2.ListAnswersRequest(run_id=run_id, annotator=annotator, page_size=page_size)
+        async for task in self.channel.pages(self._stub.ListAnswers, request, "tasks"):
+            yield values.JudgedTask.from_message(task)
 
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""

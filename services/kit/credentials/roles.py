@@ -21,11 +21,14 @@ _TABLE = {
     Role.READ: {
         "EncoderService": "Encode EncodeStream GetInfo Score",
         "IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
-        "SamplerService": "ExportTrees GetAgreement GetInfo GetRun ListPairs ListRuns ListTasks WatchRun WatchTasks",
+        "SamplerService": "ExportTrees GetAgreement GetInfo GetRun GetTree ListPairs ListQueues ListRuns ListTasks "
+        "WatchRun WatchTasks WatchTree",
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },
-    Role.ANNOTATE: {"SamplerService": "LeaseTask ReleaseTask RenewLease SubmitVerdicts UndoVerdicts"},
-    Role.ADJUDICATE: {"SamplerService": "Adjudicate AmendVerdicts CloseTask"},
+    Role.ANNOTATE: {
+        "SamplerService": "LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts UndoVerdicts"
+    },
+    Role.ADJUDICATE: {"SamplerService": "Adjudicate AmendVerdicts CloseTask LowerOverlap"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
         "VerifyGeneration",

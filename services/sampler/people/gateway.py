@@ -9,6 +9,7 @@ Their answers are in Redis, so a worker that takes the run over finds them there
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,9 +54,14 @@ class PeopleGateway:
         self._new: dict[tuple[str, str], Waiting] = {}
         self._waiting: dict[tuple[str, str], Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
+        self._awake = asyncio.Event()
 
     def begin(self) -> None:
         """Does nothing: people are always there."""
+
+    def wake(self) -> None:
+        """Looks at once for what was decided; otherwise it does so every POLL_S."""
+        self._awake.set()
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
         """Puts tasks before people and waits until each is decided and can no longer be taken back."""
@@ -63,6 +69,7 @@ class PeopleGateway:
         keys = [(run_id, task_name(task.query, task.candidates)) for task in tasks]
         for key, task, future in zip(keys, tasks, futures, strict=True):
             self._new[key] = (task, future)
+        self.wake()
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         try:
@@ -106,7 +113,9 @@ class PeopleGateway:
             except Exception:  # one task must not keep all others from their answers
                 log.exception("human queue failed; it tries again", queue=self.name)
                 await asyncio.sleep(AWAY_PAUSE_S)
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._awake.wait(), POLL_S)
+            self._awake.clear()
 
     async def _put_new(self) -> None:
         await self._tasks.put(

@@ -22,6 +22,7 @@ from services.sampler.people.controls import Control, control_record
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
+from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
@@ -33,11 +34,27 @@ READ = 32
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The tasks that a person asks for: of a run, of a queue, of one tree, or a single one. Empty: any."""
+
+    run_id: str = ""
+    queue: str = ""
+    hypothesis_id: str = ""
+    task_id: str = ""
+
+    def said(self) -> str:
+        """Tells two calls under one request id apart; names the run alone as earlier releases did."""
+        further = {name: value for name, value in vars(self).items() if value and name != "run_id"}
+        return " ".join([f"run_id={self.run_id!r}", *(f"{name}={value!r}" for name, value in further.items())])
+
+
+@dataclass(frozen=True)
 class LeasedTask:
-    """A task with the lease that a person holds on it."""
+    """A task with the lease that a person holds on it, at a time of Redis's clock."""
 
     lease: Lease
     record: TaskRecord
+    at: float
 
 
 class TaskQueue:
@@ -46,45 +63,53 @@ class TaskQueue:
     def __init__(
         self,
         runs: RunStore,
+        nodes: NodeStore,
         tasks: TaskStore,
         queues: Mapping[str, QueueSettings],
         controls: Mapping[str, Sequence[Control]],
         premises: Premises,
     ) -> None:
-        self._runs, self._tasks, self._premises = runs, tasks, premises
+        self._runs, self._nodes, self._tasks, self._premises = runs, nodes, tasks, premises
         self._queues, self._controls = queues, controls
         self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
-    async def lease(self, run_id: str, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
-        """At most `max_tasks` tasks for a person, of one run or (empty) of any live one. None if nothing waits."""
+    async def lease(self, wanted: Wanted, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
+        """At most `max_tasks` tasks for a person, among those wanted. None if nothing waits."""
         check_annotator(annotator)
-        wanted = max_tasks or 1
-        if wanted > MAX_TASKS:
+        most = max_tasks or 1
+        if most > MAX_TASKS:
             raise errors.InvalidArgument.field("max_tasks", f"is {max_tasks}; give 1 to {MAX_TASKS}")
         request = ("lease", annotator, request_id) if request_id else ()
-        content = f"run_id={run_id!r} max_tasks={wanted}"
+        content = f"{wanted.said()} max_tasks={most}"
         if request and (earlier := await self._leased_before(request, content)):
             return earlier
         leased: list[LeasedTask] = []
-        for run in await self._open_runs(run_id):
+        for run in await self._open_runs(wanted):
             try:
                 await self.sweep(run)
-                while len(leased) < wanted:
-                    one = await self._take(run, annotator, len(leased), request, content)
+                only = await self._only(run, wanted)
+                while len(leased) < most:
+                    one = await self._take(run, annotator, len(leased), request, content, only)
                     if one is None:
                         break
                     leased.append(one)
             except NewerFormat:  # a task: it keeps nobody from those of other runs
-                if run_id:
+                if wanted.run_id:
                     raise
         return leased
 
-    async def renew(self, lease_id: str) -> float:
-        """When a renewed lease ends, in seconds of Redis's clock."""
+    async def renew(self, lease_id: str) -> tuple[float, float]:
+        """When a renewed lease ends, and the time now, in seconds of Redis's clock."""
         run, task_id = await self._of(lease_id)
         lease_s = await self.lease_s(run.config.oracle)
-        record, _ = await self._tasks.apply(run, task_id, lambda old, at: steps.renew(old, lease_id, at, lease_s))
-        return next(lease.expires_at for lease in record.leases if lease.id == lease_id)
+        times: list[float] = []
+
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            times.append(at)
+            return steps.renew(old, lease_id, at, lease_s)
+
+        record, _ = await self._tasks.apply(run, task_id, step)
+        return next(lease.expires_at for lease in record.leases if lease.id == lease_id), times[-1]
 
     async def release(self, lease_id: str, reason: str) -> None:
         """Gives a task back unanswered."""
@@ -114,7 +139,23 @@ class TaskQueue:
         lease_s = max(LEASE_TIMES * mean_s, settings.min_lease_s) if mean_s else settings.first_lease_s
         return min(lease_s, steps.MAX_HELD_S)
 
-    async def _open_runs(self, run_id: str) -> list[Run]:
+    async def _only(self, run: Run, wanted: Wanted) -> frozenset[str] | None:
+        """The tasks that somebody wants, where it is not any of the run."""
+        if wanted.task_id:
+            if (await self._tasks.read(run.id, wanted.task_id)).record is None:
+                raise errors.NotFound(f"run {run.id} has no task {wanted.task_id!r}; ListTasks names those there are")
+            return frozenset([wanted.task_id])
+        if wanted.hypothesis_id:
+            tree = await self._nodes.tree_of(run.id, wanted.hypothesis_id)
+            return frozenset(await self._tasks.asking(run.id, [node.text for node in tree.pending()]))
+        return None
+
+    async def _open_runs(self, wanted: Wanted) -> list[Run]:
+        run_id = wanted.run_id
+        if not run_id and (wanted.task_id or wanted.hypothesis_id):
+            raise errors.InvalidArgument.field("run_id", "is empty; name the run of the task or hypothesis")
+        if wanted.queue and wanted.queue not in self._queues:
+            raise errors.NotFound(f"no queue {wanted.queue!r}; there are {sorted(self._queues)}")
         if run_id:
             run = await self._runs.get(run_id)
             if run.config.oracle not in self._queues:
@@ -126,7 +167,8 @@ class TaskQueue:
         for active in await self._runs.active():
             with contextlib.suppress(NewerFormat):  # the samplers of the newer release know of it
                 found.append(await self._runs.get(active))
-        return sorted((run for run in found if run.config.oracle in self._queues), key=lambda run: run.created_at)
+        asked = {wanted.queue} if wanted.queue else self._queues.keys()
+        return sorted((run for run in found if run.config.oracle in asked), key=lambda run: run.created_at)
 
     async def _of(self, lease_id: str) -> tuple[Run, str]:
         run_id, task_id = parts_of(lease_id, "lease")
@@ -142,12 +184,19 @@ class TaskQueue:
             if not lease_id:
                 break
             run_id, task_id = parts_of(lease_id, "lease")
-            record = (await self._tasks.read(run_id, task_id)).record
-            found += [LeasedTask(lease, record) for lease in record.leases if lease.id == lease_id] if record else []
+            now = await self._tasks.read(run_id, task_id)
+            if (record := now.record) is not None:
+                found += [LeasedTask(lease, record, now.at) for lease in record.leases if lease.id == lease_id]
         return found
 
     async def _take(
-        self, run: Run, annotator: str, taken: int, request: tuple[str, ...], content: str
+        self,
+        run: Run,
+        annotator: str,
+        taken: int,
+        request: tuple[str, ...],
+        content: str,
+        only: frozenset[str] | None,
     ) -> LeasedTask | None:
         """Leases the best task that this person may take."""
         lease_s = await self.lease_s(run.config.oracle) * (taken + 1)  # a person judges one after the other
@@ -155,7 +204,7 @@ class TaskQueue:
         async with self._picking:
             while True:
                 overtaken = False
-                for chunk in _chunks(await self._candidates(run, annotator, taken)):
+                for chunk in _chunks(await self._candidates(run, annotator, taken, only)):
                     found, at = await self._tasks.read_many(run.id, chunk)
                     for record in found:
                         if not record.open_to(annotator, at):
@@ -163,14 +212,19 @@ class TaskQueue:
                         lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                         change = steps.lease(record, annotator, lease_id, at, lease_s)
                         if await self._tasks.write(change, run.config.oracle, at, numbered, content):
-                            return LeasedTask(change.record.leases[-1], change.record)
+                            return LeasedTask(change.record.leases[-1], change.record, at)
                         overtaken = True
                 if not overtaken:
                     return None
 
-    async def _candidates(self, run: Run, annotator: str, taken: int) -> list[str]:
-        """The waiting tasks that this person has not judged, after a control item when one is due."""
+    async def _candidates(self, run: Run, annotator: str, taken: int, only: frozenset[str] | None) -> list[str]:
+        """The waiting tasks that this person has not judged, after a control item when one is due.
+
+        Among tasks that somebody has asked for (`only`), a control item would be known as one.
+        """
         waiting = await self._tasks.waiting(run.id)
+        if only is not None:
+            return [task_id for task_id in waiting if task_id in only]
         if not waiting:
             return []
         answered = await self._tasks.answered_by(run.id, annotator)

@@ -22,6 +22,7 @@ from services.sampler.people.additions import Premises, check_words
 from services.sampler.people.agreement import Agreement, agreement_apart
 from services.sampler.people.controls import right_and_judged
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
+from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskEvent, TaskStore
 from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
@@ -54,9 +55,17 @@ class AnnotatorReport:
 class Review:
     """The answers of the human queues of one namespace. Raises the classes of `aeenc.errors`."""
 
-    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, pairs: PairLog, premises: Premises) -> None:
+    def __init__(
+        self,
+        runs: RunStore,
+        nodes: NodeStore,
+        tasks: TaskStore,
+        pairs: PairLog,
+        premises: Premises,
+        gateways: Mapping[str, PeopleGateway],
+    ) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
-        self._premises = premises
+        self._premises, self._gateways = premises, gateways
         self._agreeing = asyncio.Lock()  # one agreement process at a time
         self._repairing: asyncio.Task[None] | None = None
 
@@ -151,6 +160,35 @@ class Review:
             run, task_id, lambda old, at: steps.close(old, adjudicator, reason[:MAX_NOTE], at), request, said
         )
         return record
+
+    async def lower(self, run_id: str, task_id: str, overlap: int, who: str, request_id: str) -> TaskRecord:
+        """Lets fewer people judge a task, which may decide it. Gives the task."""
+        check_annotator(who, "adjudicator")
+        if not overlap:
+            raise errors.InvalidArgument.field("overlap", "is 0; give at least 1, or close the task")
+        run = await self._runs.get(run_id)
+        request = ("lower", run_id, task_id, request_id) if request_id else ()
+        record, _ = await self._tasks.apply(
+            run, task_id, lambda old, at: steps.lower(old, overlap, at, who), request, f"overlap {overlap} of {who!r}"
+        )
+        self._wake(run)
+        return record
+
+    async def hasten(self, run_id: str, task_id: str, annotator: str, request_id: str) -> TaskRecord:
+        """Lets the run go on with a decision at once; it can then only be amended. Gives the task."""
+        check_annotator(annotator)
+        run = await self._runs.get(run_id)
+        request = ("hasten", run_id, task_id, request_id) if request_id else ()
+        record, _ = await self._tasks.apply(
+            run, task_id, lambda old, at: steps.hasten(old, annotator, at), request, f"by {annotator!r}"
+        )
+        self._wake(run)
+        return record
+
+    def _wake(self, run: Run) -> None:
+        """Lets this process look at the queue at once; another sampler that works on the run looks a moment later."""
+        if gateway := self._gateways.get(run.config.oracle):
+            gateway.wake()
 
     async def _await_commit(self, run: Run, record: TaskRecord) -> None:
         """Raises until the run has recorded the node: a pair that replaces another must follow it in the log."""

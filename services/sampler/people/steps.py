@@ -147,7 +147,7 @@ def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     """Takes an answer back, as long as the run has not used it."""
     answer = _answer(record, answer_id)
     amended_by = answer.by if answer.by != answer.annotator else ""
-    if record.settled or record.adjudicator or amended_by:
+    if record.settled or record.final or record.adjudicator or amended_by:
         why = f"was amended by {amended_by}" if amended_by else f"has become pairs of run {record.run_id}"
         why = "was adjudicated" if record.adjudicator else why
         raise errors.FailedPrecondition(f"answer {answer_id} {why}; amend it instead", reason="ANSWER_USED")
@@ -219,11 +219,28 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     return _decided(Change(after, (("ADJUDICATED", adjudicator),), (entry,), id=answer_id, corrects=corrects), at)
 
 
-def lower(record: TaskRecord, overlap: int, at: float) -> Change:
+def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
     """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
     if record.control or record.settled or overlap >= record.overlap:
         return Change(record)
-    return _decided(Change(replace(record, overlap=overlap)), at)
+    entry = {"op": "LOWER", "annotator": who, "overlap": overlap, "at": at}
+    return _decided(Change(replace(record, overlap=overlap), (("LOWERED", who),), (entry,), id="lowered"), at)
+
+
+def hasten(record: TaskRecord, annotator: str, at: float) -> Change:
+    """Lets the run go on with the decision now, instead of after the time in which it can be taken back."""
+    if record.control or record.settled or record.final:
+        return Change(record, id="final")
+    if record.state != "DECIDED":
+        missing = record.overlap - len(record.answers)
+        why = "adjudicate it" if record.conflicts else f"{missing} of {record.overlap} answers are missing"
+        message = f"task {record.task.task_id!r} of run {record.run_id} is not decided; {why}"
+        raise errors.FailedPrecondition(message, reason="TASK_UNDECIDED")
+    if all(answer.annotator != annotator for answer in record.answers):
+        message = f"{annotator} has not answered task {record.task.task_id!r}; those who have may let the run go on"
+        raise errors.FailedPrecondition(message, reason="NOT_ANSWERED")
+    entry = {"op": "HASTEN", "annotator": annotator, "at": at}
+    return Change(replace(record, final=True), (), (entry,), id="final")
 
 
 def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Change:
@@ -248,7 +265,7 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
     """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens."""
-    if record.state != "DECIDED" or at < record.decided_at + undo_s:
+    if record.state != "DECIDED" or (at < record.decided_at + undo_s and not record.final):
         return Change(record)
     return Change(replace(record, settled=record.decision, node_id=node_id), (("SETTLED", ""),))
 

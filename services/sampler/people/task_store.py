@@ -28,11 +28,12 @@ from aeenc import errors
 from services.sampler.people import tasks as records
 from services.sampler.people.steps import Change
 from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.keys import TaskKeys
 from services.sampler.records.runs import Run
 from services.store.durability import settled
 from services.store.formats import NewerFormat, check_format
 from services.store.life_cycles import digest
-from services.store.redis import key_prefix, unavailable_if_down
+from services.store.redis import unavailable_if_down
 
 Step = Callable[[TaskRecord, float], Change]
 
@@ -65,12 +66,14 @@ local function place(key, score, task)
 end
 """
 
-# KEYS: task, index, waiting, events, all events, run
-# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept
+# KEYS: task, index, waiting, events, all events, run, asked
+# ARGV: task id, run id, task, record, now, whether people may take it, how many events of all are kept, query
 _PUT = (
     _APPEND
     + """
-if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
+if ARGV[6] == '1' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local number = redis.call('RPUSH', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
 if ARGV[6] == '1' then
@@ -116,60 +119,6 @@ return 1
 
 # KEYS: corrections.  ARGV: task, what it says
 _CORRECTED = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end"
-
-
-class TaskKeys:
-    """Keys of one namespace. All of one run's start with `aeenc:<namespace>:1:run:<id>:`."""
-
-    def __init__(self, namespace: str) -> None:
-        self._prefix = key_prefix(namespace)
-        self._run = f"{self._prefix}run:"
-        self.all_events = f"{self._prefix}task-events"
-        self.corrections = f"{self._prefix}task-corrections"  # changes that may not be in the pair log yet (hash)
-
-    def task(self, run_id: str, task_id: str) -> str:
-        """A task: what it asks, its record, its revision, its place in the queue (hash)."""
-        return f"{self._run}{run_id}:task:{task_id}"
-
-    def run(self, run_id: str) -> str:
-        """The run's record, which a deletion takes away first (hash)."""
-        return f"{self._run}{run_id}:record"
-
-    def index(self, run_id: str) -> str:
-        """The ids of the run's tasks in the order in which they were queued (list)."""
-        return f"{self._run}{run_id}:tasks"
-
-    def waiting(self, run_id: str) -> str:
-        """The tasks that somebody may take, best first (sorted set)."""
-        return f"{self._run}{run_id}:tasks:waiting"
-
-    def leases(self, run_id: str) -> str:
-        """The leases that nothing has ended yet, by the millisecond at which they end (sorted set)."""
-        return f"{self._run}{run_id}:tasks:leases"
-
-    def decided(self, run_id: str) -> str:
-        """The tasks whose decision can still be taken back, by the millisecond of the decision (sorted set)."""
-        return f"{self._run}{run_id}:tasks:decided"
-
-    def verdicts(self, run_id: str) -> str:
-        """The verdict log: every answer, undo, amendment and adjudication (stream, ids `<seq>-0`)."""
-        return f"{self._run}{run_id}:verdicts"
-
-    def events(self, run_id: str) -> str:
-        """The events of the run's tasks (stream, ids `<seq>-0`)."""
-        return f"{self._run}{run_id}:task-events"
-
-    def answered_by(self, run_id: str, annotator: str) -> str:
-        """The ids of a person's answers that hold, oldest first (list)."""
-        return f"{self._run}{run_id}:answered-by:{digest(annotator)}"
-
-    def pace(self, queue: str) -> str:
-        """The pace of answers: their number and their milliseconds (hash)."""
-        return f"{self._prefix}queue:{queue}:pace"
-
-    def request(self, *parts: str) -> str:
-        """Maps a caller's request id to the id of what it made (string with a time to live)."""
-        return f"{self._prefix}task-request:{digest(repr(parts))}"
 
 
 @dataclass(frozen=True)
@@ -236,6 +185,7 @@ class TaskStore:
                         keys.events(run_id),
                         keys.all_events,
                         keys.run(run_id),
+                        keys.asked(run_id),
                     ],
                     args=[
                         task_id,
@@ -245,6 +195,7 @@ class TaskStore:
                         at,
                         int(not one.control),
                         EVENTS_KEPT,
+                        digest(one.task.query),
                     ],
                     client=pipe,
                 )
@@ -293,7 +244,7 @@ class TaskStore:
             "waiting": _score(after, at),
             "leases": [[held.id, _ms(held.expires_at)] for held in after.leases if not held.ended],
             "ended": [held.id for held in after.leases if held.ended],
-            "decided": _ms(after.decided_at) if after.state == "DECIDED" else "",
+            "decided": "" if after.state != "DECIDED" else "0" if after.final else _ms(after.decided_at),
             "log": [json.dumps(entry) for entry in change.log],
             "events": change.events,
             "events_kept": EVENTS_KEPT,
@@ -400,6 +351,20 @@ class TaskStore:
             found: list[str] = await self._redis.lrange(self._keys.index(run_id), after, after + limit - 1)
             return found
 
+    async def asking(self, run_id: str, queries: Sequence[str]) -> list[str]:
+        """The tasks of a run that ask these queries; empty for a query that was not put before people."""
+        if not queries:
+            return []
+        async with unavailable_if_down(f"look tasks of run {run_id} up"):
+            found = await self._redis.hmget(self._keys.asked(run_id), [digest(query) for query in queries])
+        return [task_id or "" for task_id in found]
+
+    async def last_event(self, run_id: str) -> int:
+        """The number of the last event of a run's tasks; 0 when there is none."""
+        async with unavailable_if_down(f"read the events of run {run_id}"):
+            entries = await self._redis.xrevrange(self._keys.events(run_id), count=1)
+        return int(entries[0][0].partition("-")[0]) if entries else 0
+
     async def answered_by(self, run_id: str, annotator: str) -> list[str]:
         """The ids of a person's answers in a run that hold, oldest first."""
         async with unavailable_if_down(f"read the answers of {annotator}"):
@@ -441,7 +406,7 @@ class TaskStore:
             yield [*(keys.task(run_id, one) for one in ids), *(keys.answered_by(run_id, one) for one in sorted(new))]
             if len(ids) < READ:
                 break
-        parts = (keys.index, keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.events)
+        parts = (keys.index, keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.events, keys.asked)
         yield [part(run_id) for part in parts]
 
     async def _now_s(self) -> float:

@@ -24,7 +24,17 @@ Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED"]
 EventName = Literal[
-    "QUEUED", "LEASED", "ANSWERED", "EXPIRED", "CONFLICT", "ADJUDICATED", "RELEASED", "UNDONE", "AMENDED", "SETTLED"
+    "QUEUED",
+    "LEASED",
+    "ANSWERED",
+    "EXPIRED",
+    "CONFLICT",
+    "ADJUDICATED",
+    "RELEASED",
+    "UNDONE",
+    "AMENDED",
+    "SETTLED",
+    "LOWERED",
 ]
 
 
@@ -99,8 +109,8 @@ class TaskRecord:
 
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `settled` is the decision that
-    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since. `further` is
-    what a later minor release has added.
+    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since. The decision
+    of a `final` task goes to the run at once. `further` is what a later minor release has added.
     """
 
     run_id: str
@@ -121,6 +131,7 @@ class TaskRecord:
     settled: VerdictKinds = field(default_factory=dict)
     node_id: str = ""
     corrected: tuple[str, ...] = ()
+    final: bool = False
     place: int = 0
     revision: int = 0
     further: dict[str, Any] = field(default_factory=dict)

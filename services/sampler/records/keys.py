@@ -1,8 +1,9 @@
-"""The names of a run's keys in Redis."""
+"""The names of keys in Redis: of runs, and of the tasks of people."""
 
 from __future__ import annotations
 
 from services.store.life_cycles import WorkKeys, digest
+from services.store.redis import key_prefix
 
 
 class RunKeys(WorkKeys):
@@ -55,3 +56,61 @@ class RunKeys(WorkKeys):
     def suspects(self, run_id: str) -> str:
         """Nodes that failed alone in an earlier attempt (set)."""
         return self.part(run_id, "suspects")
+
+
+class TaskKeys:
+    """Keys of one namespace. All of one run's start with `aeenc:<namespace>:1:run:<id>:`."""
+
+    def __init__(self, namespace: str) -> None:
+        self._prefix = key_prefix(namespace)
+        self._run = f"{self._prefix}run:"
+        self.all_events = f"{self._prefix}task-events"
+        self.corrections = f"{self._prefix}task-corrections"  # changes that may not be in the pair log yet (hash)
+
+    def task(self, run_id: str, task_id: str) -> str:
+        """A task: what it asks, its record, its revision, its place in the queue (hash)."""
+        return f"{self._run}{run_id}:task:{task_id}"
+
+    def run(self, run_id: str) -> str:
+        """The run's record, which a deletion takes away first (hash)."""
+        return f"{self._run}{run_id}:record"
+
+    def index(self, run_id: str) -> str:
+        """The ids of the run's tasks in the order in which they were queued (list)."""
+        return f"{self._run}{run_id}:tasks"
+
+    def waiting(self, run_id: str) -> str:
+        """The tasks that somebody may take, best first (sorted set)."""
+        return f"{self._run}{run_id}:tasks:waiting"
+
+    def leases(self, run_id: str) -> str:
+        """The leases that nothing has ended yet, by the millisecond at which they end (sorted set)."""
+        return f"{self._run}{run_id}:tasks:leases"
+
+    def decided(self, run_id: str) -> str:
+        """The tasks whose decision can still be taken back, by the millisecond of the decision (sorted set)."""
+        return f"{self._run}{run_id}:tasks:decided"
+
+    def verdicts(self, run_id: str) -> str:
+        """The verdict log: every answer, undo, amendment and adjudication (stream, ids `<seq>-0`)."""
+        return f"{self._run}{run_id}:verdicts"
+
+    def events(self, run_id: str) -> str:
+        """The events of the run's tasks (stream, ids `<seq>-0`)."""
+        return f"{self._run}{run_id}:task-events"
+
+    def answered_by(self, run_id: str, annotator: str) -> str:
+        """The ids of a person's answers that hold, oldest first (list)."""
+        return f"{self._run}{run_id}:answered-by:{digest(annotator)}"
+
+    def asked(self, run_id: str) -> str:
+        """The task that asks a query, by the query's digest; the latest where there are several (hash)."""
+        return f"{self._run}{run_id}:tasks:asked"
+
+    def pace(self, queue: str) -> str:
+        """The pace of answers: their number and their milliseconds (hash)."""
+        return f"{self._prefix}queue:{queue}:pace"
+
+    def request(self, *parts: str) -> str:
+        """Maps a caller's request id to the id of what it made (string with a time to live)."""
+        return f"{self._prefix}task-request:{digest(repr(parts))}"

@@ -5,6 +5,7 @@ One script commits a node whole: pairs, result, knowledge, counters, event. Comm
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
+from aeenc import errors
 from services.sampler.acs.algorithm import (
     ADDED,
     ROOT,
@@ -157,6 +159,24 @@ class NodeStore:
                 pipe.hgetall(self._keys.tree(run_id, index))
             rows = await pipe.execute()
         return [_tree(index, rows[2 * n], rows[2 * n + 1]) for n, index in enumerate(indexes)]
+
+    async def tree_of(self, run_id: str, hypothesis_id: str) -> Tree:
+        """The tree of a hypothesis. Raises NotFound."""
+        for start in itertools.count(0, CHUNK):
+            async with unavailable_if_down(f"look hypothesis {hypothesis_id!r} of run {run_id} up"):
+                rows = await self._redis.lrange(self._keys.hypotheses(run_id), start, start + CHUNK - 1)
+            for position, row in enumerate(rows, start):
+                if _row(row, 1)[0] == hypothesis_id:
+                    [tree] = await self.trees(run_id, [position])
+                    return tree
+            if len(rows) < CHUNK:
+                break
+        raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
+
+    async def is_finished(self, run_id: str, tree: int) -> bool:
+        """Whether no node of a tree is left to judge."""
+        async with unavailable_if_down(f"read the frontier of run {run_id}"):
+            return await self._redis.zscore(self._keys.open(run_id), str(tree)) is None
 
     async def answers(self, run_id: str, queries: Sequence[str]) -> list[Known]:
         """What the run knows of each query."""

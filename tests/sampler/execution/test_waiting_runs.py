@@ -12,8 +12,9 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
 from services.sampler.people import task_store
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.keys import TaskKeys
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
 from support.waiting import eventually

@@ -19,8 +19,9 @@ from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.people import review, steps
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.review import corrected_pairs
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
+from services.sampler.records.keys import TaskKeys
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.runs import Pair, Run, RunConfig, RunProgress
 from services.store.redis import connect

@@ -11,7 +11,8 @@ import pytest
 import aeenc
 from aeenc.v1 import sampler_pb2
 from services.kit.concurrency import cancel_all
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import until

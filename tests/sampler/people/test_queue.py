@@ -13,7 +13,8 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES
 from aeenc.v1 import sampler_pb2
 from services.sampler.people import steps
 from services.sampler.people.controls import read_controls
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import TaskKeys
 from services.store.redis import connect
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take

@@ -11,9 +11,9 @@ from aeenc import errors
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, types_pb2
 from services.sampler.execution import retention
 from services.sampler.oracles.budgets import OracleBudgets
-from services.sampler.people.task_store import TaskKeys, TaskStore
+from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
-from services.sampler.records.keys import RunKeys
+from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.run_store import RunStore
 from services.store.redis import connect
 from support.waiting import eventually, until

@@ -18,8 +18,8 @@ from services.sampler.acs.algorithm import (
     Result,
     RetrievedPremise,
 )
-from services.sampler.people.task_store import TaskKeys, TaskStore
-from services.sampler.records.keys import RunKeys
+from services.sampler.people.task_store import TaskStore
+from services.sampler.records.keys import RunKeys, TaskKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore

@@ -1,4 +1,4 @@
-"""`aeenc tasks`, `agreement`, `adjudicate`, `close`: the judgements of people in a run, agreement, and conflicts."""
+"""`aeenc queues`, `tree`, `tasks`, `agreement`, `adjudicate`, `close`: what people judge, agreement, and conflicts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.text import Text
+from rich.tree import Tree
 
 from aeenc import values
 from aeenc.cli.output import fields_table, output_of, table
@@ -27,6 +28,61 @@ class State(StrEnum):
     DECIDED = "decided"
     CONFLICT = "conflict"
     SETTLED = "settled"
+
+
+def queues(
+    context: typer.Context,
+    annotator: Annotated[
+        str, typer.Option(envvar="AEENC_ANNOTATOR", help="Whose own numbers to show.", show_default="your login")
+    ] = "",
+) -> None:
+    """Lists the queues of people: tasks that wait, are held, decided, in conflict and done, and answers an hour."""
+    name = annotator or getpass.getuser()
+    with client(context) as connected:
+        found = connected.people.list_queues(name)
+    columns = ["waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour"]
+    rows = [
+        {"queue": queue.name, "run": run, **{column: getattr(counts, column) for column in columns}}
+        for queue in found
+        for run, counts in [("", queue.total), *((one.run_id, one.counts) for one in queue.runs)]
+    ]
+    heads = ["queue", "run", *(column.replace("_", " ") for column in columns)]
+    shown = table(heads, [list(row.values()) for row in rows], right=len(columns))
+    output_of(context).result({"annotator": name, "queues": rows}, shown if rows else Text("no queues"))
+
+
+def tree(
+    context: typer.Context,
+    run: RunId,
+    hypothesis: Annotated[str, typer.Argument(help="The id of a hypothesis of the run.")],
+) -> None:
+    """Draws a tree as it is: what explains each node, and the nodes that wait for people."""
+    with client(context) as connected:
+        found = connected.people.get_tree(run, hypothesis)
+    drawn: dict[str, Tree] = {}
+    children = {(node.parent_id, node.premise_id): node.node_id for node in found.nodes}
+    for node in found.nodes:
+        note = "" if node.state is values.TreeNodeState.JUDGED else f"  [{node.state.name.lower()}]"
+        line = Text(f"{node.text}{note}", style="bold" if node.accepted else "")
+        drawn[node.node_id] = drawn[node.parent_id].add(line) if node.parent_id else Tree(line)
+        for premise in node.accepted:
+            if (node.node_id, premise.premise_id) not in children:
+                drawn[node.node_id].add(Text(f"{premise.text}{'  [leaf]' if premise.leaf else ''}"))
+    nodes = [
+        {
+            "node": node.node_id,
+            "parent": node.parent_id,
+            "text": node.text,
+            "state": node.state.name.lower(),
+            "task": node.task_id,
+            "accepted": [{"id": one.premise_id, "text": one.text, "leaf": one.leaf} for one in node.accepted],
+            "holders": list(node.holders),
+            "inferences": list(node.inferences),
+        }
+        for node in found.nodes
+    ]
+    result = {"run": run, "hypothesis": hypothesis, "finished": found.finished, "nodes": nodes}
+    output_of(context).result(result, drawn[found.nodes[0].node_id])
 
 
 def tasks(

@@ -2,7 +2,7 @@
 
     lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
                  ▲            └─ /: search the corpus for what is missing; w: write a fact that it lacks
-                 │            └─ u: undo, lease that task again; s: release; q: quit
+                 │            └─ u: undo, lease that task again; g: let the run go on; s: release; q: quit
                  └── a thread renews the lease meanwhile; every call waits for a sampler that is away
 
 One screen a task: nine candidates a page, the ticked ones explain. Confirming refuses what was shown and left unticked;
@@ -83,7 +83,7 @@ _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
 HELP = (
     "1-9 tick   l+1-9 leaf   n/p page   / search   w write   Enter confirm   space abstain   s skip   c close   u undo"
-    "   q quit"
+    "   g go on   q quit"
 )
 BACKSPACE = {"\x7f", "\b"}
 ESCAPE = "\x1b"
@@ -190,6 +190,8 @@ class JudgingSession:
                 return self.answered
             if key == "u":
                 open_screens += self._undo()
+            elif key == "g":
+                self._go_on()
             elif open_screens:
                 open_screens.pop()
 
@@ -212,7 +214,7 @@ class JudgingSession:
         """Waits a while for a key; `q` when the session is over."""
         if not self._wait or (self._run_id and self._await(lambda: self._runs.get_run(self._run_id)).ended_at):
             return "q"
-        self._show(Text(f"Nothing waits for {self._annotator}. u undo, q quit. {self._note}"))
+        self._show(Text(f"Nothing waits for {self._annotator}. u undo, g go on, q quit. {self._note}"))
         key = self._keys.key(IDLE_S)
         return "q" if key == END else key or ""
 
@@ -223,7 +225,7 @@ class JudgingSession:
             self._show(screen.drawn(f"{self._annotator}, {self.answered} answered. {self._note}"))
             key = self._keys.key()
             self._note = ""
-            if key in {"q", "u", END}:
+            if key in {"q", "u", "g", END}:
                 return key or "q"
             if key == "s":
                 self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
@@ -323,6 +325,20 @@ class JudgingSession:
             self._await(lambda: self._people.release(screen.lease.lease_id, "closed"))
         except errors.FailedPrecondition as error:
             self._note = f"Not closed: {error.message}"
+
+    def _go_on(self) -> None:
+        """Lets the run go on with the last answer of this session now; it can no longer be undone."""
+        if not self._past:
+            self._note = "Nothing to go on with in this session."
+            return
+        last, request_id = self._past[-1].lease, uuid.uuid4().hex
+        try:
+            task = (last.run_id, last.task.task_id, self._annotator)
+            self._await(lambda: self._people.settle(*task, request_id=request_id))
+        except errors.FailedPrecondition as error:
+            self._note = f"Not gone on: {error.message}"
+        else:
+            self._note = "The run goes on with your last answer."
 
     def _undo(self) -> list[Screen]:
         """Takes the last answer of this session back and leases its task again, ticked as it was."""

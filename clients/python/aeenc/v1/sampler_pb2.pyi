@@ -46,6 +46,18 @@ class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_EVENT_UNDONE: _ClassVar[TaskEvent]
     TASK_EVENT_AMENDED: _ClassVar[TaskEvent]
     TASK_EVENT_SETTLED: _ClassVar[TaskEvent]
+    TASK_EVENT_LOWERED: _ClassVar[TaskEvent]
+
+class TreeNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TREE_NODE_STATE_UNSPECIFIED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_PENDING: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_OPEN: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_LEASED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_DECIDED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_CONFLICT: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_JUDGED: _ClassVar[TreeNodeState]
+    TREE_NODE_STATE_FAILED: _ClassVar[TreeNodeState]
 
 class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -78,6 +90,15 @@ TASK_EVENT_RELEASED: TaskEvent
 TASK_EVENT_UNDONE: TaskEvent
 TASK_EVENT_AMENDED: TaskEvent
 TASK_EVENT_SETTLED: TaskEvent
+TASK_EVENT_LOWERED: TaskEvent
+TREE_NODE_STATE_UNSPECIFIED: TreeNodeState
+TREE_NODE_STATE_PENDING: TreeNodeState
+TREE_NODE_STATE_OPEN: TreeNodeState
+TREE_NODE_STATE_LEASED: TreeNodeState
+TREE_NODE_STATE_DECIDED: TreeNodeState
+TREE_NODE_STATE_CONFLICT: TreeNodeState
+TREE_NODE_STATE_JUDGED: TreeNodeState
+TREE_NODE_STATE_FAILED: TreeNodeState
 TASK_STATE_UNSPECIFIED: TaskState
 TASK_STATE_WAITING: TaskState
 TASK_STATE_DECIDED: TaskState
@@ -355,16 +376,22 @@ class ExportTreesResponse(_message.Message):
     def __init__(self, hypothesis_id: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
 
 class LeaseTaskRequest(_message.Message):
-    __slots__ = ("run_id", "annotator", "max_tasks", "request_id")
+    __slots__ = ("run_id", "annotator", "max_tasks", "request_id", "queue", "hypothesis_id", "task_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     annotator: str
     max_tasks: int
     request_id: str
-    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    queue: str
+    hypothesis_id: str
+    task_id: str
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., max_tasks: _Optional[int] = ..., request_id: _Optional[str] = ..., queue: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., task_id: _Optional[str] = ...) -> None: ...
 
 class LeaseTaskResponse(_message.Message):
     __slots__ = ("leases",)
@@ -373,16 +400,18 @@ class LeaseTaskResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "run_id", "task", "expires_at")
+    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     run_id: str
     task: _oracle_pb2.OracleTask
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    remaining: _duration_pb2.Duration
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -391,10 +420,12 @@ class RenewLeaseRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseResponse(_message.Message):
-    __slots__ = ("expires_at",)
+    __slots__ = ("expires_at", "remaining")
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    remaining: _duration_pb2.Duration
+    def __init__(self, expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReleaseTaskRequest(_message.Message):
     __slots__ = ("lease_id", "reason")
@@ -518,6 +549,206 @@ class CloseTaskResponse(_message.Message):
     task: JudgedTask
     def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
 
+class SettleTaskRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "annotator", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    annotator: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SettleTaskResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
+class LowerOverlapRequest(_message.Message):
+    __slots__ = ("task_id", "run_id", "overlap", "adjudicator", "request_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    ADJUDICATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    run_id: str
+    overlap: int
+    adjudicator: str
+    request_id: str
+    def __init__(self, task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., overlap: _Optional[int] = ..., adjudicator: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class LowerOverlapResponse(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: JudgedTask
+    def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
+
+class GetTreeRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ...) -> None: ...
+
+class GetTreeResponse(_message.Message):
+    __slots__ = ("tree",)
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    tree: TreeState
+    def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
+
+class WatchTreeRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ...) -> None: ...
+
+class WatchTreeResponse(_message.Message):
+    __slots__ = ("tree",)
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    tree: TreeState
+    def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
+
+class TreeState(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    finished: bool
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    INFERENCES_FIELD_NUMBER: _ClassVar[int]
+    NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    parent_id: str
+    premise_id: str
+    text: str
+    depth: int
+    state: TreeNodeState
+    task_id: str
+    accepted: _containers.RepeatedCompositeFieldContainer[TreePremise]
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    answers: int
+    overlap: int
+    inferences: _containers.RepeatedScalarFieldContainer[str]
+    node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ...) -> None: ...
+
+class TreePremise(_message.Message):
+    __slots__ = ("premise_id", "text", "rank", "leaf")
+    PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    premise_id: str
+    text: str
+    rank: int
+    leaf: bool
+    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ...) -> None: ...
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ("annotator",)
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    annotator: str
+    def __init__(self, annotator: _Optional[str] = ...) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[Queue]
+    def __init__(self, queues: _Optional[_Iterable[_Union[Queue, _Mapping]]] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    GUIDELINE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    overlap: int
+    undo: _duration_pb2.Duration
+    guideline: str
+    total: TaskCounts
+    runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ...) -> None: ...
+
+class RunTasks(_message.Message):
+    __slots__ = ("run_id", "counts")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    counts: TaskCounts
+    def __init__(self, run_id: _Optional[str] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ...) -> None: ...
+
+class TaskCounts(_message.Message):
+    __slots__ = ("tasks", "waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    MINE_FIELD_NUMBER: _ClassVar[int]
+    MINE_HOUR_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
+    tasks: int
+    waiting: int
+    free: int
+    leased: int
+    decided: int
+    conflicts: int
+    settled: int
+    mine: int
+    mine_hour: int
+    answers_hour: int
+    def __init__(self, tasks: _Optional[int] = ..., waiting: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., decided: _Optional[int] = ..., conflicts: _Optional[int] = ..., settled: _Optional[int] = ..., mine: _Optional[int] = ..., mine_hour: _Optional[int] = ..., answers_hour: _Optional[int] = ...) -> None: ...
+
+class ListAnswersRequest(_message.Message):
+    __slots__ = ("run_id", "annotator", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    annotator: str
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., annotator: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAnswersResponse(_message.Message):
+    __slots__ = ("tasks", "next_page_token")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[JudgedTask]
+    next_page_token: str
+    def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
 class GetAgreementRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -625,18 +856,20 @@ class WatchTasksRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
 
 class WatchTasksResponse(_message.Message):
-    __slots__ = ("seq", "event", "task_id", "run_id", "at")
+    __slots__ = ("seq", "event", "task_id", "run_id", "at", "annotator")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     seq: int
     event: TaskEvent
     task_id: str
     run_id: str
     at: _timestamp_pb2.Timestamp
-    def __init__(self, seq: _Optional[int] = ..., event: _Optional[_Union[TaskEvent, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    annotator: str
+    def __init__(self, seq: _Optional[int] = ..., event: _Optional[_Union[TaskEvent, str]] = ..., task_id: _Optional[str] = ..., run_id: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., annotator: _Optional[str] = ...) -> None: ...
 
 class SamplerServiceGetInfoRequest(_message.Message):
     __slots__ = ()

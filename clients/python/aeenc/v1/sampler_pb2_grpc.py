@@ -120,6 +120,36 @@ class SamplerServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.FromString,
                 _registered_method=True)
+        self.SettleTask = channel.unary_unary(
+                '/aeenc.v1.SamplerService/SettleTask',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.SettleTaskRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.SettleTaskResponse.FromString,
+                _registered_method=True)
+        self.LowerOverlap = channel.unary_unary(
+                '/aeenc.v1.SamplerService/LowerOverlap',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.FromString,
+                _registered_method=True)
+        self.GetTree = channel.unary_unary(
+                '/aeenc.v1.SamplerService/GetTree',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.GetTreeRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.GetTreeResponse.FromString,
+                _registered_method=True)
+        self.WatchTree = channel.unary_stream(
+                '/aeenc.v1.SamplerService/WatchTree',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.WatchTreeRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.WatchTreeResponse.FromString,
+                _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/aeenc.v1.SamplerService/ListQueues',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
+        self.ListAnswers = channel.unary_unary(
+                '/aeenc.v1.SamplerService/ListAnswers',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.ListAnswersRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListAnswersResponse.FromString,
+                _registered_method=True)
         self.GetAgreement = channel.unary_unary(
                 '/aeenc.v1.SamplerService/GetAgreement',
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.GetAgreementRequest.SerializeToString,
@@ -248,8 +278,9 @@ class SamplerServiceServicer(object):
         """Leases the next tasks to a person. An empty queue gives an empty response, not an error.
 
         Fails with:
-        - NOT_FOUND: unknown run or queue.
-        - ALREADY_EXISTS: the request id was used with another run or number of tasks.
+        - NOT_FOUND: unknown run, queue, hypothesis or task.
+        - INVALID_ARGUMENT: a hypothesis or task without its run.
+        - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -342,6 +373,70 @@ class SamplerServiceServicer(object):
         - NOT_FOUND: unknown run or task.
         - FAILED_PRECONDITION: the run has gone on with the task's decision; amend or adjudicate it.
         - ALREADY_EXISTS: the request id was used with another person or reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleTask(self, request, context):
+        """Lets the run go on with a task's decision at once, instead of after the queue's `undo_s`. From then on its answers
+        can only be amended. Has no effect where the run has gone on.
+
+        Fails with:
+        - NOT_FOUND: unknown run or task.
+        - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
+        - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
+        - ALREADY_EXISTS: the request id was used by another person.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LowerOverlap(self, request, context):
+        """Lets fewer people judge a task. The answers that there are may then decide it. A higher overlap has no effect.
+
+        Fails with:
+        - NOT_FOUND: unknown run or task.
+        - INVALID_ARGUMENT: overlap 0; to give up a task without answers, close it.
+        - ALREADY_EXISTS: the request id was used with another overlap or person.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTree(self, request, context):
+        """Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
+
+        Fails with NOT_FOUND for an unknown run or hypothesis.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTree(self, request, context):
+        """Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
+
+        Fails with NOT_FOUND for an unknown run or hypothesis.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQueues(self, request, context):
+        """Lists the queues of people with their guidelines and the numbers of their tasks.
+
+        Does not fail while Redis answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAnswers(self, request, context):
+        """Lists the tasks of a run that a person has answered, the latest answer first, without the answers of others.
+
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - INVALID_ARGUMENT: no annotator, or a malformed token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -476,6 +571,36 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.CloseTask,
                     request_deserializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.SerializeToString,
+            ),
+            'SettleTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleTask,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.SettleTaskRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.SettleTaskResponse.SerializeToString,
+            ),
+            'LowerOverlap': grpc.unary_unary_rpc_method_handler(
+                    servicer.LowerOverlap,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.SerializeToString,
+            ),
+            'GetTree': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTree,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.GetTreeRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.GetTreeResponse.SerializeToString,
+            ),
+            'WatchTree': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTree,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.WatchTreeRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.WatchTreeResponse.SerializeToString,
+            ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListQueuesRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.ListQueuesResponse.SerializeToString,
+            ),
+            'ListAnswers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAnswers,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListAnswersRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.ListAnswersResponse.SerializeToString,
             ),
             'GetAgreement': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAgreement,
@@ -958,6 +1083,168 @@ class SamplerService(object):
             '/aeenc.v1.SamplerService/CloseTask',
             aeenc_dot_v1_dot_sampler__pb2.CloseTaskRequest.SerializeToString,
             aeenc_dot_v1_dot_sampler__pb2.CloseTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/SettleTask',
+            aeenc_dot_v1_dot_sampler__pb2.SettleTaskRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.SettleTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LowerOverlap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/LowerOverlap',
+            aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/GetTree',
+            aeenc_dot_v1_dot_sampler__pb2.GetTreeRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.GetTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/WatchTree',
+            aeenc_dot_v1_dot_sampler__pb2.WatchTreeRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.WatchTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/ListQueues',
+            aeenc_dot_v1_dot_sampler__pb2.ListQueuesRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.ListQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAnswers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/ListAnswers',
+            aeenc_dot_v1_dot_sampler__pb2.ListAnswersRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.ListAnswersResponse.FromString,
             options,
             channel_credentials,
             insecure,

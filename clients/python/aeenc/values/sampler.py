@@ -71,6 +71,27 @@ class NodeVerdict(Choice):
     """Nothing explains the query: it is wrong, unclear, or needs no explanation."""
 
 
+class TreeNodeState(Choice):
+    """The state of a node in a tree."""
+
+    UNSPECIFIED = 0
+    """Unspecified."""
+    PENDING = 1
+    """Its candidates are being retrieved, or a remote oracle judges them."""
+    OPEN = 2
+    """Its task waits for people."""
+    LEASED = 3
+    """Somebody holds its task."""
+    DECIDED = 4
+    """Its task has all its answers. They can still be taken back, or the run is about to go on."""
+    CONFLICT = 5
+    """Annotators disagree."""
+    JUDGED = 6
+    """The run has recorded what explains it."""
+    FAILED = 7
+    """It was never answered; what explains it was known before."""
+
+
 class TaskEvent(Choice):
     """A kind of task event."""
 
@@ -96,6 +117,8 @@ class TaskEvent(Choice):
     """An answer was amended."""
     SETTLED = 10
     """The decision went to the run and can now only be amended."""
+    LOWERED = 11
+    """Fewer people are to judge the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +390,8 @@ class Lease:
     """The task."""
     expires_at: datetime = EPOCH
     """When the lease ends unless renewed."""
+    remaining: timedelta = timedelta()
+    """The time until then, by the sampler's clock."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Lease) -> Lease:
@@ -376,6 +401,7 @@ class Lease:
             run_id=message.run_id,
             task=OracleTask.from_message(message.task),
             expires_at=moment(message.expires_at),
+            remaining=lasting(message.remaining),
         )
 
 
@@ -467,6 +493,187 @@ class JudgedTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreePremise:
+    """A premise that explains a node."""
+
+    premise_id: str = ""
+    """The premise's id."""
+    text: str = ""
+    """The premise's text."""
+    rank: int = 0
+    """Its rank among the candidates. 0: a person has added it."""
+    leaf: bool = False
+    """Whether it needs no explanation itself."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.TreePremise) -> TreePremise:
+        """Reads the message."""
+        return cls(premise_id=message.premise_id, text=message.text, rank=message.rank, leaf=message.leaf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """A query in a tree, with what explains it."""
+
+    node_id: str = ""
+    """Names the node in pairs (`Provenance.node_id`)."""
+    parent_id: str = ""
+    """The node above. Empty at the root."""
+    premise_id: str = ""
+    """The premise that the node is. Empty at the root."""
+    text: str = ""
+    """Its text: the query."""
+    depth: int = 0
+    """The distance from the root."""
+    state: TreeNodeState = TreeNodeState.UNSPECIFIED
+    """Its state."""
+    task_id: str = ""
+    """The task that asks its query. Empty: it was not put before people."""
+    accepted: tuple[TreePremise, ...] = ()
+    """The premises that explain it: candidates by rank, then additions. Later amendments are included."""
+    holders: tuple[str, ...] = ()
+    """The people who hold its task."""
+    answers: int = 0
+    """The answers that its task has, and how many it needs."""
+    overlap: int = 0
+    """The number of answers that decide the task."""
+    inferences: tuple[str, ...] = ()
+    """How the query follows, in the words of those who answered. Empty until the task is decided."""
+    node_verdicts: tuple[NodeVerdict, ...] = ()
+    """What those who answered say of the node as a whole. Empty until the task is decided."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.TreeNode) -> TreeNode:
+        """Reads the message."""
+        return cls(
+            node_id=message.node_id,
+            parent_id=message.parent_id,
+            premise_id=message.premise_id,
+            text=message.text,
+            depth=message.depth,
+            state=TreeNodeState(message.state),
+            task_id=message.task_id,
+            accepted=tuple([TreePremise.from_message(one) for one in message.accepted]),
+            holders=tuple(message.holders),
+            answers=message.answers,
+            overlap=message.overlap,
+            inferences=tuple(message.inferences),
+            node_verdicts=tuple([NodeVerdict(one) for one in message.node_verdicts]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeState:
+    """A tree of a run."""
+
+    run_id: str = ""
+    """The run."""
+    hypothesis_id: str = ""
+    """The hypothesis at its root."""
+    nodes: tuple[TreeNode, ...] = ()
+    """Its nodes in breadth-first order, the root first."""
+    finished: bool = False
+    """Whether nothing of it is left to judge."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.TreeState) -> TreeState:
+        """Reads the message."""
+        return cls(
+            run_id=message.run_id,
+            hypothesis_id=message.hypothesis_id,
+            nodes=tuple([TreeNode.from_message(one) for one in message.nodes]),
+            finished=message.finished,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCounts:
+    """Numbers of tasks, without control items."""
+
+    tasks: int = 0
+    """All tasks so far."""
+    waiting: int = 0
+    """Those that lack answers."""
+    free: int = 0
+    """Those of them that the person may lease now."""
+    leased: int = 0
+    """Those that somebody holds."""
+    decided: int = 0
+    """Those whose decision can still be taken back."""
+    conflicts: int = 0
+    """Those on which people disagree."""
+    settled: int = 0
+    """Those that the run has gone on with."""
+    mine: int = 0
+    """The person's answers that hold."""
+    mine_hour: int = 0
+    """Those of the last hour."""
+    answers_hour: int = 0
+    """Everybody's answers of the last hour."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.TaskCounts) -> TaskCounts:
+        """Reads the message."""
+        return cls(
+            tasks=message.tasks,
+            waiting=message.waiting,
+            free=message.free,
+            leased=message.leased,
+            decided=message.decided,
+            conflicts=message.conflicts,
+            settled=message.settled,
+            mine=message.mine,
+            mine_hour=message.mine_hour,
+            answers_hour=message.answers_hour,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTasks:
+    """The tasks of one run."""
+
+    run_id: str = ""
+    """The run."""
+    counts: TaskCounts = TaskCounts()
+    """Their counts."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.RunTasks) -> RunTasks:
+        """Reads the message."""
+        return cls(run_id=message.run_id, counts=TaskCounts.from_message(message.counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue of people that runs may name as their oracle."""
+
+    name: str = ""
+    """Its name."""
+    overlap: int = 0
+    """The number of people who judge each task."""
+    undo: timedelta = timedelta()
+    """How long an answer can be taken back after it has decided a task."""
+    guideline: str = ""
+    """A text for its people, in Markdown. Empty: none."""
+    total: TaskCounts = TaskCounts()
+    """The counts of all its runs that go on."""
+    runs: tuple[RunTasks, ...] = ()
+    """The counts of each of them, oldest first."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.Queue) -> Queue:
+        """Reads the message."""
+        return cls(
+            name=message.name,
+            overlap=message.overlap,
+            undo=lasting(message.undo),
+            guideline=message.guideline,
+            total=TaskCounts.from_message(message.total),
+            runs=tuple([RunTasks.from_message(one) for one in message.runs]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatorReport:
     """The work of one annotator in a run."""
 
@@ -542,6 +749,8 @@ class TaskUpdate:
     """The run."""
     at: datetime = EPOCH
     """The time of the event."""
+    annotator: str = ""
+    """The person who caused it. Empty: nobody in particular."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.WatchTasksResponse) -> TaskUpdate:
@@ -552,4 +761,5 @@ class TaskUpdate:
             task_id=message.task_id,
             run_id=message.run_id,
             at=moment(message.at),
+            annotator=message.annotator,
         )

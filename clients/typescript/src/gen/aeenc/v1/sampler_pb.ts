@@ -18,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/sampler.proto.
  */
 export const file_aeenc_v1_sampler: GenFile = /*@__PURE__*/
-  fileDesc("ChZhZWVuYy92MS9zYW1wbGVyLnByb3RvEghhZWVuYy52MSJgCg9TdGFydFJ1blJlcXVlc3QSIwoGY29uZmlnGAEgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEigKCmh5cG90aGVzZXMYAiADKAsyFC5hZWVuYy52MS5IeXBvdGhlc2lzIu0CCglSdW5Db25maWcSDgoGY29ycHVzGAEgASgJEg4KBm9yYWNsZRgCIAEoCRIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkSCQoBaxgEIAEoDRIWCgltYXhfZGVwdGgYBSABKA1IAIgBARIWCg5tYXhfanVkZ2VtZW50cxgGIAEoBBIiCgdjb2xsZWN0GAcgASgOMhEuYWVlbmMudjEuQ29sbGVjdBImCgVtb2RlbBgIIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISDQoFc3BsaXQYCSABKAkSEwoLY29uZGl0aW9uZWQYCiABKAgSHwoXbWF4X25lZ2F0aXZlc19wZXJfcXVlcnkYCyABKA0SGgoSbWF4X25vZGVzX3Blcl90cmVlGAwgASgNEjEKD25lZ2F0aXZlX2ZpbHRlchgNIAEoCzIYLmFlZW5jLnYxLk5lZ2F0aXZlRmlsdGVyQgwKCl9tYXhfZGVwdGgirAEKDk5lZ2F0aXZlRmlsdGVyEhAKCG1pbl9yYW5rGAEgASgNEhAKCG1heF9yYW5rGAIgASgNEhwKD2Fic29sdXRlX21hcmdpbhgDIAEoAUgAiAEBEhwKD3JlbGF0aXZlX21hcmdpbhgEIAEoAUgBiAEBEhIKCnJld29yZGluZ3MYBSABKAhCEgoQX2Fic29sdXRlX21hcmdpbkISChBfcmVsYXRpdmVfbWFyZ2luIiYKCkh5cG90aGVzaXMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSI/ChBTdGFydFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmFlZW5jLnYxLlJ1bhIPCgdleGlzdGVkGAIgASgIIpoCCgNSdW4SCgoCaWQYASABKAkSIwoGY29uZmlnGAIgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEiEKBXN0YXRlGAMgASgOMhIuYWVlbmMudjEuUnVuU3RhdGUSDQoFZXJyb3IYBCABKAkSFQoNbW9kZWxfdmVyc2lvbhgFIAEoCRISCgpnZW5lcmF0aW9uGAYgASgJEicKCHByb2dyZXNzGAcgASgLMhUuYWVlbmMudjEuUnVuUHJvZ3Jlc3MSLgoKY3JlYXRlZF9hdBgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wItABCgtSdW5Qcm9ncmVzcxINCgV0cmVlcxgBIAEoBBISCgp0cmVlc19kb25lGAIgASgEEhQKDG5vZGVzX2p1ZGdlZBgDIAEoBBIVCg1ub2Rlc19wZW5kaW5nGAQgASgEEhEKCXBvc2l0aXZlcxgFIAEoBBIRCgluZWdhdGl2ZXMYBiABKAQSDwoHc2tpcHBlZBgHIAEoBBISCgpqdWRnZW1lbnRzGAggASgEEhQKDG5vZGVzX2ZhaWxlZBgJIAEoBBIQCghmaWx0ZXJlZBgKIAEoBCIfCg1HZXRSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSIsCg5HZXRSdW5SZXNwb25zZRIaCgNydW4YASABKAsyDS5hZWVuYy52MS5SdW4iOAoPTGlzdFJ1bnNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIkgKEExpc3RSdW5zUmVzcG9uc2USGwoEcnVucxgBIAMoCzINLmFlZW5jLnYxLlJ1bhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiMwoPV2F0Y2hSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBCJjChBXYXRjaFJ1blJlc3BvbnNlEgsKA3NlcRgBIAEoBBImCgJhdBgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoDcnVuGAMgASgLMg0uYWVlbmMudjEuUnVuIjYKEENhbmNlbFJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRQ2FuY2VsUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRUmVzdW1lUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEERlbGV0ZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiIwoRRGVsZXRlUnVuUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJIk8KKFNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlcXVlc3QSDwoHZHJ5X3J1bhgBIAEoCBISCgpyZXF1ZXN0X2lkGAIgASgJIk8KKVNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlc3BvbnNlEiIKB2dhcmJhZ2UYASADKAsyES5hZWVuYy52MS5HYXJiYWdlImsKEExpc3RQYWlyc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEiAKBHNpZ24YBCABKA4yEi5hZWVuYy52MS5QYWlyU2lnbiJLChFMaXN0UGFpcnNSZXNwb25zZRIdCgVwYWlycxgBIAMoCzIOLmFlZW5jLnYxLlBhaXISFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJImcKEkltcG9ydFBhaXJzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSHQoFcGFpcnMYAiADKAsyDi5hZWVuYy52MS5QYWlyEg4KBnJ1bl9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIjQKE0ltcG9ydFBhaXJzUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJEg0KBWFkZGVkGAIgASgEIiQKEkV4cG9ydFRyZWVzUmVxdWVzdBIOCgZydW5faWQYASABKAkiQQoTRXhwb3J0VHJlZXNSZXNwb25zZRIVCg1oeXBvdGhlc2lzX2lkGAEgASgJEhMKC3JlY29yZF9qc29uGAIgASgJIlwKEExlYXNlVGFza1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhEKCWFubm90YXRvchgCIAEoCRIRCgltYXhfdGFza3MYAyABKA0SEgoKcmVxdWVzdF9pZBgEIAEoCSI0ChFMZWFzZVRhc2tSZXNwb25zZRIfCgZsZWFzZXMYASADKAsyDy5hZWVuYy52MS5MZWFzZSJ9CgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiJQoRUmVuZXdMZWFzZVJlcXVlc3QSEAoIbGVhc2VfaWQYASABKAkiRAoSUmVuZXdMZWFzZVJlc3BvbnNlEi4KCmV4cGlyZXNfYXQYASABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIjYKElJlbGVhc2VUYXNrUmVxdWVzdBIQCghsZWFzZV9pZBgBIAEoCRIOCgZyZWFzb24YAiABKAkiFQoTUmVsZWFzZVRhc2tSZXNwb25zZSKmAgoVU3VibWl0VmVyZGljdHNSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglzZWVuX3VwdG8YAyABKA0SKgoHZWxhcHNlZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpjbGllbnRfc2VxGAUgASgEEgwKBG5vdGUYBiABKAkSJAoJYWRkaXRpb25zGAcgAygLMhEuYWVlbmMudjEuVmVyZGljdBIPCgd3cml0dGVuGAggAygJEhEKCWluZmVyZW5jZRgJIAEoCRIrCgxub2RlX3ZlcmRpY3QYCiABKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdCI5ChZTdWJtaXRWZXJkaWN0c1Jlc3BvbnNlEhEKCWFuc3dlcl9pZBgBIAEoCRIMCgRsYXRlGAIgASgIIlsKE1VuZG9WZXJkaWN0c1JlcXVlc3QSEQoJYW5ub3RhdG9yGAEgASgJEg0KBWNvdW50GAIgASgNEg4KBnJ1bl9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIioKFFVuZG9WZXJkaWN0c1Jlc3BvbnNlEhIKCmFuc3dlcl9pZHMYASADKAkimwEKFEFtZW5kVmVyZGljdHNSZXF1ZXN0EhEKCWFuc3dlcl9pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSJAoJYWRkaXRpb25zGAUgAygLMhEuYWVlbmMudjEuVmVyZGljdCIqChVBbWVuZFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJIoIBChFBZGp1ZGljYXRlUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIjCgh2ZXJkaWN0cxgDIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEwoLYWRqdWRpY2F0b3IYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSInChJBZGp1ZGljYXRlUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJImwKEENsb3NlVGFza1JlcXVlc3QSDwoHdGFza19pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSEwoLYWRqdWRpY2F0b3IYAyABKAkSDgoGcmVhc29uGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiNwoRQ2xvc2VUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2siJQoTR2V0QWdyZWVtZW50UmVxdWVzdBIOCgZydW5faWQYASABKAkisQEKFEdldEFncmVlbWVudFJlc3BvbnNlEhMKC2NvaGVuX2thcHBhGAEgASgBEhQKDGZsZWlzc19rYXBwYRgCIAEoARIaChJrcmlwcGVuZG9yZmZfYWxwaGEYAyABKAESEgoKY2FuZGlkYXRlcxgEIAEoBBISCgphbm5vdGF0b3JzGAUgASgNEioKB3JlcG9ydHMYBiADKAsyGS5hZWVuYy52MS5Bbm5vdGF0b3JSZXBvcnQipwEKD0Fubm90YXRvclJlcG9ydBIRCglhbm5vdGF0b3IYASABKAkSDwoHYW5zd2VycxgCIAEoBBIMCgRsYXRlGAMgASgEEhgKEGNvbnRyb2xfdmVyZGljdHMYBCABKAQSFwoPY29udHJvbF9jb3JyZWN0GAUgASgEEi8KDG1lYW5fZWxhcHNlZBgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJtChBMaXN0VGFza3NSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJRChFMaXN0VGFza3NSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIsgBCgpKdWRnZWRUYXNrEiIKBHRhc2sYASABKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrEiIKBXN0YXRlGAIgASgOMhMuYWVlbmMudjEuVGFza1N0YXRlEiUKB2Fuc3dlcnMYAyADKAsyFC5hZWVuYy52MS5UYXNrQW5zd2VyEiMKCGRlY2lzaW9uGAQgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCgljb25mbGljdHMYBSADKAkSEwoLYWRqdWRpY2F0b3IYBiABKAkilAIKClRhc2tBbnN3ZXISEQoJYW5zd2VyX2lkGAEgASgJEhEKCWFubm90YXRvchgCIAEoCRIjCgh2ZXJkaWN0cxgDIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSDAoEbGF0ZRgEIAEoCBImCgJhdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDAoEbm90ZRgGIAEoCRImCglhZGRpdGlvbnMYByADKAsyEy5hZWVuYy52MS5DYW5kaWRhdGUSDwoHd3JpdHRlbhgIIAMoCRIRCglpbmZlcmVuY2UYCSABKAkSKwoMbm9kZV92ZXJkaWN0GAogASgOMhUuYWVlbmMudjEuTm9kZVZlcmRpY3QiNQoRV2F0Y2hUYXNrc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhAKCGZyb21fc2VxGAIgASgEIo4BChJXYXRjaFRhc2tzUmVzcG9uc2USCwoDc2VxGAEgASgEEiIKBWV2ZW50GAIgASgOMhMuYWVlbmMudjEuVGFza0V2ZW50Eg8KB3Rhc2tfaWQYAyABKAkSDgoGcnVuX2lkGAQgASgJEiYKAmF0GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCIeChxTYW1wbGVyU2VydmljZUdldEluZm9SZXF1ZXN0IpkBCh1TYW1wbGVyU2VydmljZUdldEluZm9SZXNwb25zZRImCgdzZXJ2aWNlGAEgASgLMhUuYWVlbmMudjEuU2VydmljZUluZm8SDwoHb3JhY2xlcxgCIAMoCRITCgthY3RpdmVfcnVucxgDIAMoCRIqCgx3YWl0aW5nX3J1bnMYBCADKAsyFC5hZWVuYy52MS5XYWl0aW5nUnVuIiwKCldhaXRpbmdSdW4SDgoGcnVuX2lkGAEgASgJEg4KBnJlYXNvbhgCIAEoCSqKAQoLTm9kZVZlcmRpY3QSHAoYTk9ERV9WRVJESUNUX1VOU1BFQ0lGSUVEEAASGQoVTk9ERV9WRVJESUNUX0NPTVBMRVRFEAESIAocTk9ERV9WRVJESUNUX1BSRU1JU0VfTUlTU0lORxACEiAKHE5PREVfVkVSRElDVF9OT1RfRVhQTEFJTkFCTEUQAypQCgdDb2xsZWN0EhcKE0NPTExFQ1RfVU5TUEVDSUZJRUQQABIQCgxDT0xMRUNUX0JPVEgQARIaChZDT0xMRUNUX1BPU0lUSVZFU19PTkxZEAIqmwEKCFJ1blN0YXRlEhkKFVJVTl9TVEFURV9VTlNQRUNJRklFRBAAEhUKEVJVTl9TVEFURV9QRU5ESU5HEAESFQoRUlVOX1NUQVRFX1JVTk5JTkcQAhIXChNSVU5fU1RBVEVfU1VDQ0VFREVEEAMSFAoQUlVOX1NUQVRFX0ZBSUxFRBAEEhcKE1JVTl9TVEFURV9DQU5DRUxMRUQQBSqbAgoJVGFza0V2ZW50EhoKFlRBU0tfRVZFTlRfVU5TUEVDSUZJRUQQABIVChFUQVNLX0VWRU5UX1FVRVVFRBABEhUKEVRBU0tfRVZFTlRfTEVBU0VEEAISFwoTVEFTS19FVkVOVF9BTlNXRVJFRBADEhYKElRBU0tfRVZFTlRfRVhQSVJFRBAEEhcKE1RBU0tfRVZFTlRfQ09ORkxJQ1QQBRIaChZUQVNLX0VWRU5UX0FESlVESUNBVEVEEAYSFwoTVEFTS19FVkVOVF9SRUxFQVNFRBAHEhUKEVRBU0tfRVZFTlRfVU5ET05FEAgSFgoSVEFTS19FVkVOVF9BTUVOREVEEAkSFgoSVEFTS19FVkVOVF9TRVRUTEVEEAoqiAEKCVRhc2tTdGF0ZRIaChZUQVNLX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSVEFTS19TVEFURV9XQUlUSU5HEAESFgoSVEFTS19TVEFURV9ERUNJREVEEAISFwoTVEFTS19TVEFURV9DT05GTElDVBADEhYKElRBU0tfU1RBVEVfU0VUVExFRBAEMqIMCg5TYW1wbGVyU2VydmljZRJDCghTdGFydFJ1bhIZLmFlZW5jLnYxLlN0YXJ0UnVuUmVxdWVzdBoaLmFlZW5jLnYxLlN0YXJ0UnVuUmVzcG9uc2UoARI7CgZHZXRSdW4SFy5hZWVuYy52MS5HZXRSdW5SZXF1ZXN0GhguYWVlbmMudjEuR2V0UnVuUmVzcG9uc2USQQoITGlzdFJ1bnMSGS5hZWVuYy52MS5MaXN0UnVuc1JlcXVlc3QaGi5hZWVuYy52MS5MaXN0UnVuc1Jlc3BvbnNlEkMKCFdhdGNoUnVuEhkuYWVlbmMudjEuV2F0Y2hSdW5SZXF1ZXN0GhouYWVlbmMudjEuV2F0Y2hSdW5SZXNwb25zZTABEkQKCUNhbmNlbFJ1bhIaLmFlZW5jLnYxLkNhbmNlbFJ1blJlcXVlc3QaGy5hZWVuYy52MS5DYW5jZWxSdW5SZXNwb25zZRJECglSZXN1bWVSdW4SGi5hZWVuYy52MS5SZXN1bWVSdW5SZXF1ZXN0GhsuYWVlbmMudjEuUmVzdW1lUnVuUmVzcG9uc2USRAoJTGlzdFBhaXJzEhouYWVlbmMudjEuTGlzdFBhaXJzUmVxdWVzdBobLmFlZW5jLnYxLkxpc3RQYWlyc1Jlc3BvbnNlEkoKC0ltcG9ydFBhaXJzEhwuYWVlbmMudjEuSW1wb3J0UGFpcnNSZXF1ZXN0Gh0uYWVlbmMudjEuSW1wb3J0UGFpcnNSZXNwb25zZRJMCgtFeHBvcnRUcmVlcxIcLmFlZW5jLnYxLkV4cG9ydFRyZWVzUmVxdWVzdBodLmFlZW5jLnYxLkV4cG9ydFRyZWVzUmVzcG9uc2UwARJECglMZWFzZVRhc2sSGi5hZWVuYy52MS5MZWFzZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuTGVhc2VUYXNrUmVzcG9uc2USRwoKUmVuZXdMZWFzZRIbLmFlZW5jLnYxLlJlbmV3TGVhc2VSZXF1ZXN0GhwuYWVlbmMudjEuUmVuZXdMZWFzZVJlc3BvbnNlEkoKC1JlbGVhc2VUYXNrEhwuYWVlbmMudjEuUmVsZWFzZVRhc2tSZXF1ZXN0Gh0uYWVlbmMudjEuUmVsZWFzZVRhc2tSZXNwb25zZRJTCg5TdWJtaXRWZXJkaWN0cxIfLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVxdWVzdBogLmFlZW5jLnYxLlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USTQoMVW5kb1ZlcmRpY3RzEh0uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVxdWVzdBoeLmFlZW5jLnYxLlVuZG9WZXJkaWN0c1Jlc3BvbnNlElAKDUFtZW5kVmVyZGljdHMSHi5hZWVuYy52MS5BbWVuZFZlcmRpY3RzUmVxdWVzdBofLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXNwb25zZRJHCgpBZGp1ZGljYXRlEhsuYWVlbmMudjEuQWRqdWRpY2F0ZVJlcXVlc3QaHC5hZWVuYy52MS5BZGp1ZGljYXRlUmVzcG9uc2USRAoJQ2xvc2VUYXNrEhouYWVlbmMudjEuQ2xvc2VUYXNrUmVxdWVzdBobLmFlZW5jLnYxLkNsb3NlVGFza1Jlc3BvbnNlEk0KDEdldEFncmVlbWVudBIdLmFlZW5jLnYxLkdldEFncmVlbWVudFJlcXVlc3QaHi5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXNwb25zZRJECglMaXN0VGFza3MSGi5hZWVuYy52MS5MaXN0VGFza3NSZXF1ZXN0GhsuYWVlbmMudjEuTGlzdFRhc2tzUmVzcG9uc2USSQoKV2F0Y2hUYXNrcxIbLmFlZW5jLnYxLldhdGNoVGFza3NSZXF1ZXN0GhwuYWVlbmMudjEuV2F0Y2hUYXNrc1Jlc3BvbnNlMAESWgoHR2V0SW5mbxImLmFlZW5jLnYxLlNhbXBsZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QaJy5hZWVuYy52MS5TYW1wbGVyU2VydmljZUdldEluZm9SZXNwb25zZTLWAQoTU2FtcGxlckFkbWluU2VydmljZRJECglEZWxldGVSdW4SGi5hZWVuYy52MS5EZWxldGVSdW5SZXF1ZXN0GhsuYWVlbmMudjEuRGVsZXRlUnVuUmVzcG9uc2USeQoOQ29sbGVjdEdhcmJhZ2USMi5hZWVuYy52MS5TYW1wbGVyQWRtaW5TZXJ2aWNlQ29sbGVjdEdhcmJhZ2VSZXF1ZXN0GjMuYWVlbmMudjEuU2FtcGxlckFkbWluU2VydmljZUNvbGxlY3RHYXJiYWdlUmVzcG9uc2ViBnByb3RvMw", [file_aeenc_v1_oracle, file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChZhZWVuYy92MS9zYW1wbGVyLnByb3RvEghhZWVuYy52MSJgCg9TdGFydFJ1blJlcXVlc3QSIwoGY29uZmlnGAEgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEigKCmh5cG90aGVzZXMYAiADKAsyFC5hZWVuYy52MS5IeXBvdGhlc2lzIu0CCglSdW5Db25maWcSDgoGY29ycHVzGAEgASgJEg4KBm9yYWNsZRgCIAEoCRIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkSCQoBaxgEIAEoDRIWCgltYXhfZGVwdGgYBSABKA1IAIgBARIWCg5tYXhfanVkZ2VtZW50cxgGIAEoBBIiCgdjb2xsZWN0GAcgASgOMhEuYWVlbmMudjEuQ29sbGVjdBImCgVtb2RlbBgIIAEoCzIXLmFlZW5jLnYxLk1vZGVsU2VsZWN0b3ISDQoFc3BsaXQYCSABKAkSEwoLY29uZGl0aW9uZWQYCiABKAgSHwoXbWF4X25lZ2F0aXZlc19wZXJfcXVlcnkYCyABKA0SGgoSbWF4X25vZGVzX3Blcl90cmVlGAwgASgNEjEKD25lZ2F0aXZlX2ZpbHRlchgNIAEoCzIYLmFlZW5jLnYxLk5lZ2F0aXZlRmlsdGVyQgwKCl9tYXhfZGVwdGgirAEKDk5lZ2F0aXZlRmlsdGVyEhAKCG1pbl9yYW5rGAEgASgNEhAKCG1heF9yYW5rGAIgASgNEhwKD2Fic29sdXRlX21hcmdpbhgDIAEoAUgAiAEBEhwKD3JlbGF0aXZlX21hcmdpbhgEIAEoAUgBiAEBEhIKCnJld29yZGluZ3MYBSABKAhCEgoQX2Fic29sdXRlX21hcmdpbkISChBfcmVsYXRpdmVfbWFyZ2luIiYKCkh5cG90aGVzaXMSCgoCaWQYASABKAkSDAoEdGV4dBgCIAEoCSI/ChBTdGFydFJ1blJlc3BvbnNlEhoKA3J1bhgBIAEoCzINLmFlZW5jLnYxLlJ1bhIPCgdleGlzdGVkGAIgASgIIpoCCgNSdW4SCgoCaWQYASABKAkSIwoGY29uZmlnGAIgASgLMhMuYWVlbmMudjEuUnVuQ29uZmlnEiEKBXN0YXRlGAMgASgOMhIuYWVlbmMudjEuUnVuU3RhdGUSDQoFZXJyb3IYBCABKAkSFQoNbW9kZWxfdmVyc2lvbhgFIAEoCRISCgpnZW5lcmF0aW9uGAYgASgJEicKCHByb2dyZXNzGAcgASgLMhUuYWVlbmMudjEuUnVuUHJvZ3Jlc3MSLgoKY3JlYXRlZF9hdBgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoIZW5kZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wItABCgtSdW5Qcm9ncmVzcxINCgV0cmVlcxgBIAEoBBISCgp0cmVlc19kb25lGAIgASgEEhQKDG5vZGVzX2p1ZGdlZBgDIAEoBBIVCg1ub2Rlc19wZW5kaW5nGAQgASgEEhEKCXBvc2l0aXZlcxgFIAEoBBIRCgluZWdhdGl2ZXMYBiABKAQSDwoHc2tpcHBlZBgHIAEoBBISCgpqdWRnZW1lbnRzGAggASgEEhQKDG5vZGVzX2ZhaWxlZBgJIAEoBBIQCghmaWx0ZXJlZBgKIAEoBCIfCg1HZXRSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCSIsCg5HZXRSdW5SZXNwb25zZRIaCgNydW4YASABKAsyDS5hZWVuYy52MS5SdW4iOAoPTGlzdFJ1bnNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoDRISCgpwYWdlX3Rva2VuGAIgASgJIkgKEExpc3RSdW5zUmVzcG9uc2USGwoEcnVucxgBIAMoCzINLmFlZW5jLnYxLlJ1bhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiMwoPV2F0Y2hSdW5SZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBCJjChBXYXRjaFJ1blJlc3BvbnNlEgsKA3NlcRgBIAEoBBImCgJhdBgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoDcnVuGAMgASgLMg0uYWVlbmMudjEuUnVuIjYKEENhbmNlbFJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRQ2FuY2VsUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEFJlc3VtZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiLwoRUmVzdW1lUnVuUmVzcG9uc2USGgoDcnVuGAEgASgLMg0uYWVlbmMudjEuUnVuIjYKEERlbGV0ZVJ1blJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkiIwoRRGVsZXRlUnVuUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJIk8KKFNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlcXVlc3QSDwoHZHJ5X3J1bhgBIAEoCBISCgpyZXF1ZXN0X2lkGAIgASgJIk8KKVNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlc3BvbnNlEiIKB2dhcmJhZ2UYASADKAsyES5hZWVuYy52MS5HYXJiYWdlImsKEExpc3RQYWlyc1JlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJEiAKBHNpZ24YBCABKA4yEi5hZWVuYy52MS5QYWlyU2lnbiJLChFMaXN0UGFpcnNSZXNwb25zZRIdCgVwYWlycxgBIAMoCzIOLmFlZW5jLnYxLlBhaXISFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJImcKEkltcG9ydFBhaXJzUmVxdWVzdBIOCgZjb3JwdXMYASABKAkSHQoFcGFpcnMYAiADKAsyDi5hZWVuYy52MS5QYWlyEg4KBnJ1bl9pZBgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIjQKE0ltcG9ydFBhaXJzUmVzcG9uc2USDgoGcnVuX2lkGAEgASgJEg0KBWFkZGVkGAIgASgEIiQKEkV4cG9ydFRyZWVzUmVxdWVzdBIOCgZydW5faWQYASABKAkiQQoTRXhwb3J0VHJlZXNSZXNwb25zZRIVCg1oeXBvdGhlc2lzX2lkGAEgASgJEhMKC3JlY29yZF9qc29uGAIgASgJIpMBChBMZWFzZVRhc2tSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJbWF4X3Rhc2tzGAMgASgNEhIKCnJlcXVlc3RfaWQYBCABKAkSDQoFcXVldWUYBSABKAkSFQoNaHlwb3RoZXNpc19pZBgGIAEoCRIPCgd0YXNrX2lkGAcgASgJIjQKEUxlYXNlVGFza1Jlc3BvbnNlEh8KBmxlYXNlcxgBIAMoCzIPLmFlZW5jLnYxLkxlYXNlIqsBCgVMZWFzZRIQCghsZWFzZV9pZBgBIAEoCRIOCgZydW5faWQYAiABKAkSIgoEdGFzaxgDIAEoCzIULmFlZW5jLnYxLk9yYWNsZVRhc2sSLgoKZXhwaXJlc19hdBgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLAoJcmVtYWluaW5nGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIiUKEVJlbmV3TGVhc2VSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJInIKElJlbmV3TGVhc2VSZXNwb25zZRIuCgpleHBpcmVzX2F0GAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCglyZW1haW5pbmcYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iNgoSUmVsZWFzZVRhc2tSZXF1ZXN0EhAKCGxlYXNlX2lkGAEgASgJEg4KBnJlYXNvbhgCIAEoCSIVChNSZWxlYXNlVGFza1Jlc3BvbnNlIqYCChVTdWJtaXRWZXJkaWN0c1JlcXVlc3QSEAoIbGVhc2VfaWQYASABKAkSIwoIdmVyZGljdHMYAiADKAsyES5hZWVuYy52MS5WZXJkaWN0EhEKCXNlZW5fdXB0bxgDIAEoDRIqCgdlbGFwc2VkGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmNsaWVudF9zZXEYBSABKAQSDAoEbm90ZRgGIAEoCRIkCglhZGRpdGlvbnMYByADKAsyES5hZWVuYy52MS5WZXJkaWN0Eg8KB3dyaXR0ZW4YCCADKAkSEQoJaW5mZXJlbmNlGAkgASgJEisKDG5vZGVfdmVyZGljdBgKIAEoDjIVLmFlZW5jLnYxLk5vZGVWZXJkaWN0IjkKFlN1Ym1pdFZlcmRpY3RzUmVzcG9uc2USEQoJYW5zd2VyX2lkGAEgASgJEgwKBGxhdGUYAiABKAgiWwoTVW5kb1ZlcmRpY3RzUmVxdWVzdBIRCglhbm5vdGF0b3IYASABKAkSDQoFY291bnQYAiABKA0SDgoGcnVuX2lkGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkiKgoUVW5kb1ZlcmRpY3RzUmVzcG9uc2USEgoKYW5zd2VyX2lkcxgBIAMoCSKbAQoUQW1lbmRWZXJkaWN0c1JlcXVlc3QSEQoJYW5zd2VyX2lkGAEgASgJEiMKCHZlcmRpY3RzGAIgAygLMhEuYWVlbmMudjEuVmVyZGljdBIRCglhbm5vdGF0b3IYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCRIkCglhZGRpdGlvbnMYBSADKAsyES5hZWVuYy52MS5WZXJkaWN0IioKFUFtZW5kVmVyZGljdHNSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkiggEKEUFkanVkaWNhdGVSZXF1ZXN0Eg8KB3Rhc2tfaWQYASABKAkSDgoGcnVuX2lkGAIgASgJEiMKCHZlcmRpY3RzGAMgAygLMhEuYWVlbmMudjEuVmVyZGljdBITCgthZGp1ZGljYXRvchgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJIicKEkFkanVkaWNhdGVSZXNwb25zZRIRCglhbnN3ZXJfaWQYASABKAkibAoQQ2xvc2VUYXNrUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRITCgthZGp1ZGljYXRvchgDIAEoCRIOCgZyZWFzb24YBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSI3ChFDbG9zZVRhc2tSZXNwb25zZRIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuSnVkZ2VkVGFzayJbChFTZXR0bGVUYXNrUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIRCglhbm5vdGF0b3IYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChJTZXR0bGVUYXNrUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sicAoTTG93ZXJPdmVybGFwUmVxdWVzdBIPCgd0YXNrX2lkGAEgASgJEg4KBnJ1bl9pZBgCIAEoCRIPCgdvdmVybGFwGAMgASgNEhMKC2FkanVkaWNhdG9yGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiOgoUTG93ZXJPdmVybGFwUmVzcG9uc2USIgoEdGFzaxgBIAEoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2siNwoOR2V0VHJlZVJlcXVlc3QSDgoGcnVuX2lkGAEgASgJEhUKDWh5cG90aGVzaXNfaWQYAiABKAkiNAoPR2V0VHJlZVJlc3BvbnNlEiEKBHRyZWUYASABKAsyEy5hZWVuYy52MS5UcmVlU3RhdGUiOQoQV2F0Y2hUcmVlUmVxdWVzdBIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCSI2ChFXYXRjaFRyZWVSZXNwb25zZRIhCgR0cmVlGAEgASgLMhMuYWVlbmMudjEuVHJlZVN0YXRlImcKCVRyZWVTdGF0ZRIOCgZydW5faWQYASABKAkSFQoNaHlwb3RoZXNpc19pZBgCIAEoCRIhCgVub2RlcxgDIAMoCzISLmFlZW5jLnYxLlRyZWVOb2RlEhAKCGZpbmlzaGVkGAQgASgIIrYCCghUcmVlTm9kZRIPCgdub2RlX2lkGAEgASgJEhEKCXBhcmVudF9pZBgCIAEoCRISCgpwcmVtaXNlX2lkGAMgASgJEgwKBHRleHQYBCABKAkSDQoFZGVwdGgYBSABKA0SJgoFc3RhdGUYBiABKA4yFy5hZWVuYy52MS5UcmVlTm9kZVN0YXRlEg8KB3Rhc2tfaWQYByABKAkSJwoIYWNjZXB0ZWQYCCADKAsyFS5hZWVuYy52MS5UcmVlUHJlbWlzZRIPCgdob2xkZXJzGAkgAygJEg8KB2Fuc3dlcnMYCiABKA0SDwoHb3ZlcmxhcBgLIAEoDRISCgppbmZlcmVuY2VzGAwgAygJEiwKDW5vZGVfdmVyZGljdHMYDSADKA4yFS5hZWVuYy52MS5Ob2RlVmVyZGljdCJLCgtUcmVlUHJlbWlzZRISCgpwcmVtaXNlX2lkGAEgASgJEgwKBHRleHQYAiABKAkSDAoEcmFuaxgDIAEoDRIMCgRsZWFmGAQgASgIIiYKEUxpc3RRdWV1ZXNSZXF1ZXN0EhEKCWFubm90YXRvchgBIAEoCSI1ChJMaXN0UXVldWVzUmVzcG9uc2USHwoGcXVldWVzGAEgAygLMg8uYWVlbmMudjEuUXVldWUiqQEKBVF1ZXVlEgwKBG5hbWUYASABKAkSDwoHb3ZlcmxhcBgCIAEoDRInCgR1bmRvGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhEKCWd1aWRlbGluZRgEIAEoCRIjCgV0b3RhbBgFIAEoCzIULmFlZW5jLnYxLlRhc2tDb3VudHMSIAoEcnVucxgGIAMoCzISLmFlZW5jLnYxLlJ1blRhc2tzIkAKCFJ1blRhc2tzEg4KBnJ1bl9pZBgBIAEoCRIkCgZjb3VudHMYAiABKAsyFC5hZWVuYy52MS5UYXNrQ291bnRzIrYBCgpUYXNrQ291bnRzEg0KBXRhc2tzGAEgASgEEg8KB3dhaXRpbmcYAiABKAQSDAoEZnJlZRgDIAEoBBIOCgZsZWFzZWQYBCABKAQSDwoHZGVjaWRlZBgFIAEoBBIRCgljb25mbGljdHMYBiABKAQSDwoHc2V0dGxlZBgHIAEoBBIMCgRtaW5lGAggASgEEhEKCW1pbmVfaG91chgJIAEoBBIUCgxhbnN3ZXJzX2hvdXIYCiABKAQiXgoSTGlzdEFuc3dlcnNSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiUwoTTGlzdEFuc3dlcnNSZXNwb25zZRIjCgV0YXNrcxgBIAMoCzIULmFlZW5jLnYxLkp1ZGdlZFRhc2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIiUKE0dldEFncmVlbWVudFJlcXVlc3QSDgoGcnVuX2lkGAEgASgJIrEBChRHZXRBZ3JlZW1lbnRSZXNwb25zZRITCgtjb2hlbl9rYXBwYRgBIAEoARIUCgxmbGVpc3Nfa2FwcGEYAiABKAESGgoSa3JpcHBlbmRvcmZmX2FscGhhGAMgASgBEhIKCmNhbmRpZGF0ZXMYBCABKAQSEgoKYW5ub3RhdG9ycxgFIAEoDRIqCgdyZXBvcnRzGAYgAygLMhkuYWVlbmMudjEuQW5ub3RhdG9yUmVwb3J0IqcBCg9Bbm5vdGF0b3JSZXBvcnQSEQoJYW5ub3RhdG9yGAEgASgJEg8KB2Fuc3dlcnMYAiABKAQSDAoEbGF0ZRgDIAEoBBIYChBjb250cm9sX3ZlcmRpY3RzGAQgASgEEhcKD2NvbnRyb2xfY29ycmVjdBgFIAEoBBIvCgxtZWFuX2VsYXBzZWQYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ibQoQTGlzdFRhc2tzUmVxdWVzdBIOCgZydW5faWQYASABKAkSIgoFc3RhdGUYAiABKA4yEy5hZWVuYy52MS5UYXNrU3RhdGUSEQoJcGFnZV9zaXplGAMgASgNEhIKCnBhZ2VfdG9rZW4YBCABKAkiUQoRTGlzdFRhc2tzUmVzcG9uc2USIwoFdGFza3MYASADKAsyFC5hZWVuYy52MS5KdWRnZWRUYXNrEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSLIAQoKSnVkZ2VkVGFzaxIiCgR0YXNrGAEgASgLMhQuYWVlbmMudjEuT3JhY2xlVGFzaxIiCgVzdGF0ZRgCIAEoDjITLmFlZW5jLnYxLlRhc2tTdGF0ZRIlCgdhbnN3ZXJzGAMgAygLMhQuYWVlbmMudjEuVGFza0Fuc3dlchIjCghkZWNpc2lvbhgEIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJY29uZmxpY3RzGAUgAygJEhMKC2FkanVkaWNhdG9yGAYgASgJIpQCCgpUYXNrQW5zd2VyEhEKCWFuc3dlcl9pZBgBIAEoCRIRCglhbm5vdGF0b3IYAiABKAkSIwoIdmVyZGljdHMYAyADKAsyES5hZWVuYy52MS5WZXJkaWN0EgwKBGxhdGUYBCABKAgSJgoCYXQYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEgwKBG5vdGUYBiABKAkSJgoJYWRkaXRpb25zGAcgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEg8KB3dyaXR0ZW4YCCADKAkSEQoJaW5mZXJlbmNlGAkgASgJEisKDG5vZGVfdmVyZGljdBgKIAEoDjIVLmFlZW5jLnYxLk5vZGVWZXJkaWN0IjUKEVdhdGNoVGFza3NSZXF1ZXN0Eg4KBnJ1bl9pZBgBIAEoCRIQCghmcm9tX3NlcRgCIAEoBCKhAQoSV2F0Y2hUYXNrc1Jlc3BvbnNlEgsKA3NlcRgBIAEoBBIiCgVldmVudBgCIAEoDjITLmFlZW5jLnYxLlRhc2tFdmVudBIPCgd0YXNrX2lkGAMgASgJEg4KBnJ1bl9pZBgEIAEoCRImCgJhdBgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEQoJYW5ub3RhdG9yGAYgASgJIh4KHFNhbXBsZXJTZXJ2aWNlR2V0SW5mb1JlcXVlc3QimQEKHVNhbXBsZXJTZXJ2aWNlR2V0SW5mb1Jlc3BvbnNlEiYKB3NlcnZpY2UYASABKAsyFS5hZWVuYy52MS5TZXJ2aWNlSW5mbxIPCgdvcmFjbGVzGAIgAygJEhMKC2FjdGl2ZV9ydW5zGAMgAygJEioKDHdhaXRpbmdfcnVucxgEIAMoCzIULmFlZW5jLnYxLldhaXRpbmdSdW4iLAoKV2FpdGluZ1J1bhIOCgZydW5faWQYASABKAkSDgoGcmVhc29uGAIgASgJKooBCgtOb2RlVmVyZGljdBIcChhOT0RFX1ZFUkRJQ1RfVU5TUEVDSUZJRUQQABIZChVOT0RFX1ZFUkRJQ1RfQ09NUExFVEUQARIgChxOT0RFX1ZFUkRJQ1RfUFJFTUlTRV9NSVNTSU5HEAISIAocTk9ERV9WRVJESUNUX05PVF9FWFBMQUlOQUJMRRADKlAKB0NvbGxlY3QSFwoTQ09MTEVDVF9VTlNQRUNJRklFRBAAEhAKDENPTExFQ1RfQk9USBABEhoKFkNPTExFQ1RfUE9TSVRJVkVTX09OTFkQAiqbAQoIUnVuU3RhdGUSGQoVUlVOX1NUQVRFX1VOU1BFQ0lGSUVEEAASFQoRUlVOX1NUQVRFX1BFTkRJTkcQARIVChFSVU5fU1RBVEVfUlVOTklORxACEhcKE1JVTl9TVEFURV9TVUNDRUVERUQQAxIUChBSVU5fU1RBVEVfRkFJTEVEEAQSFwoTUlVOX1NUQVRFX0NBTkNFTExFRBAFKrMCCglUYXNrRXZlbnQSGgoWVEFTS19FVkVOVF9VTlNQRUNJRklFRBAAEhUKEVRBU0tfRVZFTlRfUVVFVUVEEAESFQoRVEFTS19FVkVOVF9MRUFTRUQQAhIXChNUQVNLX0VWRU5UX0FOU1dFUkVEEAMSFgoSVEFTS19FVkVOVF9FWFBJUkVEEAQSFwoTVEFTS19FVkVOVF9DT05GTElDVBAFEhoKFlRBU0tfRVZFTlRfQURKVURJQ0FURUQQBhIXChNUQVNLX0VWRU5UX1JFTEVBU0VEEAcSFQoRVEFTS19FVkVOVF9VTkRPTkUQCBIWChJUQVNLX0VWRU5UX0FNRU5ERUQQCRIWChJUQVNLX0VWRU5UX1NFVFRMRUQQChIWChJUQVNLX0VWRU5UX0xPV0VSRUQQCyr2AQoNVHJlZU5vZGVTdGF0ZRIfChtUUkVFX05PREVfU1RBVEVfVU5TUEVDSUZJRUQQABIbChdUUkVFX05PREVfU1RBVEVfUEVORElORxABEhgKFFRSRUVfTk9ERV9TVEFURV9PUEVOEAISGgoWVFJFRV9OT0RFX1NUQVRFX0xFQVNFRBADEhsKF1RSRUVfTk9ERV9TVEFURV9ERUNJREVEEAQSHAoYVFJFRV9OT0RFX1NUQVRFX0NPTkZMSUNUEAUSGgoWVFJFRV9OT0RFX1NUQVRFX0pVREdFRBAGEhoKFlRSRUVfTk9ERV9TVEFURV9GQUlMRUQQByqIAQoJVGFza1N0YXRlEhoKFlRBU0tfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJUQVNLX1NUQVRFX1dBSVRJTkcQARIWChJUQVNLX1NUQVRFX0RFQ0lERUQQAhIXChNUQVNLX1NUQVRFX0NPTkZMSUNUEAMSFgoSVEFTS19TVEFURV9TRVRUTEVEEAQy1w8KDlNhbXBsZXJTZXJ2aWNlEkMKCFN0YXJ0UnVuEhkuYWVlbmMudjEuU3RhcnRSdW5SZXF1ZXN0GhouYWVlbmMudjEuU3RhcnRSdW5SZXNwb25zZSgBEjsKBkdldFJ1bhIXLmFlZW5jLnYxLkdldFJ1blJlcXVlc3QaGC5hZWVuYy52MS5HZXRSdW5SZXNwb25zZRJBCghMaXN0UnVucxIZLmFlZW5jLnYxLkxpc3RSdW5zUmVxdWVzdBoaLmFlZW5jLnYxLkxpc3RSdW5zUmVzcG9uc2USQwoIV2F0Y2hSdW4SGS5hZWVuYy52MS5XYXRjaFJ1blJlcXVlc3QaGi5hZWVuYy52MS5XYXRjaFJ1blJlc3BvbnNlMAESRAoJQ2FuY2VsUnVuEhouYWVlbmMudjEuQ2FuY2VsUnVuUmVxdWVzdBobLmFlZW5jLnYxLkNhbmNlbFJ1blJlc3BvbnNlEkQKCVJlc3VtZVJ1bhIaLmFlZW5jLnYxLlJlc3VtZVJ1blJlcXVlc3QaGy5hZWVuYy52MS5SZXN1bWVSdW5SZXNwb25zZRJECglMaXN0UGFpcnMSGi5hZWVuYy52MS5MaXN0UGFpcnNSZXF1ZXN0GhsuYWVlbmMudjEuTGlzdFBhaXJzUmVzcG9uc2USSgoLSW1wb3J0UGFpcnMSHC5hZWVuYy52MS5JbXBvcnRQYWlyc1JlcXVlc3QaHS5hZWVuYy52MS5JbXBvcnRQYWlyc1Jlc3BvbnNlEkwKC0V4cG9ydFRyZWVzEhwuYWVlbmMudjEuRXhwb3J0VHJlZXNSZXF1ZXN0Gh0uYWVlbmMudjEuRXhwb3J0VHJlZXNSZXNwb25zZTABEkQKCUxlYXNlVGFzaxIaLmFlZW5jLnYxLkxlYXNlVGFza1JlcXVlc3QaGy5hZWVuYy52MS5MZWFzZVRhc2tSZXNwb25zZRJHCgpSZW5ld0xlYXNlEhsuYWVlbmMudjEuUmVuZXdMZWFzZVJlcXVlc3QaHC5hZWVuYy52MS5SZW5ld0xlYXNlUmVzcG9uc2USSgoLUmVsZWFzZVRhc2sSHC5hZWVuYy52MS5SZWxlYXNlVGFza1JlcXVlc3QaHS5hZWVuYy52MS5SZWxlYXNlVGFza1Jlc3BvbnNlElMKDlN1Ym1pdFZlcmRpY3RzEh8uYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXF1ZXN0GiAuYWVlbmMudjEuU3VibWl0VmVyZGljdHNSZXNwb25zZRJNCgxVbmRvVmVyZGljdHMSHS5hZWVuYy52MS5VbmRvVmVyZGljdHNSZXF1ZXN0Gh4uYWVlbmMudjEuVW5kb1ZlcmRpY3RzUmVzcG9uc2USUAoNQW1lbmRWZXJkaWN0cxIeLmFlZW5jLnYxLkFtZW5kVmVyZGljdHNSZXF1ZXN0Gh8uYWVlbmMudjEuQW1lbmRWZXJkaWN0c1Jlc3BvbnNlEkcKCkFkanVkaWNhdGUSGy5hZWVuYy52MS5BZGp1ZGljYXRlUmVxdWVzdBocLmFlZW5jLnYxLkFkanVkaWNhdGVSZXNwb25zZRJECglDbG9zZVRhc2sSGi5hZWVuYy52MS5DbG9zZVRhc2tSZXF1ZXN0GhsuYWVlbmMudjEuQ2xvc2VUYXNrUmVzcG9uc2USRwoKU2V0dGxlVGFzaxIbLmFlZW5jLnYxLlNldHRsZVRhc2tSZXF1ZXN0GhwuYWVlbmMudjEuU2V0dGxlVGFza1Jlc3BvbnNlEk0KDExvd2VyT3ZlcmxhcBIdLmFlZW5jLnYxLkxvd2VyT3ZlcmxhcFJlcXVlc3QaHi5hZWVuYy52MS5Mb3dlck92ZXJsYXBSZXNwb25zZRI+CgdHZXRUcmVlEhguYWVlbmMudjEuR2V0VHJlZVJlcXVlc3QaGS5hZWVuYy52MS5HZXRUcmVlUmVzcG9uc2USRgoJV2F0Y2hUcmVlEhouYWVlbmMudjEuV2F0Y2hUcmVlUmVxdWVzdBobLmFlZW5jLnYxLldhdGNoVHJlZVJlc3BvbnNlMAESRwoKTGlzdFF1ZXVlcxIbLmFlZW5jLnYxLkxpc3RRdWV1ZXNSZXF1ZXN0GhwuYWVlbmMudjEuTGlzdFF1ZXVlc1Jlc3BvbnNlEkoKC0xpc3RBbnN3ZXJzEhwuYWVlbmMudjEuTGlzdEFuc3dlcnNSZXF1ZXN0Gh0uYWVlbmMudjEuTGlzdEFuc3dlcnNSZXNwb25zZRJNCgxHZXRBZ3JlZW1lbnQSHS5hZWVuYy52MS5HZXRBZ3JlZW1lbnRSZXF1ZXN0Gh4uYWVlbmMudjEuR2V0QWdyZWVtZW50UmVzcG9uc2USRAoJTGlzdFRhc2tzEhouYWVlbmMudjEuTGlzdFRhc2tzUmVxdWVzdBobLmFlZW5jLnYxLkxpc3RUYXNrc1Jlc3BvbnNlEkkKCldhdGNoVGFza3MSGy5hZWVuYy52MS5XYXRjaFRhc2tzUmVxdWVzdBocLmFlZW5jLnYxLldhdGNoVGFza3NSZXNwb25zZTABEloKB0dldEluZm8SJi5hZWVuYy52MS5TYW1wbGVyU2VydmljZUdldEluZm9SZXF1ZXN0GicuYWVlbmMudjEuU2FtcGxlclNlcnZpY2VHZXRJbmZvUmVzcG9uc2Uy1gEKE1NhbXBsZXJBZG1pblNlcnZpY2USRAoJRGVsZXRlUnVuEhouYWVlbmMudjEuRGVsZXRlUnVuUmVxdWVzdBobLmFlZW5jLnYxLkRlbGV0ZVJ1blJlc3BvbnNlEnkKDkNvbGxlY3RHYXJiYWdlEjIuYWVlbmMudjEuU2FtcGxlckFkbWluU2VydmljZUNvbGxlY3RHYXJiYWdlUmVxdWVzdBozLmFlZW5jLnYxLlNhbXBsZXJBZG1pblNlcnZpY2VDb2xsZWN0R2FyYmFnZVJlc3BvbnNlYgZwcm90bzM", [file_aeenc_v1_oracle, file_aeenc_v1_types, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * One message of StartRun.
@@ -1008,6 +1008,27 @@ export type LeaseTaskRequest = Message<"aeenc.v1.LeaseTaskRequest"> & {
    * @generated from field: string request_id = 4;
    */
   requestId: string;
+
+  /**
+   * Only tasks of this queue. Empty: any.
+   *
+   * @generated from field: string queue = 5;
+   */
+  queue: string;
+
+  /**
+   * Only tasks of the open nodes of this hypothesis' tree. Needs `run_id`.
+   *
+   * @generated from field: string hypothesis_id = 6;
+   */
+  hypothesisId: string;
+
+  /**
+   * Only this task. Needs `run_id`.
+   *
+   * @generated from field: string task_id = 7;
+   */
+  taskId: string;
 };
 
 /**
@@ -1071,6 +1092,13 @@ export type Lease = Message<"aeenc.v1.Lease"> & {
    * @generated from field: google.protobuf.Timestamp expires_at = 4;
    */
   expiresAt?: Timestamp | undefined;
+
+  /**
+   * The time until then, by the sampler's clock.
+   *
+   * @generated from field: google.protobuf.Duration remaining = 5;
+   */
+  remaining?: Duration | undefined;
 };
 
 /**
@@ -1113,6 +1141,13 @@ export type RenewLeaseResponse = Message<"aeenc.v1.RenewLeaseResponse"> & {
    * @generated from field: google.protobuf.Timestamp expires_at = 1;
    */
   expiresAt?: Timestamp | undefined;
+
+  /**
+   * The time until then, by the sampler's clock.
+   *
+   * @generated from field: google.protobuf.Duration remaining = 2;
+   */
+  remaining?: Duration | undefined;
 };
 
 /**
@@ -1553,6 +1588,706 @@ export const CloseTaskResponseSchema: GenMessage<CloseTaskResponse> = /*@__PURE_
   messageDesc(file_aeenc_v1_sampler, 43);
 
 /**
+ * The task to go on with.
+ *
+ * @generated from message aeenc.v1.SettleTaskRequest
+ */
+export type SettleTaskRequest = Message<"aeenc.v1.SettleTaskRequest"> & {
+  /**
+   * The task.
+   *
+   * @generated from field: string task_id = 1;
+   */
+  taskId: string;
+
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 2;
+   */
+  runId: string;
+
+  /**
+   * One of those who have answered it.
+   *
+   * @generated from field: string annotator = 3;
+   */
+  annotator: string;
+
+  /**
+   * Makes a retry safe.
+   *
+   * @generated from field: string request_id = 4;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message aeenc.v1.SettleTaskRequest.
+ * Use `create(SettleTaskRequestSchema)` to create a new message.
+ */
+export const SettleTaskRequestSchema: GenMessage<SettleTaskRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 44);
+
+/**
+ * The task that the run goes on with.
+ *
+ * @generated from message aeenc.v1.SettleTaskResponse
+ */
+export type SettleTaskResponse = Message<"aeenc.v1.SettleTaskResponse"> & {
+  /**
+   * The task as it is now.
+   *
+   * @generated from field: aeenc.v1.JudgedTask task = 1;
+   */
+  task?: JudgedTask | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.SettleTaskResponse.
+ * Use `create(SettleTaskResponseSchema)` to create a new message.
+ */
+export const SettleTaskResponseSchema: GenMessage<SettleTaskResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 45);
+
+/**
+ * The task that fewer people are to judge.
+ *
+ * @generated from message aeenc.v1.LowerOverlapRequest
+ */
+export type LowerOverlapRequest = Message<"aeenc.v1.LowerOverlapRequest"> & {
+  /**
+   * The task.
+   *
+   * @generated from field: string task_id = 1;
+   */
+  taskId: string;
+
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 2;
+   */
+  runId: string;
+
+  /**
+   * The number of answers that decide it from now on, at least 1.
+   *
+   * @generated from field: uint32 overlap = 3;
+   */
+  overlap: number;
+
+  /**
+   * The person who lowers it.
+   *
+   * @generated from field: string adjudicator = 4;
+   */
+  adjudicator: string;
+
+  /**
+   * Makes a retry safe.
+   *
+   * @generated from field: string request_id = 5;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message aeenc.v1.LowerOverlapRequest.
+ * Use `create(LowerOverlapRequestSchema)` to create a new message.
+ */
+export const LowerOverlapRequestSchema: GenMessage<LowerOverlapRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 46);
+
+/**
+ * The task with its new overlap.
+ *
+ * @generated from message aeenc.v1.LowerOverlapResponse
+ */
+export type LowerOverlapResponse = Message<"aeenc.v1.LowerOverlapResponse"> & {
+  /**
+   * The task as it is now.
+   *
+   * @generated from field: aeenc.v1.JudgedTask task = 1;
+   */
+  task?: JudgedTask | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.LowerOverlapResponse.
+ * Use `create(LowerOverlapResponseSchema)` to create a new message.
+ */
+export const LowerOverlapResponseSchema: GenMessage<LowerOverlapResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 47);
+
+/**
+ * The tree to get.
+ *
+ * @generated from message aeenc.v1.GetTreeRequest
+ */
+export type GetTreeRequest = Message<"aeenc.v1.GetTreeRequest"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The hypothesis at its root.
+   *
+   * @generated from field: string hypothesis_id = 2;
+   */
+  hypothesisId: string;
+};
+
+/**
+ * Describes the message aeenc.v1.GetTreeRequest.
+ * Use `create(GetTreeRequestSchema)` to create a new message.
+ */
+export const GetTreeRequestSchema: GenMessage<GetTreeRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 48);
+
+/**
+ * The tree.
+ *
+ * @generated from message aeenc.v1.GetTreeResponse
+ */
+export type GetTreeResponse = Message<"aeenc.v1.GetTreeResponse"> & {
+  /**
+   * The tree as it is.
+   *
+   * @generated from field: aeenc.v1.TreeState tree = 1;
+   */
+  tree?: TreeState | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.GetTreeResponse.
+ * Use `create(GetTreeResponseSchema)` to create a new message.
+ */
+export const GetTreeResponseSchema: GenMessage<GetTreeResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 49);
+
+/**
+ * The tree to follow.
+ *
+ * @generated from message aeenc.v1.WatchTreeRequest
+ */
+export type WatchTreeRequest = Message<"aeenc.v1.WatchTreeRequest"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The hypothesis at its root.
+   *
+   * @generated from field: string hypothesis_id = 2;
+   */
+  hypothesisId: string;
+};
+
+/**
+ * Describes the message aeenc.v1.WatchTreeRequest.
+ * Use `create(WatchTreeRequestSchema)` to create a new message.
+ */
+export const WatchTreeRequestSchema: GenMessage<WatchTreeRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 50);
+
+/**
+ * The tree after a change, or as it is at first.
+ *
+ * @generated from message aeenc.v1.WatchTreeResponse
+ */
+export type WatchTreeResponse = Message<"aeenc.v1.WatchTreeResponse"> & {
+  /**
+   * The whole tree.
+   *
+   * @generated from field: aeenc.v1.TreeState tree = 1;
+   */
+  tree?: TreeState | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.WatchTreeResponse.
+ * Use `create(WatchTreeResponseSchema)` to create a new message.
+ */
+export const WatchTreeResponseSchema: GenMessage<WatchTreeResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 51);
+
+/**
+ * A tree of a run.
+ *
+ * @generated from message aeenc.v1.TreeState
+ */
+export type TreeState = Message<"aeenc.v1.TreeState"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The hypothesis at its root.
+   *
+   * @generated from field: string hypothesis_id = 2;
+   */
+  hypothesisId: string;
+
+  /**
+   * Its nodes in breadth-first order, the root first.
+   *
+   * @generated from field: repeated aeenc.v1.TreeNode nodes = 3;
+   */
+  nodes: TreeNode[];
+
+  /**
+   * Whether nothing of it is left to judge.
+   *
+   * @generated from field: bool finished = 4;
+   */
+  finished: boolean;
+};
+
+/**
+ * Describes the message aeenc.v1.TreeState.
+ * Use `create(TreeStateSchema)` to create a new message.
+ */
+export const TreeStateSchema: GenMessage<TreeState> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 52);
+
+/**
+ * A query in a tree, with what explains it.
+ *
+ * @generated from message aeenc.v1.TreeNode
+ */
+export type TreeNode = Message<"aeenc.v1.TreeNode"> & {
+  /**
+   * Names the node in pairs (`Provenance.node_id`).
+   *
+   * @generated from field: string node_id = 1;
+   */
+  nodeId: string;
+
+  /**
+   * The node above. Empty at the root.
+   *
+   * @generated from field: string parent_id = 2;
+   */
+  parentId: string;
+
+  /**
+   * The premise that the node is. Empty at the root.
+   *
+   * @generated from field: string premise_id = 3;
+   */
+  premiseId: string;
+
+  /**
+   * Its text: the query.
+   *
+   * @generated from field: string text = 4;
+   */
+  text: string;
+
+  /**
+   * The distance from the root.
+   *
+   * @generated from field: uint32 depth = 5;
+   */
+  depth: number;
+
+  /**
+   * Its state.
+   *
+   * @generated from field: aeenc.v1.TreeNodeState state = 6;
+   */
+  state: TreeNodeState;
+
+  /**
+   * The task that asks its query. Empty: it was not put before people.
+   *
+   * @generated from field: string task_id = 7;
+   */
+  taskId: string;
+
+  /**
+   * The premises that explain it: candidates by rank, then additions. Later amendments are included.
+   *
+   * @generated from field: repeated aeenc.v1.TreePremise accepted = 8;
+   */
+  accepted: TreePremise[];
+
+  /**
+   * The people who hold its task.
+   *
+   * @generated from field: repeated string holders = 9;
+   */
+  holders: string[];
+
+  /**
+   * The answers that its task has, and how many it needs.
+   *
+   * @generated from field: uint32 answers = 10;
+   */
+  answers: number;
+
+  /**
+   * The number of answers that decide the task.
+   *
+   * @generated from field: uint32 overlap = 11;
+   */
+  overlap: number;
+
+  /**
+   * How the query follows, in the words of those who answered. Empty until the task is decided.
+   *
+   * @generated from field: repeated string inferences = 12;
+   */
+  inferences: string[];
+
+  /**
+   * What those who answered say of the node as a whole. Empty until the task is decided.
+   *
+   * @generated from field: repeated aeenc.v1.NodeVerdict node_verdicts = 13;
+   */
+  nodeVerdicts: NodeVerdict[];
+};
+
+/**
+ * Describes the message aeenc.v1.TreeNode.
+ * Use `create(TreeNodeSchema)` to create a new message.
+ */
+export const TreeNodeSchema: GenMessage<TreeNode> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 53);
+
+/**
+ * A premise that explains a node.
+ *
+ * @generated from message aeenc.v1.TreePremise
+ */
+export type TreePremise = Message<"aeenc.v1.TreePremise"> & {
+  /**
+   * The premise's id.
+   *
+   * @generated from field: string premise_id = 1;
+   */
+  premiseId: string;
+
+  /**
+   * The premise's text.
+   *
+   * @generated from field: string text = 2;
+   */
+  text: string;
+
+  /**
+   * Its rank among the candidates. 0: a person has added it.
+   *
+   * @generated from field: uint32 rank = 3;
+   */
+  rank: number;
+
+  /**
+   * Whether it needs no explanation itself.
+   *
+   * @generated from field: bool leaf = 4;
+   */
+  leaf: boolean;
+};
+
+/**
+ * Describes the message aeenc.v1.TreePremise.
+ * Use `create(TreePremiseSchema)` to create a new message.
+ */
+export const TreePremiseSchema: GenMessage<TreePremise> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 54);
+
+/**
+ * Requests the queues of people.
+ *
+ * @generated from message aeenc.v1.ListQueuesRequest
+ */
+export type ListQueuesRequest = Message<"aeenc.v1.ListQueuesRequest"> & {
+  /**
+   * The person whose counts to report beside those of all. Empty: nobody.
+   *
+   * @generated from field: string annotator = 1;
+   */
+  annotator: string;
+};
+
+/**
+ * Describes the message aeenc.v1.ListQueuesRequest.
+ * Use `create(ListQueuesRequestSchema)` to create a new message.
+ */
+export const ListQueuesRequestSchema: GenMessage<ListQueuesRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 55);
+
+/**
+ * The queues of people.
+ *
+ * @generated from message aeenc.v1.ListQueuesResponse
+ */
+export type ListQueuesResponse = Message<"aeenc.v1.ListQueuesResponse"> & {
+  /**
+   * The queues, sorted by name.
+   *
+   * @generated from field: repeated aeenc.v1.Queue queues = 1;
+   */
+  queues: Queue[];
+};
+
+/**
+ * Describes the message aeenc.v1.ListQueuesResponse.
+ * Use `create(ListQueuesResponseSchema)` to create a new message.
+ */
+export const ListQueuesResponseSchema: GenMessage<ListQueuesResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 56);
+
+/**
+ * A queue of people that runs may name as their oracle.
+ *
+ * @generated from message aeenc.v1.Queue
+ */
+export type Queue = Message<"aeenc.v1.Queue"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The number of people who judge each task.
+   *
+   * @generated from field: uint32 overlap = 2;
+   */
+  overlap: number;
+
+  /**
+   * How long an answer can be taken back after it has decided a task.
+   *
+   * @generated from field: google.protobuf.Duration undo = 3;
+   */
+  undo?: Duration | undefined;
+
+  /**
+   * A text for its people, in Markdown. Empty: none.
+   *
+   * @generated from field: string guideline = 4;
+   */
+  guideline: string;
+
+  /**
+   * The counts of all its runs that go on.
+   *
+   * @generated from field: aeenc.v1.TaskCounts total = 5;
+   */
+  total?: TaskCounts | undefined;
+
+  /**
+   * The counts of each of them, oldest first.
+   *
+   * @generated from field: repeated aeenc.v1.RunTasks runs = 6;
+   */
+  runs: RunTasks[];
+};
+
+/**
+ * Describes the message aeenc.v1.Queue.
+ * Use `create(QueueSchema)` to create a new message.
+ */
+export const QueueSchema: GenMessage<Queue> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 57);
+
+/**
+ * The tasks of one run.
+ *
+ * @generated from message aeenc.v1.RunTasks
+ */
+export type RunTasks = Message<"aeenc.v1.RunTasks"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * Their counts.
+   *
+   * @generated from field: aeenc.v1.TaskCounts counts = 2;
+   */
+  counts?: TaskCounts | undefined;
+};
+
+/**
+ * Describes the message aeenc.v1.RunTasks.
+ * Use `create(RunTasksSchema)` to create a new message.
+ */
+export const RunTasksSchema: GenMessage<RunTasks> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 58);
+
+/**
+ * Numbers of tasks, without control items.
+ *
+ * @generated from message aeenc.v1.TaskCounts
+ */
+export type TaskCounts = Message<"aeenc.v1.TaskCounts"> & {
+  /**
+   * All tasks so far.
+   *
+   * @generated from field: uint64 tasks = 1;
+   */
+  tasks: bigint;
+
+  /**
+   * Those that lack answers.
+   *
+   * @generated from field: uint64 waiting = 2;
+   */
+  waiting: bigint;
+
+  /**
+   * Those of them that the person may lease now.
+   *
+   * @generated from field: uint64 free = 3;
+   */
+  free: bigint;
+
+  /**
+   * Those that somebody holds.
+   *
+   * @generated from field: uint64 leased = 4;
+   */
+  leased: bigint;
+
+  /**
+   * Those whose decision can still be taken back.
+   *
+   * @generated from field: uint64 decided = 5;
+   */
+  decided: bigint;
+
+  /**
+   * Those on which people disagree.
+   *
+   * @generated from field: uint64 conflicts = 6;
+   */
+  conflicts: bigint;
+
+  /**
+   * Those that the run has gone on with.
+   *
+   * @generated from field: uint64 settled = 7;
+   */
+  settled: bigint;
+
+  /**
+   * The person's answers that hold.
+   *
+   * @generated from field: uint64 mine = 8;
+   */
+  mine: bigint;
+
+  /**
+   * Those of the last hour.
+   *
+   * @generated from field: uint64 mine_hour = 9;
+   */
+  mineHour: bigint;
+
+  /**
+   * Everybody's answers of the last hour.
+   *
+   * @generated from field: uint64 answers_hour = 10;
+   */
+  answersHour: bigint;
+};
+
+/**
+ * Describes the message aeenc.v1.TaskCounts.
+ * Use `create(TaskCountsSchema)` to create a new message.
+ */
+export const TaskCountsSchema: GenMessage<TaskCounts> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 59);
+
+/**
+ * The page of answers to list.
+ *
+ * @generated from message aeenc.v1.ListAnswersRequest
+ */
+export type ListAnswersRequest = Message<"aeenc.v1.ListAnswersRequest"> & {
+  /**
+   * The run.
+   *
+   * @generated from field: string run_id = 1;
+   */
+  runId: string;
+
+  /**
+   * The person.
+   *
+   * @generated from field: string annotator = 2;
+   */
+  annotator: string;
+
+  /**
+   * Maximum number of answers to examine for a page. 0: 100. Control items are left out, so a page may hold fewer.
+   *
+   * @generated from field: uint32 page_size = 3;
+   */
+  pageSize: number;
+
+  /**
+   * The token of the previous page.
+   *
+   * @generated from field: string page_token = 4;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message aeenc.v1.ListAnswersRequest.
+ * Use `create(ListAnswersRequestSchema)` to create a new message.
+ */
+export const ListAnswersRequestSchema: GenMessage<ListAnswersRequest> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 60);
+
+/**
+ * A page of answered tasks.
+ *
+ * @generated from message aeenc.v1.ListAnswersResponse
+ */
+export type ListAnswersResponse = Message<"aeenc.v1.ListAnswersResponse"> & {
+  /**
+   * The tasks, each with the person's answer alone.
+   *
+   * @generated from field: repeated aeenc.v1.JudgedTask tasks = 1;
+   */
+  tasks: JudgedTask[];
+
+  /**
+   * The next page's token. Empty on the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message aeenc.v1.ListAnswersResponse.
+ * Use `create(ListAnswersResponseSchema)` to create a new message.
+ */
+export const ListAnswersResponseSchema: GenMessage<ListAnswersResponse> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_sampler, 61);
+
+/**
  * The run whose agreement to report.
  *
  * @generated from message aeenc.v1.GetAgreementRequest
@@ -1571,7 +2306,7 @@ export type GetAgreementRequest = Message<"aeenc.v1.GetAgreementRequest"> & {
  * Use `create(GetAgreementRequestSchema)` to create a new message.
  */
 export const GetAgreementRequestSchema: GenMessage<GetAgreementRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 44);
+  messageDesc(file_aeenc_v1_sampler, 62);
 
 /**
  * The agreement between annotators. Undefined values are NaN.
@@ -1628,7 +2363,7 @@ export type GetAgreementResponse = Message<"aeenc.v1.GetAgreementResponse"> & {
  * Use `create(GetAgreementResponseSchema)` to create a new message.
  */
 export const GetAgreementResponseSchema: GenMessage<GetAgreementResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 45);
+  messageDesc(file_aeenc_v1_sampler, 63);
 
 /**
  * The work of one annotator in a run.
@@ -1684,7 +2419,7 @@ export type AnnotatorReport = Message<"aeenc.v1.AnnotatorReport"> & {
  * Use `create(AnnotatorReportSchema)` to create a new message.
  */
 export const AnnotatorReportSchema: GenMessage<AnnotatorReport> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 46);
+  messageDesc(file_aeenc_v1_sampler, 64);
 
 /**
  * The page of tasks to list.
@@ -1727,7 +2462,7 @@ export type ListTasksRequest = Message<"aeenc.v1.ListTasksRequest"> & {
  * Use `create(ListTasksRequestSchema)` to create a new message.
  */
 export const ListTasksRequestSchema: GenMessage<ListTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 47);
+  messageDesc(file_aeenc_v1_sampler, 65);
 
 /**
  * A page of tasks.
@@ -1755,7 +2490,7 @@ export type ListTasksResponse = Message<"aeenc.v1.ListTasksResponse"> & {
  * Use `create(ListTasksResponseSchema)` to create a new message.
  */
 export const ListTasksResponseSchema: GenMessage<ListTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 48);
+  messageDesc(file_aeenc_v1_sampler, 66);
 
 /**
  * A task and the answers of people.
@@ -1811,7 +2546,7 @@ export type JudgedTask = Message<"aeenc.v1.JudgedTask"> & {
  * Use `create(JudgedTaskSchema)` to create a new message.
  */
 export const JudgedTaskSchema: GenMessage<JudgedTask> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 49);
+  messageDesc(file_aeenc_v1_sampler, 67);
 
 /**
  * One person's answer to a task.
@@ -1895,7 +2630,7 @@ export type TaskAnswer = Message<"aeenc.v1.TaskAnswer"> & {
  * Use `create(TaskAnswerSchema)` to create a new message.
  */
 export const TaskAnswerSchema: GenMessage<TaskAnswer> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 50);
+  messageDesc(file_aeenc_v1_sampler, 68);
 
 /**
  * The queue to follow.
@@ -1923,7 +2658,7 @@ export type WatchTasksRequest = Message<"aeenc.v1.WatchTasksRequest"> & {
  * Use `create(WatchTasksRequestSchema)` to create a new message.
  */
 export const WatchTasksRequestSchema: GenMessage<WatchTasksRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 51);
+  messageDesc(file_aeenc_v1_sampler, 69);
 
 /**
  * One event of a queue.
@@ -1965,6 +2700,13 @@ export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
    * @generated from field: google.protobuf.Timestamp at = 5;
    */
   at?: Timestamp | undefined;
+
+  /**
+   * The person who caused it. Empty: nobody in particular.
+   *
+   * @generated from field: string annotator = 6;
+   */
+  annotator: string;
 };
 
 /**
@@ -1972,7 +2714,7 @@ export type WatchTasksResponse = Message<"aeenc.v1.WatchTasksResponse"> & {
  * Use `create(WatchTasksResponseSchema)` to create a new message.
  */
 export const WatchTasksResponseSchema: GenMessage<WatchTasksResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 52);
+  messageDesc(file_aeenc_v1_sampler, 70);
 
 /**
  * Requests information about the sampler.
@@ -1987,7 +2729,7 @@ export type SamplerServiceGetInfoRequest = Message<"aeenc.v1.SamplerServiceGetIn
  * Use `create(SamplerServiceGetInfoRequestSchema)` to create a new message.
  */
 export const SamplerServiceGetInfoRequestSchema: GenMessage<SamplerServiceGetInfoRequest> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 53);
+  messageDesc(file_aeenc_v1_sampler, 71);
 
 /**
  * Describes this sampler process.
@@ -2029,7 +2771,7 @@ export type SamplerServiceGetInfoResponse = Message<"aeenc.v1.SamplerServiceGetI
  * Use `create(SamplerServiceGetInfoResponseSchema)` to create a new message.
  */
 export const SamplerServiceGetInfoResponseSchema: GenMessage<SamplerServiceGetInfoResponse> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 54);
+  messageDesc(file_aeenc_v1_sampler, 72);
 
 /**
  * A run that waits for people to judge or for its oracle to return.
@@ -2057,7 +2799,7 @@ export type WaitingRun = Message<"aeenc.v1.WaitingRun"> & {
  * Use `create(WaitingRunSchema)` to create a new message.
  */
 export const WaitingRunSchema: GenMessage<WaitingRun> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_sampler, 55);
+  messageDesc(file_aeenc_v1_sampler, 73);
 
 /**
  * What a person says of a node as a whole. Recorded with the answer; it decides nothing.
@@ -2271,6 +3013,13 @@ export enum TaskEvent {
    * @generated from enum value: TASK_EVENT_SETTLED = 10;
    */
   SETTLED = 10,
+
+  /**
+   * Fewer people are to judge the task.
+   *
+   * @generated from enum value: TASK_EVENT_LOWERED = 11;
+   */
+  LOWERED = 11,
 }
 
 /**
@@ -2278,6 +3027,75 @@ export enum TaskEvent {
  */
 export const TaskEventSchema: GenEnum<TaskEvent> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_sampler, 3);
+
+/**
+ * The state of a node in a tree.
+ *
+ * @generated from enum aeenc.v1.TreeNodeState
+ */
+export enum TreeNodeState {
+  /**
+   * Unspecified.
+   *
+   * @generated from enum value: TREE_NODE_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Its candidates are being retrieved, or a remote oracle judges them.
+   *
+   * @generated from enum value: TREE_NODE_STATE_PENDING = 1;
+   */
+  PENDING = 1,
+
+  /**
+   * Its task waits for people.
+   *
+   * @generated from enum value: TREE_NODE_STATE_OPEN = 2;
+   */
+  OPEN = 2,
+
+  /**
+   * Somebody holds its task.
+   *
+   * @generated from enum value: TREE_NODE_STATE_LEASED = 3;
+   */
+  LEASED = 3,
+
+  /**
+   * Its task has all its answers. They can still be taken back, or the run is about to go on.
+   *
+   * @generated from enum value: TREE_NODE_STATE_DECIDED = 4;
+   */
+  DECIDED = 4,
+
+  /**
+   * Annotators disagree.
+   *
+   * @generated from enum value: TREE_NODE_STATE_CONFLICT = 5;
+   */
+  CONFLICT = 5,
+
+  /**
+   * The run has recorded what explains it.
+   *
+   * @generated from enum value: TREE_NODE_STATE_JUDGED = 6;
+   */
+  JUDGED = 6,
+
+  /**
+   * It was never answered; what explains it was known before.
+   *
+   * @generated from enum value: TREE_NODE_STATE_FAILED = 7;
+   */
+  FAILED = 7,
+}
+
+/**
+ * Describes the enum aeenc.v1.TreeNodeState.
+ */
+export const TreeNodeStateSchema: GenEnum<TreeNodeState> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_sampler, 4);
 
 /**
  * The state of a task.
@@ -2325,7 +3143,7 @@ export enum TaskState {
  * Describes the enum aeenc.v1.TaskState.
  */
 export const TaskStateSchema: GenEnum<TaskState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_sampler, 4);
+  enumDesc(file_aeenc_v1_sampler, 5);
 
 /**
  * Retrieves candidates for each node, asks the oracle which of them explain it, and records the answers as pairs.
@@ -2462,8 +3280,9 @@ export const SamplerService: GenService<{
    * Leases the next tasks to a person. An empty queue gives an empty response, not an error.
    *
    * Fails with:
-   * - NOT_FOUND: unknown run or queue.
-   * - ALREADY_EXISTS: the request id was used with another run or number of tasks.
+   * - NOT_FOUND: unknown run, queue, hypothesis or task.
+   * - INVALID_ARGUMENT: a hypothesis or task without its run.
+   * - ALREADY_EXISTS: the request id was used with other tasks wanted, or another number of them.
    *
    * @generated from rpc aeenc.v1.SamplerService.LeaseTask
    */
@@ -2584,6 +3403,88 @@ export const SamplerService: GenService<{
     methodKind: "unary";
     input: typeof CloseTaskRequestSchema;
     output: typeof CloseTaskResponseSchema;
+  },
+  /**
+   * Lets the run go on with a task's decision at once, instead of after the queue's `undo_s`. From then on its answers
+   * can only be amended. Has no effect where the run has gone on.
+   *
+   * Fails with:
+   * - NOT_FOUND: unknown run or task.
+   * - FAILED_PRECONDITION (TASK_UNDECIDED): answers are missing, or annotators disagree.
+   * - FAILED_PRECONDITION (NOT_ANSWERED): the person has not answered the task.
+   * - ALREADY_EXISTS: the request id was used by another person.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.SettleTask
+   */
+  settleTask: {
+    methodKind: "unary";
+    input: typeof SettleTaskRequestSchema;
+    output: typeof SettleTaskResponseSchema;
+  },
+  /**
+   * Lets fewer people judge a task. The answers that there are may then decide it. A higher overlap has no effect.
+   *
+   * Fails with:
+   * - NOT_FOUND: unknown run or task.
+   * - INVALID_ARGUMENT: overlap 0; to give up a task without answers, close it.
+   * - ALREADY_EXISTS: the request id was used with another overlap or person.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.LowerOverlap
+   */
+  lowerOverlap: {
+    methodKind: "unary";
+    input: typeof LowerOverlapRequestSchema;
+    output: typeof LowerOverlapResponseSchema;
+  },
+  /**
+   * Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
+   *
+   * Fails with NOT_FOUND for an unknown run or hypothesis.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.GetTree
+   */
+  getTree: {
+    methodKind: "unary";
+    input: typeof GetTreeRequestSchema;
+    output: typeof GetTreeResponseSchema;
+  },
+  /**
+   * Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended.
+   *
+   * Fails with NOT_FOUND for an unknown run or hypothesis.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.WatchTree
+   */
+  watchTree: {
+    methodKind: "server_streaming";
+    input: typeof WatchTreeRequestSchema;
+    output: typeof WatchTreeResponseSchema;
+  },
+  /**
+   * Lists the queues of people with their guidelines and the numbers of their tasks.
+   *
+   * Does not fail while Redis answers.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.ListQueues
+   */
+  listQueues: {
+    methodKind: "unary";
+    input: typeof ListQueuesRequestSchema;
+    output: typeof ListQueuesResponseSchema;
+  },
+  /**
+   * Lists the tasks of a run that a person has answered, the latest answer first, without the answers of others.
+   *
+   * Fails with:
+   * - NOT_FOUND: unknown run.
+   * - INVALID_ARGUMENT: no annotator, or a malformed token.
+   *
+   * @generated from rpc aeenc.v1.SamplerService.ListAnswers
+   */
+  listAnswers: {
+    methodKind: "unary";
+    input: typeof ListAnswersRequestSchema;
+    output: typeof ListAnswersResponseSchema;
   },
   /**
    * Reports the agreement between annotators.

@@ -1,0 +1,386 @@
+"""The RPCs of the sampler by which people change tasks at a queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from aeenc import values
+from aeenc.v1 import oracle_pb2, sampler_pb2
+from benchmarks.promises.mutations.mutation import Subject, agreed, fresh
+from benchmarks.promises.mutations.sampler import K, RunMutation
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import TaskRecord
+from support.waiting import eventually
+
+EXPLAINS, REFUSES = oracle_pb2.JUDGEMENT_EXPLAINS, oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
+
+
+def verdict(premise_id: str, judgement: oracle_pb2.Judgement = EXPLAINS) -> oracle_pb2.Verdict:
+    """One verdict."""
+    return oracle_pb2.Verdict(premise_id=premise_id, judgement=judgement)
+
+
+class PeopleMutation(RunMutation):
+    """Base of the mutations of tasks. A subject's name is its task; `people` says who has it in what way."""
+
+    queue = "team"
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.run_ids: dict[str, str] = {}  # by task
+        self.leases: dict[str, values.Lease] = {}  # by task
+        self.names: dict[str, str] = {}  # by task: the person of the lease
+        self.answers: dict[str, str] = {}  # by task: the answer's id
+
+    @property
+    def tasks(self) -> TaskStore:
+        """The tasks in Redis."""
+        store: TaskStore = self.world.shared["tasks"]
+        return store
+
+    async def queued(self, count: int) -> str:
+        """A run with so many tasks."""
+        run = await self.start(count, self.queue)
+        people = self.world.client.people
+
+        async def are_queued() -> bool:
+            return len([task async for task in people.list_tasks(run.id)]) == count
+
+        await eventually(are_queued, timeout_s=120)
+        return str(run.id)
+
+    async def lease(self, count: int, people: int = 1) -> list[str]:
+        """Has so many tasks leased to as many people each. Returns the tasks."""
+        run_id = await self.queued(count)
+        for _ in range(people):
+            for name in [fresh("ann") for _ in range(count)]:
+                [lease] = await self.world.client.people.lease(name, run_id=run_id)
+                task = lease.task.task_id
+                self.run_ids[task], self.leases[task], self.names[task] = run_id, lease, name
+                await self.took(lease, task)
+        return [task for task, of in self.run_ids.items() if of == run_id]
+
+    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+        """What a person does with a lease at once: nothing."""
+
+    async def answer(self, lease: sampler_pb2.Lease, premise_ids: Sequence[str]) -> None:
+        """Answers a task."""
+        done = await self.world.client.people.submit(lease, list(premise_ids))
+        self.answers[lease.task.task_id] = done.answer_id
+
+    async def records(self, subjects: Sequence[Subject]) -> list[TaskRecord]:
+        """The records of the subjects' tasks."""
+        found: dict[str, TaskRecord] = {}
+        for run_id in {self.run_ids[subject.name] for subject in subjects}:
+            ids = [subject.name for subject in subjects if self.run_ids[subject.name] == run_id]
+            found |= {record.task.task_id: record for record in (await self.tasks.read_many(run_id, ids))[0]}
+        return [found[subject.name] for subject in subjects]
+
+    async def logged(self, subjects: Sequence[Subject], operation: str) -> Counter[str]:
+        """How often an operation stands in the verdict log, by task."""
+        run_ids = {self.run_ids[subject.name] for subject in subjects}
+        logs = await asyncio.gather(*(self.tasks.verdict_log(run_id) for run_id in run_ids))
+        return Counter(str(entry["task"]) for log in logs for entry in log if entry["op"] == operation)
+
+    def first(self, task: str) -> str:
+        """The first candidate of a leased task."""
+        return str(self.leases[task].task.candidates[0].premise_id)
+
+    def second(self, task: str) -> str:
+        """The second candidate of a leased task."""
+        return str(self.leases[task].task.candidates[1].premise_id)
+
+
+class LeaseTask(PeopleMutation):
+    """LeaseTask, each by a person of their own. A subject's name is the person."""
+
+    rpc = "SamplerService.LeaseTask"
+    ignored = ("leases.remaining",)
+
+    async def prepare(self, count: int) -> list[Subject]:
+        run_id = await self.queued(count)
+        names = [fresh("ann") for _ in range(count)]
+        self.run_ids |= dict.fromkeys(names, run_id)
+        return [Subject(name, self._maker(run_id, name), {"free"}) for name in names]
+
+    @staticmethod
+    def _maker(run_id: str, name: str) -> Any:
+        request_id = fresh("r")
+
+        def request(max_tasks: int) -> sampler_pb2.LeaseTaskRequest:
+            return sampler_pb2.LeaseTaskRequest(
+                run_id=run_id, annotator=name, max_tasks=max_tasks, request_id=request_id
+            )
+
+        return lambda: (request(1), request(2), "held")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        held: Counter[str] = Counter()
+        told: Counter[str] = Counter()
+        for run_id in {self.run_ids[subject.name] for subject in subjects}:
+            ids = await self.tasks.task_ids(run_id, 0, 10_000)
+            held.update(one.annotator for r in (await self.tasks.read_many(run_id, ids))[0] for one in r.leases)
+            told.update(one.annotator for one in await self._events(run_id) if one.event == "LEASED")
+        word = {0: "free", 1: "held"}
+        return [
+            agreed(*(word.get(found[subject.name], f"{found[subject.name]} times") for found in (held, told)))
+            for subject in subjects
+        ]
+
+    async def _events(self, run_id: str) -> list[Any]:
+        found: list[Any] = []
+        while more := await self.tasks.events(run_id, found[-1].seq if found else 0, wait_ms=1):
+            found += more
+        return found
+
+
+class RenewLease(PeopleMutation):
+    """RenewLease. It has no request id: a lease that is renewed again only lasts longer."""
+
+    rpc = "SamplerService.RenewLease"
+    refusal = ""
+    ignored = ("expires_at", "remaining")
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"first"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        return lambda: (sampler_pb2.RenewLeaseRequest(lease_id=self.leases[task].lease_id), None, "renewed")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        ends = {task: lease.expires_at.timestamp() for task, lease in self.leases.items()}
+        records = await self.records(subjects)
+        return [
+            "renewed" if record.leases[0].expires_at > ends[subject.name] + 0.001 else "first"
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class ReleaseTask(PeopleMutation):
+    """ReleaseTask. It has no request id: to give back again changes nothing."""
+
+    rpc = "SamplerService.ReleaseTask"
+    refusal = ""
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"held"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        return lambda: (sampler_pb2.ReleaseTaskRequest(lease_id=self.leases[task].lease_id), None, "released")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "RELEASE")
+        return [
+            agreed("released" if record.leases[0].ended else "held", "released" if logged[subject.name] else "held")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class SubmitVerdicts(PeopleMutation):
+    """SubmitVerdicts. Another answer under the same lease is refused as such."""
+
+    rpc = "SamplerService.SubmitVerdicts"
+    refusal = "FAILED_PRECONDITION"
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        def request(premise_id: str, seq: int) -> sampler_pb2.SubmitVerdictsRequest:
+            lease_id = self.leases[task].lease_id
+            return sampler_pb2.SubmitVerdictsRequest(
+                lease_id=lease_id, verdicts=[verdict(premise_id)], seen_upto=K, client_seq=seq
+            )
+
+        return lambda: (request(self.first(task), 1), request(self.second(task), 2), "answered")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "ANSWER")
+        word = {0: "open", 1: "answered"}
+        return [
+            agreed(*(word.get(n, f"{n} times") for n in (len(record.answers), logged[subject.name])))
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class UndoVerdicts(PeopleMutation):
+    """UndoVerdicts of each person's one answer."""
+
+    rpc = "SamplerService.UndoVerdicts"
+
+    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+        await self.answer(lease, [self.first(task)])
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"answered"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(count: int) -> sampler_pb2.UndoVerdictsRequest:
+            return sampler_pb2.UndoVerdictsRequest(
+                annotator=self.names[task], run_id=self.run_ids[task], count=count, request_id=request_id
+            )
+
+        return lambda: (request(1), request(2), "undone")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "UNDO")
+        return [
+            agreed("answered" if record.answers else "undone", "undone" if logged[subject.name] else "answered")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class AmendVerdicts(UndoVerdicts):
+    """AmendVerdicts of each person's one answer."""
+
+    rpc = "SamplerService.AmendVerdicts"
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(premise_id: str) -> sampler_pb2.AmendVerdictsRequest:
+            return sampler_pb2.AmendVerdictsRequest(
+                answer_id=self.answers[task], verdicts=[verdict(premise_id)], annotator="lead", request_id=request_id
+            )
+
+        return lambda: (request(self.second(task)), request(self.first(task)), "amended")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "AMEND")
+        return [
+            agreed("amended" if record.answers[0].by else "answered", "amended" if logged[subject.name] else "answered")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class Adjudicate(PeopleMutation):
+    """Adjudicate, of tasks about which two people differ."""
+
+    rpc = "SamplerService.Adjudicate"
+    queue = "judges"
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self._seen: Counter[str] = Counter()
+
+    async def took(self, lease: sampler_pb2.Lease, task: str) -> None:
+        self._seen[task] += 1
+        ids = [candidate.premise_id for candidate in lease.task.candidates]
+        await self.answer(lease, ids[:1] if self._seen[task] == 1 else [])
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count, people=2)]
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(judgement: oracle_pb2.Judgement) -> sampler_pb2.AdjudicateRequest:
+            verdicts = [verdict(self.first(task), judgement)]
+            return sampler_pb2.AdjudicateRequest(
+                task_id=task, run_id=self.run_ids[task], verdicts=verdicts, adjudicator="lead", request_id=request_id
+            )
+
+        return lambda: (request(EXPLAINS), request(REFUSES), "decided")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "ADJUDICATE")
+        return [
+            agreed("decided" if record.adjudicator else "open", "decided" if logged[subject.name] else "open")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class CloseTask(PeopleMutation):
+    """CloseTask, of tasks that somebody holds."""
+
+    rpc = "SamplerService.CloseTask"
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"open"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(adjudicator: str) -> sampler_pb2.CloseTaskRequest:
+            return sampler_pb2.CloseTaskRequest(
+                task_id=task, run_id=self.run_ids[task], adjudicator=adjudicator, request_id=request_id
+            )
+
+        return lambda: (request("lead"), request("another"), "closed")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "CLOSE")
+        return [
+            agreed("closed" if record.decided_at else "open", "closed" if logged[subject.name] else "open")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class SettleTask(UndoVerdicts):
+    """SettleTask, of each person's one answer."""
+
+    rpc = "SamplerService.SettleTask"
+    ignored = ("task.state",)
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(annotator: str) -> sampler_pb2.SettleTaskRequest:
+            return sampler_pb2.SettleTaskRequest(
+                task_id=task, run_id=self.run_ids[task], annotator=annotator, request_id=request_id
+            )
+
+        return lambda: (request(self.names[task]), request("another"), "settled")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "HASTEN")
+        return [
+            agreed("settled" if record.final else "answered", "settled" if logged[subject.name] else "answered")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+class LowerOverlap(PeopleMutation):
+    """LowerOverlap, of tasks that two people were to judge and somebody holds."""
+
+    rpc = "SamplerService.LowerOverlap"
+    queue = "judges"
+
+    async def prepare(self, count: int) -> list[Subject]:
+        return [Subject(task, self._maker(task), {"2"}) for task in await self.lease(count)]
+
+    def _maker(self, task: str) -> Any:
+        request_id = fresh("r")
+
+        def request(adjudicator: str) -> sampler_pb2.LowerOverlapRequest:
+            return sampler_pb2.LowerOverlapRequest(
+                task_id=task, run_id=self.run_ids[task], overlap=1, adjudicator=adjudicator, request_id=request_id
+            )
+
+        return lambda: (request("lead"), request("another"), "1")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "LOWER")
+        return [
+            agreed(str(record.overlap), "1" if logged[subject.name] else "2")
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
+MUTATIONS = (
+    LeaseTask,
+    RenewLease,
+    ReleaseTask,
+    SubmitVerdicts,
+    UndoVerdicts,
+    AmendVerdicts,
+    Adjudicate,
+    CloseTask,
+    SettleTask,
+    LowerOverlap,
+)

@@ -1,0 +1,210 @@
+"""A tree as people see it, leasing within it, going on at once, and the numbers of a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors, values
+from aeenc.oracle import Candidate, Task
+from services.sampler.people import steps
+from services.sampler.people.decisions import SentAnswer
+from services.sampler.people.tasks import TaskRecord
+from support.waiting import eventually
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, finish, take
+
+GROWING = {"max_depth": 1}
+TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),))
+State = values.TreeNodeState
+
+
+def states(tree: values.TreeState) -> dict[str, State]:
+    return {node.node_id: node.state for node in tree.nodes}
+
+
+async def reached(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, State], name: str = "tree-0") -> Any:
+    """The tree, once its nodes have these states."""
+    trees: list[values.TreeState] = []
+
+    async def shown() -> bool:
+        trees.append(await people.get_tree(run_id, name))
+        return states(trees[-1]) == wanted
+
+    await eventually(shown)
+    return trees[-1]
+
+
+async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerWorld):
+    async with at_work(world, 1, run=GROWING, undo_s=NEVER) as (people, _, run_id):
+        assert states(await people.get_tree(run_id, "tree-0")) == {"0-0": State.OPEN}
+        lease = await take(people, "ann")
+        [root] = (await people.get_tree(run_id, "tree-0")).nodes
+        assert (root.state, root.holders, root.task_id) == (State.LEASED, ("ann",), lease.task.task_id)
+        ticked = lease.task.candidates[0]
+        await people.submit(lease, [ticked.premise_id], inference="because of it", node_verdict="complete")
+        [root] = (await people.get_tree(run_id, "tree-0")).nodes
+        assert (root.state, [one.premise_id for one in root.accepted]) == (State.DECIDED, [ticked.premise_id])
+        assert (root.inferences, root.node_verdicts) == (("because of it",), (values.NodeVerdict.COMPLETE,))
+        await people.settle(run_id, lease.task.task_id, "ann")
+        tree = await reached(people, run_id, {"0-0": State.JUDGED, "0-1": State.OPEN})
+        below = tree.nodes[1]
+        assert (below.parent_id, below.premise_id, below.text) == ("0-0", ticked.premise_id, ticked.text)
+        assert not tree.finished
+
+
+async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(world: SamplerWorld):
+    async with at_work(world, 1, overlap=2) as (people, _, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [], inference="mine alone")
+        [root] = (await people.get_tree(run_id, "tree-0")).nodes
+        assert (root.answers, root.overlap, root.inferences, root.accepted) == (1, 2, (), ())
+
+
+async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld):
+    async with world.sampler() as sampler:
+        people, run = aeenc.PeopleClient(sampler.channel), await finish(sampler)
+        tree = await people.get_tree(run.id, "tree-fact")
+        assert tree.finished
+        assert {node.state for node in tree.nodes} == {State.JUDGED}
+        assert {node.parent_id for node in tree.nodes[1:]} <= {node.node_id for node in tree.nodes}
+        with pytest.raises(errors.NotFound, match="no hypothesis 'nobody'"):
+            await people.get_tree(run.id, "nobody")
+
+
+async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_run(world: SamplerWorld):
+    async with at_work(world, 2, run=GROWING) as (people, sampler, run_id):
+        seen: list[values.TreeState] = []
+
+        async def watch() -> None:
+            async with aclosing(people.watch_tree(run_id, "tree-1")) as watched:
+                async for tree in watched:
+                    seen.append(tree)  # noqa: PERF401 -- the test looks at it meanwhile
+
+        watching = asyncio.create_task(watch())
+        await eventually(lambda: asyncio.sleep(0, bool(seen)))
+        first = await take(people, "ann")
+        await people.submit(first, [])
+        second = await take(people, "ann", run_id)
+        assert second.task.query == "hypothesis 1"
+        await people.submit(second, [second.task.candidates[0].premise_id])
+        below: list[Any] = []
+
+        async def grown() -> bool:
+            below.extend(await people.lease("ann", run_id=run_id, hypothesis_id="tree-1"))
+            return bool(below)
+
+        await eventually(grown)
+        await people.submit(below[0], [])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        await asyncio.wait_for(watching, 40)
+        shown = [states(tree) for tree in seen]
+        assert shown[0] == {"1-0": State.OPEN}
+        assert {"1-0": State.LEASED} in shown
+        assert shown[-1] == {"1-0": State.JUDGED, "1-1": State.JUDGED}
+        assert seen[-1].finished
+        assert all(one != other for one, other in pairwise(seen))
+
+
+async def test_people_stay_in_a_tree_or_take_one_task(world: SamplerWorld):
+    async with at_work(world, 3) as (people, _, run_id):
+        [lease] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-2")
+        assert lease.task.query == "hypothesis 2"
+        assert await people.lease("bob", run_id=run_id, hypothesis_id="tree-2") == []
+        tasks = [task.task.task_id async for task in people.list_tasks(run_id)]
+        [single] = await people.lease("bob", run_id=run_id, task_id=tasks[1])
+        assert single.task.query == "hypothesis 1"
+        assert 0 < single.remaining.total_seconds() <= 30
+        assert [one.task.query for one in await people.lease("cem", queue="team")] == ["hypothesis 0"]
+        for wrong, error, problem in (
+            ({"queue": "nobody"}, errors.NotFound, "no queue 'nobody'"),
+            ({"run_id": run_id, "task_id": "x"}, errors.NotFound, "no task 'x'"),
+            ({"run_id": run_id, "hypothesis_id": "x"}, errors.NotFound, "no hypothesis 'x'"),
+            ({"task_id": tasks[1]}, errors.InvalidArgument, "name the run"),
+        ):
+            with pytest.raises(error, match=problem):
+                await people.lease("dan", **wrong)
+
+
+async def test_a_decision_goes_on_at_once_when_its_author_says_so(world: SamplerWorld):
+    async with at_work(world, 1, run=GROWING, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        task_id = lease.task.task_id
+        with pytest.raises(errors.FailedPrecondition, match="1 of 1 answers are missing"):
+            await people.settle(run_id, task_id, "ann")
+        answer = await people.submit(lease, [lease.task.candidates[0].premise_id])
+        with pytest.raises(errors.FailedPrecondition, match="bob has not answered"):
+            await people.settle(run_id, task_id, "bob")
+        begun = time.monotonic()
+        await people.settle(run_id, task_id, "ann", request_id="now")
+        await people.settle(run_id, task_id, "ann", request_id="now")
+        await reached(people, run_id, {"0-0": State.JUDGED, "0-1": State.OPEN})
+        assert time.monotonic() - begun < 20.0
+        with pytest.raises(errors.FailedPrecondition, match="amend it instead"):
+            await people.undo("ann", run_id)
+        assert answer.answer_id
+
+
+def test_a_hastened_decision_is_settled_before_its_time_and_cannot_be_undone():
+    record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
+    record = steps.submit(record, "run.0-0.l", SentAnswer(seen_upto=1), 1, 1.0).record
+    assert steps.settle(record, 2.0, NEVER, "0-0").record == record
+    final = steps.hasten(record, "ann", 2.0).record
+    with pytest.raises(errors.FailedPrecondition):
+        steps.undo(final, "run.0-0.1", 2.0)
+    assert steps.settle(final, 2.0, NEVER, "0-0").record.settled == record.decision
+
+
+async def test_fewer_people_judge_a_task_once_its_overlap_is_lowered(world: SamplerWorld):
+    async with at_work(world, 1, overlap=3) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [])
+        with pytest.raises(errors.InvalidArgument, match="close the task"):
+            await people.lower_overlap(run_id, lease.task.task_id, 0, "judge")
+        lowered = await people.lower_overlap(run_id, lease.task.task_id, 1, "judge")
+        assert lowered.state in (values.TaskState.DECIDED, values.TaskState.SETTLED)
+        assert (await asyncio.wait_for(sampler.wait(run_id), 40)).progress.nodes_judged == 1
+        told = [(event.event, event.annotator) async for event in people.watch(run_id)]
+        assert (values.TaskEvent.LOWERED, "judge") in told
+        assert (values.TaskEvent.ANSWERED, "ann") in told
+
+
+async def test_a_queue_tells_its_guideline_and_the_numbers_of_its_tasks(world: SamplerWorld, tmp_path):
+    guideline = tmp_path / "guideline.md"
+    guideline.write_text("# Tick what *explains*", encoding="utf-8")
+    async with at_work(world, 3, overlap=2, undo_s=NEVER, guideline=str(guideline)) as (people, _, run_id):
+        [queue] = await people.list_queues("ann")
+        assert (queue.name, queue.overlap, queue.guideline) == ("team", 2, "# Tick what *explains*")
+        assert (queue.total.tasks, queue.total.waiting, queue.total.free, queue.total.mine) == (3, 3, 3, 0)
+        first = await take(people, "ann")
+        await people.submit(first, [first.task.candidates[0].premise_id])
+        second = await take(people, "ann")
+        other = await take(people, "bob", run_id)
+        assert other.task.task_id == first.task.task_id
+        [queue] = await people.list_queues("ann")
+        told = queue.total
+        assert (told.mine, told.mine_hour, told.answers_hour, told.leased, told.free) == (1, 1, 1, 2, 1)
+        await people.submit(other, [])
+        [queue] = await people.list_queues("bob")
+        assert (queue.total.conflicts, queue.total.waiting, queue.total.mine) == (1, 2, 1)
+        assert [run.run_id for run in queue.runs] == [run_id]
+        await people.release(second.lease_id)
+        [queue] = await people.list_queues()
+        assert (queue.total.leased, queue.total.mine) == (0, 0)
+
+
+async def test_a_person_sees_their_own_answers_alone(world: SamplerWorld):
+    async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
+        for lease in await people.lease("ann", max_tasks=3):
+            await people.submit(lease, [])
+        for lease in await people.lease("bob", max_tasks=3):
+            await people.submit(lease, [])
+        listed = [task async for task in people.list_answers(run_id, "ann", page_size=2)]
+        assert [task.task.query for task in listed] == ["hypothesis 2", "hypothesis 1", "hypothesis 0"]
+        assert {answer.annotator for task in listed for answer in task.answers} == {"ann"}
+        assert [task async for task in people.list_answers(run_id, "nobody")] == []
