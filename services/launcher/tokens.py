@@ -45,6 +45,7 @@ def new(
     quota: Annotated[str | None, typer.Option(help="Calls a second, such as 100/s.")] = None,
     token_quota: Annotated[str | None, typer.Option(help="The encoder's tokens a second, such as 20000/s.")] = None,
     expires: Annotated[str | None, typer.Option(help="When it ends: 90d, 12h, or 2027-01-31.")] = None,
+    on_behalf: Annotated[bool, typer.Option(help="May name other people as annotators.")] = False,
     note: Annotated[str, typer.Option(help="A remark for people.")] = "",
     file: Annotated[
         Path | None, typer.Option(envvar="AEENC_TOKENS_FILE", help="The tokens file; none: to stdout.")
@@ -64,6 +65,7 @@ def new(
         "calls_per_s": _rate(quota, "--quota"),
         "tokens_per_s": _rate(token_quota, "--token-quota"),
         "expires": _moment(expires, "--expires"),
+        "on_behalf": on_behalf,
         "note": note,
         "hashes": [HashedToken(sha256=hash_of(token))],
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
 from services.kit.convert import position_of, to_duration, to_timestamp
+from services.kit.credentials.gate import caller
+from services.kit.credentials.roles import Role
 from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.retention import Retention
@@ -73,11 +75,12 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     async def LeaseTask(self, request: sampler_pb2.LeaseTaskRequest, context: Any) -> sampler_pb2.LeaseTaskResponse:
         wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
-        leased = await self._queue.lease(wanted, request.annotator, request.max_tasks, request.request_id)
+        annotator = caller().person(request.annotator, "annotator")
+        leased = await self._queue.lease(wanted, annotator, request.max_tasks, request.request_id)
         return sampler_pb2.LeaseTaskResponse(leases=[convert.to_lease(one) for one in leased])
 
     async def RenewLease(self, request: sampler_pb2.RenewLeaseRequest, context: Any) -> sampler_pb2.RenewLeaseResponse:
-        expires_at, at = await self._queue.renew(request.lease_id)
+        expires_at, at = await self._queue.renew(request.lease_id, caller().person("", "lease_id"))
         return sampler_pb2.RenewLeaseResponse(
             expires_at=to_timestamp(convert.to_time(expires_at)), remaining=to_duration(max(expires_at - at, 0.0))
         )
@@ -85,52 +88,53 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def ReleaseTask(
         self, request: sampler_pb2.ReleaseTaskRequest, context: Any
     ) -> sampler_pb2.ReleaseTaskResponse:
-        await self._queue.release(request.lease_id, request.reason)
+        await self._queue.release(request.lease_id, request.reason, caller().person("", "lease_id"))
         return sampler_pb2.ReleaseTaskResponse()
 
     async def SubmitVerdicts(
         self, request: sampler_pb2.SubmitVerdictsRequest, context: Any
     ) -> sampler_pb2.SubmitVerdictsResponse:
         sent = convert.from_submission(request)
-        answer_id, late = await self._queue.submit(request.lease_id, sent, request.client_seq)
+        who = caller().person("", "lease_id")
+        answer_id, late = await self._queue.submit(request.lease_id, sent, request.client_seq, who)
         return sampler_pb2.SubmitVerdictsResponse(answer_id=answer_id, late=late)
 
     async def UndoVerdicts(
         self, request: sampler_pb2.UndoVerdictsRequest, context: Any
     ) -> sampler_pb2.UndoVerdictsResponse:
-        undone = await self._review.undo(request.run_id, request.annotator, request.count, request.request_id)
+        annotator = caller().person(request.annotator, "annotator")
+        undone = await self._review.undo(request.run_id, annotator, request.count, request.request_id)
         return sampler_pb2.UndoVerdictsResponse(answer_ids=undone)
 
     async def AmendVerdicts(
         self, request: sampler_pb2.AmendVerdictsRequest, context: Any
     ) -> sampler_pb2.AmendVerdictsResponse:
         sent = convert.from_amendment(request)
-        answer_id = await self._review.amend(request.answer_id, sent, request.annotator, request.request_id)
+        annotator, others = caller().person(request.annotator, "annotator"), caller().role >= Role.ADJUDICATE
+        answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
         return sampler_pb2.AmendVerdictsResponse(answer_id=answer_id)
 
     async def Adjudicate(self, request: sampler_pb2.AdjudicateRequest, context: Any) -> sampler_pb2.AdjudicateResponse:
         verdicts = convert.from_verdicts(request.verdicts)
-        answer_id = await self._review.adjudicate(
-            request.run_id, request.task_id, verdicts, request.adjudicator, request.request_id
-        )
+        who = caller().person(request.adjudicator, "adjudicator")
+        answer_id = await self._review.adjudicate(request.run_id, request.task_id, verdicts, who, request.request_id)
         return sampler_pb2.AdjudicateResponse(answer_id=answer_id)
 
     async def CloseTask(self, request: sampler_pb2.CloseTaskRequest, context: Any) -> sampler_pb2.CloseTaskResponse:
-        record = await self._review.close(
-            request.run_id, request.task_id, request.adjudicator, request.reason, request.request_id
-        )
+        who = caller().person(request.adjudicator, "adjudicator")
+        record = await self._review.close(request.run_id, request.task_id, who, request.reason, request.request_id)
         return sampler_pb2.CloseTaskResponse(task=convert.to_judged_task(record))
 
     async def SettleTask(self, request: sampler_pb2.SettleTaskRequest, context: Any) -> sampler_pb2.SettleTaskResponse:
-        record = await self._review.hasten(request.run_id, request.task_id, request.annotator, request.request_id)
+        annotator = caller().person(request.annotator, "annotator")
+        record = await self._review.hasten(request.run_id, request.task_id, annotator, request.request_id)
         return sampler_pb2.SettleTaskResponse(task=convert.to_judged_task(record))
 
     async def LowerOverlap(
         self, request: sampler_pb2.LowerOverlapRequest, context: Any
     ) -> sampler_pb2.LowerOverlapResponse:
-        record = await self._review.lower(
-            request.run_id, request.task_id, request.overlap, request.adjudicator, request.request_id
-        )
+        who = caller().person(request.adjudicator, "adjudicator")
+        record = await self._review.lower(request.run_id, request.task_id, request.overlap, who, request.request_id)
         return sampler_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
 
     async def GetTree(self, request: sampler_pb2.GetTreeRequest, context: Any) -> sampler_pb2.GetTreeResponse:
@@ -144,16 +148,16 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             yield sampler_pb2.WatchTreeResponse(tree=convert.to_tree(tree))
 
     async def ListQueues(self, request: sampler_pb2.ListQueuesRequest, context: Any) -> sampler_pb2.ListQueuesResponse:
-        queues = await self._overview.queues(request.annotator)
+        queues = await self._overview.queues(caller().person(request.annotator, "annotator"))
         return sampler_pb2.ListQueuesResponse(queues=[convert.to_queue(queue) for queue in queues])
 
     async def ListAnswers(
         self, request: sampler_pb2.ListAnswersRequest, context: Any
     ) -> sampler_pb2.ListAnswersResponse:
-        before = position_of(request.page_token)
-        found, position = await self._overview.answers(request.run_id, request.annotator, before, request.page_size)
+        before, annotator = position_of(request.page_token), caller().person(request.annotator, "annotator")
+        found, position = await self._overview.answers(request.run_id, annotator, before, request.page_size)
         return sampler_pb2.ListAnswersResponse(
-            tasks=[convert.to_judged_task(record, only=request.annotator) for record in found],
+            tasks=[convert.to_judged_task(record, only=annotator) for record in found],
             next_page_token=str(position or ""),
         )
 
@@ -165,8 +169,11 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def ListTasks(self, request: sampler_pb2.ListTasksRequest, context: Any) -> sampler_pb2.ListTasksResponse:
         state, after = convert.from_state(request.state), position_of(request.page_token)
         found, position = await self._review.tasks(request.run_id, state, after, request.page_size)
+        blind = caller().role < Role.ADJUDICATE
+        viewer = caller().person(request.annotator, "annotator") if blind else request.annotator
         return sampler_pb2.ListTasksResponse(
-            tasks=[convert.to_judged_task(record) for record in found], next_page_token=str(position or "")
+            tasks=[convert.to_judged_task(record, only=record.hidden_from(viewer)) for record in found],
+            next_page_token=str(position or ""),
         )
 
     async def WatchTasks(

@@ -53,9 +53,10 @@ NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 # The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
 NEEDS_ROLE = {
     "annotate": {
-        "aeenc.v1.SamplerService": "LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts UndoVerdicts"
+        "aeenc.v1.SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease SettleTask "
+        "SubmitVerdicts UndoVerdicts"
     },
-    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CloseTask LowerOverlap"},
+    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate CloseTask LowerOverlap"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

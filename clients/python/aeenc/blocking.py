@@ -702,14 +702,17 @@ class BlockingPeopleClient(Renamed):
         return run(self._awaiting.get_agreement(run_id, timeout_s=timeout_s))
 
     def list_tasks(
-        self, run_id: str, *, state: StateName | int | None = None, page_size: int = 200
+        self, run_id: str, *, state: StateName | int | None = None, annotator: str = "", page_size: int = 200
     ) -> Iterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
+        As `annotator` may see them: without others' answers to a task that they may still judge.
         A page of `page_size` is fetched when it is needed.
         """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.list_tasks(run_id, state=state, page_size=page_size))
+            yield from caller.iterate(
+                self._awaiting.list_tasks(run_id, state=state, annotator=annotator, page_size=page_size)
+            )
 
     def watch(self, run_id: str = "", *, from_seq: int = 0) -> Iterator[values.TaskUpdate]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""

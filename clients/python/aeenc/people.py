@@ -226,14 +226,15 @@ class PeopleClient(Renamed):
         return values.Agreement.from_message(response)
 
     async def list_tasks(
-        self, run_id: str, *, state: StateName | int | None = None, page_size: int = PAGE
+        self, run_id: str, *, state: StateName | int | None = None, annotator: str = "", page_size: int = PAGE
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
+        As `annotator` may see them: without others' answers to a task that they may still judge.
         A page of `page_size` is fetched when it is needed.
         """
         number = enum_value(sampler_pb2.TaskState, state, "state")
-        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=page_size)
+        request = sampler_pb2.ListTasksRequest(run_id=run_id, state=number, page_size=page_size, annotator=annotator)
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 

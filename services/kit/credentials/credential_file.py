@@ -45,7 +45,10 @@ class HashedToken(BaseModel):
 
 
 class Credential(BaseModel):
-    """A caller's name, what they may do, and how often. Empty `services` and `corpora` mean all."""
+    """A caller's name, what they may do, and how often. Empty `services` and `corpora` mean all.
+
+    With `on_behalf` they may name other people as annotators, as a web application does for those who use it.
+    """
 
     model_config = _STRICT
 
@@ -56,6 +59,7 @@ class Credential(BaseModel):
     calls_per_s: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     expires: AwareDatetime | None = None
+    on_behalf: bool = False
     note: str = ""
     hashes: tuple[HashedToken, ...] = Field(min_length=1)
 
@@ -110,7 +114,7 @@ def render(credential: Credential) -> str:
     """Returns a credential as TOML, to be appended to a file or written again."""
     lines = ["", "[[credential]]"]
     for name, value in credential.model_dump(exclude={"hashes"}).items():
-        if value not in (None, (), ""):
+        if value not in (None, (), "", False):
             lines.append(f"{name} = {_toml(value)}")
     hashes = [
         "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in one.items()) + " }"

@@ -31,13 +31,17 @@ _KEY_BYTES = 4  # of a hash: finds the candidates, which are then compared in co
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """Who makes a call. `name` is empty where no credential is needed; empty `corpora` means all."""
+    """Who makes a call. `name` is empty where no credential is needed; empty `corpora` means all.
+
+    Where a request names a person, only those who act `on_behalf` of others may name anybody but themselves.
+    """
 
     name: str = ""
     role: Role = Role.ADMIN
     corpora: frozenset[str] = frozenset()
     calls: TokenBucket | None = None
     tokens: TokenBucket | None = None
+    on_behalf: bool = True
 
     def check_corpora(self, named: Iterable[str]) -> None:
         """Raises PermissionDenied for a corpus outside the credential's."""
@@ -47,6 +51,17 @@ class Caller:
                     f"corpus {corpus!r} is not open to {self.name!r}, which has {', '.join(sorted(self.corpora))}; "
                     "ask for a credential that names it"
                 )
+
+    def person(self, named: str, field: str) -> str:
+        """Returns the person who acts: the one that the request names, or the caller. Raises PermissionDenied."""
+        if self.on_behalf:
+            return named
+        if named and named != self.name:
+            raise errors.PermissionDenied(
+                f"{field}: {self.name!r} may not act as {named!r}; leave it out, or ask for a credential that may "
+                "(`on_behalf`)"
+            )
+        return self.name
 
     def spend(self, tokens: int) -> None:
         """Charges the encoder's tokens that a call has cost."""
@@ -215,7 +230,8 @@ class Gate:
         if rate := new.tokens_per_s:
             kept = before.tokens if old and old.tokens_per_s == rate else None
             tokens = kept or TokenBucket(rate, rate, self._clock)
-        return Caller(new.name, Role[new.role.upper()], frozenset(new.corpora), calls, tokens)
+        role, corpora = Role[new.role.upper()], frozenset(new.corpora)
+        return Caller(new.name, role, corpora, calls, tokens, new.on_behalf or role is Role.ADMIN)
 
 
 _TOKEN, _ADMIN_TOKEN = Caller("token"), Caller("admin-token")

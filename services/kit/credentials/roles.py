@@ -26,9 +26,10 @@ _TABLE = {
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },
     Role.ANNOTATE: {
-        "SamplerService": "LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts UndoVerdicts"
+        "SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts "
+        "UndoVerdicts"
     },
-    Role.ADJUDICATE: {"SamplerService": "Adjudicate AmendVerdicts CloseTask LowerOverlap"},
+    Role.ADJUDICATE: {"SamplerService": "Adjudicate CloseTask LowerOverlap"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
         "VerifyGeneration",

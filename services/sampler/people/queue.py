@@ -98,7 +98,7 @@ class TaskQueue:
                     raise
         return leased
 
-    async def renew(self, lease_id: str) -> tuple[float, float]:
+    async def renew(self, lease_id: str, who: str = "") -> tuple[float, float]:
         """When a renewed lease ends, and the time now, in seconds of Redis's clock."""
         run, task_id = await self._of(lease_id)
         lease_s = await self.lease_s(run.config.oracle)
@@ -106,24 +106,27 @@ class TaskQueue:
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             times.append(at)
-            return steps.renew(old, lease_id, at, lease_s)
+            return steps.renew(old, lease_id, at, lease_s, who)
 
         record, _ = await self._tasks.apply(run, task_id, step)
         return next(lease.expires_at for lease in record.leases if lease.id == lease_id), times[-1]
 
-    async def release(self, lease_id: str, reason: str) -> None:
+    async def release(self, lease_id: str, reason: str, who: str = "") -> None:
         """Gives a task back unanswered."""
         run, task_id = await self._of(lease_id)
-        await self._tasks.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024]))
+        await self._tasks.apply(run, task_id, lambda old, at: steps.release(old, lease_id, at, reason[:1024], who))
 
-    async def submit(self, lease_id: str, sent: SentAnswer, client_seq: int) -> tuple[str, bool]:
-        """Takes an answer; gives its id, and whether it came after its lease had ended."""
+    async def submit(self, lease_id: str, sent: SentAnswer, client_seq: int, who: str = "") -> tuple[str, bool]:
+        """Takes an answer; gives its id, and whether it came after its lease had ended.
+
+        `who` is the only person for whom the caller may act; empty: anybody.
+        """
         check_words(sent)
         run, task_id = await self._of(lease_id)
         if sent.additions and (before := (await self._tasks.read(run.id, task_id)).record) is not None:
             sent = await self._premises.looked_up(run, before.task, sent)
         record, answer_id = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.submit(old, lease_id, sent, client_seq, at)
+            run, task_id, lambda old, at: steps.submit(old, lease_id, sent, client_seq, at, who)
         )
         return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
 

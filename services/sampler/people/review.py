@@ -117,7 +117,9 @@ class Review:
         await self._tasks.apply(run, task_id, lambda old, at: steps.undo(old, answer_id, at), request, said)
         return answer_id
 
-    async def amend(self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str) -> str:
+    async def amend(
+        self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
+    ) -> str:
         """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it."""
         check_annotator(annotator)
         check_words(sent)
@@ -129,7 +131,7 @@ class Review:
             await self._await_commit(run, before)
             sent = await self._premises.looked_up(run, before.task, sent)
         record, amended = await self._tasks.apply(
-            run, task_id, lambda old, at: steps.amend(old, answer_id, sent, annotator, at), request, said
+            run, task_id, lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others), request, said
         )
         await self._correct(run, record, amended, annotator)
         return amended

@@ -67,18 +67,18 @@ def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s:
     return Change(after, (*swept.events, ("LEASED", annotator)), id=lease_id)
 
 
-def renew(record: TaskRecord, lease_id: str, at: float, lease_s: float) -> Change:
+def renew(record: TaskRecord, lease_id: str, at: float, lease_s: float, who: str = "") -> Change:
     """Lets a lease end a lease time from now, and an hour after it was given at the latest."""
-    held = _lease(record, lease_id)
+    held = _lease(record, lease_id, who)
     if not held.live(at):
         raise errors.FailedPrecondition(f"lease {lease_id} is over ({_why(held)})", reason="LEASE_EXPIRED")
     until = max(held.expires_at, min(at + lease_s, held.taken_at + MAX_HELD_S))
     return Change(_with_lease(record, replace(held, expires_at=until)))
 
 
-def release(record: TaskRecord, lease_id: str, at: float, reason: str) -> Change:
+def release(record: TaskRecord, lease_id: str, at: float, reason: str, who: str = "") -> Change:
     """Gives the task back unanswered; it goes to the end of the queue. A lease that is over stays as it is."""
-    held = _lease(record, lease_id)
+    held = _lease(record, lease_id, who)
     if not held.live(at):
         return Change(record)
     entry = {"op": "RELEASE", "annotator": held.annotator, "lease_id": lease_id, "reason": reason, "at": at}
@@ -92,9 +92,10 @@ def submit(
     sent: SentAnswer,
     seq: int,
     at: float,
+    who: str = "",
 ) -> Change:
     """Takes an answer, in time or late, once. A retry of the same `seq` gets the id of its first attempt."""
-    held = _lease(record, lease_id)
+    held = _lease(record, lease_id, who)
     if held.ended == "ANSWERED":
         if held.client_seq == seq:
             return Change(record, id=held.answer_id)
@@ -164,9 +165,18 @@ def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
     return _decided(change, at)
 
 
-def amend(record: TaskRecord, answer_id: str, sent: SentAnswer, annotator: str, at: float) -> Change:
-    """Replaces single verdicts of an answer that holds, or adds to it; the new answer has an id of its own."""
+def amend(
+    record: TaskRecord, answer_id: str, sent: SentAnswer, annotator: str, at: float, *, others: bool = True
+) -> Change:
+    """Replaces single verdicts of an answer that holds, or adds to it; the new answer has an id of its own.
+
+    Without `others` a person may change only their own.
+    """
     answer = _answer(record, answer_id)
+    if not others and annotator != answer.annotator:
+        raise errors.PermissionDenied(
+            f"answer {answer_id} is by {answer.annotator}; only its author or an adjudicator amends it"
+        )
     chosen, grades = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
     added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
     chosen, grades = {**chosen, **added}, {**grades, **grades_of_added}
@@ -307,9 +317,12 @@ def _without_surplus(record: TaskRecord, annotator: str, at: float) -> tuple[Tas
     return replace(record, leases=leases), tuple(("EXPIRED", lease.annotator) for lease in surplus)
 
 
-def _lease(record: TaskRecord, lease_id: str) -> Lease:
+def _lease(record: TaskRecord, lease_id: str, who: str = "") -> Lease:
+    """The lease. A caller who acts for one person only (`who`) may not use that of another."""
     for held in record.leases:
         if held.id == lease_id:
+            if who and held.annotator != who:
+                raise errors.PermissionDenied(f"lease {lease_id} is held by {held.annotator}, not by {who}")
             return held
     raise errors.NotFound(f"no lease {lease_id!r}; LeaseTask gives leases")
 

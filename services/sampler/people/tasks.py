@@ -164,6 +164,14 @@ class TaskRecord:
         """The number of people who may still take it."""
         return self.overlap - len(self.answers) - len(self.held(at))
 
+    def hidden_from(self, viewer: str) -> str:
+        """The one person whose answer the viewer may see, which is the viewer; empty: they may see all.
+
+        Those who may still judge the task see nobody's answer before they have given their own.
+        """
+        blind = viewer and self.state == "WAITING" and all(answer.annotator != viewer for answer in self.answers)
+        return viewer if blind else ""
+
     def open_to(self, annotator: str, at: float) -> bool:
         """Whether this person may take it: there is room, and it is not theirs already."""
         mine = any(a.annotator == annotator for a in self.answers) or any(

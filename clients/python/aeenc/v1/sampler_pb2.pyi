@@ -788,16 +788,18 @@ class AnnotatorReport(_message.Message):
     def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
-    __slots__ = ("run_id", "state", "page_size", "page_token")
+    __slots__ = ("run_id", "state", "page_size", "page_token", "annotator")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: TaskState
     page_size: int
     page_token: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    annotator: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., annotator: _Optional[str] = ...) -> None: ...
 
 class ListTasksResponse(_message.Message):
     __slots__ = ("tasks", "next_page_token")

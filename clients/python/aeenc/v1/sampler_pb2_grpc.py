@@ -341,6 +341,7 @@ class SamplerServiceServicer(object):
 
         Fails with:
         - NOT_FOUND: unknown answer, or an addition that the run's generation lacks.
+        - PERMISSION_DENIED: somebody else's answer, without the role to adjudicate.
         - INVALID_ARGUMENT: unknown premise, or an addition as SubmitVerdicts refuses it.
         - FAILED_PRECONDITION: the answer was already amended or taken back.
         - FAILED_PRECONDITION (ADJUDICATED): an adjudicator has decided one of the candidates; adjudicate again.
