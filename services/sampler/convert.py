@@ -287,6 +287,8 @@ def to_lease(leased: LeasedTask) -> sampler_pb2.Lease:
         task=leased.record.task.to_proto(),
         expires_at=to_timestamp(to_time(leased.lease.expires_at)),
         remaining=to_duration(max(leased.lease.expires_at - leased.at, 0.0)),
+        hypothesis_id=leased.hypothesis_id,
+        node_id=leased.record.node_id,
     )
 
 

@@ -179,7 +179,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def WatchTasks(
         self, request: sampler_pb2.WatchTasksRequest, context: Any
     ) -> AsyncIterator[sampler_pb2.WatchTasksResponse]:
-        async for event in self._review.watch(request.run_id, request.from_seq):
+        async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
             yield convert.to_event(event)
 
     async def GetInfo(

@@ -714,10 +714,13 @@ class BlockingPeopleClient(Renamed):
                 self._awaiting.list_tasks(run_id, state=state, annotator=annotator, page_size=page_size)
             )
 
-    def watch(self, run_id: str = "", *, from_seq: int = 0) -> Iterator[values.TaskUpdate]:
-        """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
+    def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> Iterator[values.TaskUpdate]:
+        """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended.
+
+        `from_now`: replays none.
+        """
         with Caller() as caller:
-            yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq))
+            yield from caller.iterate(self._awaiting.watch(run_id, from_seq=from_seq, from_now=from_now))
 
 
 class BlockingTrainerClient(Renamed):

@@ -238,9 +238,14 @@ class PeopleClient(Renamed):
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
-    async def watch(self, run_id: str = "", *, from_seq: int = 0) -> AsyncIterator[values.TaskUpdate]:
-        """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended."""
-        request = sampler_pb2.WatchTasksRequest(run_id=run_id, from_seq=from_seq)
+    async def watch(
+        self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False
+    ) -> AsyncIterator[values.TaskUpdate]:
+        """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended.
+
+        `from_now`: replays none.
+        """
+        request = sampler_pb2.WatchTasksRequest(run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for event in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskUpdate.from_message(event)
 

@@ -120,7 +120,13 @@ class PeopleGateway:
     async def _put_new(self) -> None:
         await self._tasks.put(
             [
-                TaskRecord(run_id, replace(task, task_id=name), self.settings.overlap, self.settings.policy)
+                TaskRecord(
+                    run_id,
+                    replace(task, task_id=name),
+                    self.settings.overlap,
+                    self.settings.policy,
+                    node_id=task.task_id,
+                )
                 for (run_id, name), (task, _) in self._new.items()
             ]
         )

@@ -50,11 +50,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class LeasedTask:
-    """A task with the lease that a person holds on it, at a time of Redis's clock."""
+    """A task with the lease that a person holds on it, at a time of Redis's clock.
+
+    `hypothesis_id` names the tree that asks it first; a control item belongs to none.
+    """
 
     lease: Lease
     record: TaskRecord
     at: float
+    hypothesis_id: str = ""
 
 
 class TaskQueue:
@@ -189,7 +193,7 @@ class TaskQueue:
             run_id, task_id = parts_of(lease_id, "lease")
             now = await self._tasks.read(run_id, task_id)
             if (record := now.record) is not None:
-                found += [LeasedTask(lease, record, now.at) for lease in record.leases if lease.id == lease_id]
+                found += [await self._leased(lease, record, now.at) for lease in record.leases if lease.id == lease_id]
         return found
 
     async def _take(
@@ -215,10 +219,15 @@ class TaskQueue:
                         lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
                         change = steps.lease(record, annotator, lease_id, at, lease_s)
                         if await self._tasks.write(change, run.config.oracle, at, numbered, content):
-                            return LeasedTask(change.record.leases[-1], change.record, at)
+                            return await self._leased(change.record.leases[-1], change.record, at)
                         overtaken = True
                 if not overtaken:
                     return None
+
+    async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
+        tree = record.node_id.partition("-")[0]
+        hypothesis_id = await self._nodes.hypothesis_id(record.run_id, int(tree)) if tree else ""
+        return LeasedTask(lease, record, at, hypothesis_id)
 
     async def _candidates(self, run: Run, annotator: str, taken: int, only: frozenset[str] | None) -> list[str]:
         """The waiting tasks that this person has not judged, after a control item when one is due.

@@ -263,14 +263,14 @@ class Review:
         async with self._agreeing:
             return await agreement_apart(ratings), dict(sorted(reports.items()))
 
-    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[TaskEvent]:
-        """The events of a run's tasks until it has ended, or (empty) of all, without end.
+    async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
+        """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
 
         Raises FailedPrecondition (EVENTS_GONE) when one of all was trimmed before it could be read.
         """
         if run_id:
             await self._runs.get(run_id)
-        seq = max(from_seq, 1) - 1
+        seq = await self._tasks.last_event(run_id) if from_now else max(from_seq, 1) - 1
         while True:
             ended = bool(run_id) and (await self._runs.get(run_id)).ended
             events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)

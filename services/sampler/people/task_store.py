@@ -360,9 +360,10 @@ class TaskStore:
         return [task_id or "" for task_id in found]
 
     async def last_event(self, run_id: str) -> int:
-        """The number of the last event of a run's tasks; 0 when there is none."""
-        async with unavailable_if_down(f"read the events of run {run_id}"):
-            entries = await self._redis.xrevrange(self._keys.events(run_id), count=1)
+        """The number of the last event of a run's tasks, or (empty) of all; 0 when there is none."""
+        key = self._keys.events(run_id) if run_id else self._keys.all_events
+        async with unavailable_if_down("read the last event of tasks"):
+            entries = await self._redis.xrevrange(key, count=1)
         return int(entries[0][0].partition("-")[0]) if entries else 0
 
     async def answered_by(self, run_id: str, annotator: str) -> list[str]:

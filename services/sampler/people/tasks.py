@@ -108,9 +108,10 @@ class TaskRecord:
     """A task with everything that has happened to it so far.
 
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
-    makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `settled` is the decision that
-    node `node_id` of the run went on with; `corrected` are the candidates whose verdict has changed since. The decision
-    of a `final` task goes to the run at once. `further` is what a later minor release has added.
+    makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `node_id` is the node that asks
+    first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict has
+    changed since. The decision of a `final` task goes to the run at once. `further` is what a later minor release has
+    added.
     """
 
     run_id: str

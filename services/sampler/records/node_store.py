@@ -173,6 +173,12 @@ class NodeStore:
                 break
         raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
 
+    async def hypothesis_id(self, run_id: str, tree: int) -> str:
+        """The hypothesis at the root of a tree."""
+        async with unavailable_if_down(f"read a hypothesis of run {run_id}"):
+            row = await self._redis.lindex(self._keys.hypotheses(run_id), tree)
+        return str(_row(row, 1)[0]) if row else ""
+
     async def is_finished(self, run_id: str, tree: int) -> bool:
         """Whether no node of a tree is left to judge."""
         async with unavailable_if_down(f"read the frontier of run {run_id}"):

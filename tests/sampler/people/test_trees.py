@@ -118,7 +118,7 @@ async def test_people_stay_in_a_tree_or_take_one_task(world: SamplerWorld):
         assert await people.lease("bob", run_id=run_id, hypothesis_id="tree-2") == []
         tasks = [task.task.task_id async for task in people.list_tasks(run_id)]
         [single] = await people.lease("bob", run_id=run_id, task_id=tasks[1])
-        assert single.task.query == "hypothesis 1"
+        assert (single.task.query, single.hypothesis_id, single.node_id) == ("hypothesis 1", "tree-1", "1-0")
         assert 0 < single.remaining.total_seconds() <= 30
         assert [one.task.query for one in await people.lease("cem", queue="team")] == ["hypothesis 0"]
         for wrong, error, problem in (
@@ -169,6 +169,7 @@ async def test_fewer_people_judge_a_task_once_its_overlap_is_lowered(world: Samp
         lowered = await people.lower_overlap(run_id, lease.task.task_id, 1, "judge")
         assert lowered.state in (values.TaskState.DECIDED, values.TaskState.SETTLED)
         assert (await asyncio.wait_for(sampler.wait(run_id), 40)).progress.nodes_judged == 1
+        assert [event async for event in people.watch(run_id, from_now=True)] == []
         told = [(event.event, event.annotator) async for event in people.watch(run_id)]
         assert (values.TaskEvent.LOWERED, "judge") in told
         assert (values.TaskEvent.ANSWERED, "ann") in told

@@ -400,18 +400,22 @@ class LeaseTaskResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining")
+    __slots__ = ("lease_id", "run_id", "task", "expires_at", "remaining", "hypothesis_id", "node_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     REMAINING_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     run_id: str
     task: _oracle_pb2.OracleTask
     expires_at: _timestamp_pb2.Timestamp
     remaining: _duration_pb2.Duration
-    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    hypothesis_id: str
+    node_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., expires_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., remaining: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hypothesis_id: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("lease_id",)
@@ -850,12 +854,14 @@ class TaskAnswer(_message.Message):
     def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
-    __slots__ = ("run_id", "from_seq")
+    __slots__ = ("run_id", "from_seq", "from_now")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FROM_NOW_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     from_seq: int
-    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ...) -> None: ...
+    from_now: bool
+    def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., from_now: bool = ...) -> None: ...
 
 class WatchTasksResponse(_message.Message):
     __slots__ = ("seq", "event", "task_id", "run_id", "at", "annotator")

@@ -392,6 +392,10 @@ class Lease:
     """When the lease ends unless renewed."""
     remaining: timedelta = timedelta()
     """The time until then, by the sampler's clock."""
+    hypothesis_id: str = ""
+    """The hypothesis of the tree that asks the task first. Empty: none does."""
+    node_id: str = ""
+    """The node that asks it first. Empty: none does."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Lease) -> Lease:
@@ -402,6 +406,8 @@ class Lease:
             task=OracleTask.from_message(message.task),
             expires_at=moment(message.expires_at),
             remaining=lasting(message.remaining),
+            hypothesis_id=message.hypothesis_id,
+            node_id=message.node_id,
         )
 
 
