@@ -26,7 +26,7 @@ BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-soak conformance check format bench table1 figure3 proto release docs up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 figure3 proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -52,6 +52,11 @@ test-demo: setup ## run the whole demo as a test
 
 test-integrations: setup ## install each integration of clients/ and use it beside a running fleet (needs a package index)
 	@$(PYTEST) -m integrations --timeout 1800
+
+test-browser: setup ## people at the workbench in a real Chromium (Debian: apt-get install chromium; needs package indexes)
+	@$(PY) -m pip install -q -e "clients/workbench[test]"
+	@cd clients/workbench/page && npm ci --no-audit --no-fund --loglevel=error
+	@$(PYTEST) -m browser tests/browser
 
 test-sdk: setup ## the SDK at the lowest and highest versions of its dependencies, in Node too; notebooks; the site
 	@$(PYTEST) -m sdk --timeout 1800

@@ -48,6 +48,15 @@ INTEGRATIONS = {
     "langchain": {"langchain_aeenc", "langchain_core", "pydantic"},
     "llama-index": {"llama_index"},
     "mcp": {"aeenc_mcp", "mcp", "pydantic"},
+    "workbench": {
+        "aeenc_workbench",
+        "itsdangerous",
+        "pydantic",
+        "pydantic_settings",
+        "starlette",
+        "typer",
+        "uvicorn",
+    },
 }
 
 MAX_LINES = 500
@@ -110,7 +119,7 @@ def test_an_integration_is_complete():
         assert all(">=" in dependency for dependency in project["dependencies"]), "give every dependency a lower bound"
         assert (files / "README.md").is_file()
         assert list(files.rglob("py.typed"))
-        assert list(files.glob("tests/test_*.py"))
+        assert list((ROOT / "tests" / "browser" if folder == "workbench" else files / "tests").glob("test_*.py"))
         assert f"clients/{folder}" in page
 
 

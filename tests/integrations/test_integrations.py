@@ -20,7 +20,8 @@ from tools.pinned_venv import PinnedVenv
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "clients"
 DOCS = ROOT / "docs" / "integrations.md"
-DISTRIBUTIONS = sorted(path.parent.name for path in CLIENTS.glob("*/pyproject.toml") if path.parent.name != "python")
+OWN = {"python", "workbench"}  # tested by the default suite and by `make test-browser`
+DISTRIBUTIONS = sorted(path.parent.name for path in CLIENTS.glob("*/pyproject.toml") if path.parent.name not in OWN)
 IGNORED = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*_cache")
 
 

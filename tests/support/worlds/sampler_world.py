@@ -84,6 +84,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         self.requests: list[index_pb2.RetrieveRequest] = []
         self.active = "generation-1"
         self.stable = "version-1"
+        self.suffix = ""  # of every text
         self.delay_s = 0.0
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
@@ -94,7 +95,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         results = [
             index_pb2.RetrievedPremises(
                 premises=[
-                    index_pb2.RetrievedPremise(id=i, text=t, score=s)
+                    index_pb2.RetrievedPremise(id=i, text=t + self.suffix, score=s)
                     for i, t, s in nearest(text, request.k, request.filter.any_split, accepted, request.exclude_ids)
                 ]
             )
@@ -227,6 +228,33 @@ class SamplerWorld:
             await ready(client)
             yield client
             await client.channel.close()
+
+
+@asynccontextmanager
+async def small_world(redis_url: str, namespace: str, index: FakeIndex | None = None) -> AsyncIterator[SamplerWorld]:
+    """The fakes at work, and the settings of samplers over them."""
+    index, oracle = index or FakeIndex(), FakeOracle()
+    async with (
+        serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as index_port,
+        serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as oracle_port,
+    ):
+        fake = {
+            "target": f"127.0.0.1:{oracle_port}",
+            "timeout_s": 5.0,
+            "max_attempts": 3,
+            "backoff_s": 0.02,
+            "patience_s": 0.0,
+        }
+        settings = {
+            "port": 0,
+            "redis_url": redis_url,
+            "namespace": namespace,
+            "index_target": f"127.0.0.1:{index_port}",
+            "poll_s": 0.05,
+            "lease_s": 1.0,
+            "oracles": {"fake": fake},
+        }
+        yield SamplerWorld(index, oracle, settings)
 
 
 async def ready(client: aeenc.SamplerClient) -> None:

@@ -92,8 +92,12 @@ _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
     1: (errors.AeencError,),
 }
 INTERRUPTED = 130
-# Commands of the distribution `aeenc-services`. A user who has only the SDK is told where they come from.
-_OF_THE_SERVICES = frozenset({"backup", "demo", "doctor", "down", "restore", "token", "up"})
+# Commands of other distributions. A user who has only the SDK is told where they come from.
+_SERVICES = ("the services", "pip install 'aeenc-services[one-machine]'")
+_ELSEWHERE = {
+    **dict.fromkeys(("backup", "demo", "doctor", "down", "restore", "token", "up"), _SERVICES),
+    "workbench": ("the workbench", "pip install aeenc-workbench"),
+}
 _COMPLETION = "_AEENC_COMPLETE"
 _WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -113,9 +117,9 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in _OF_THE_SERVICES and args[0] not in self.commands:
-            remedy = "pip install 'aeenc-services[one-machine]'"
-            ctx.fail(f"`aeenc {args[0]}` comes with the services, which are not installed here: {remedy}")
+        if args[0] in _ELSEWHERE and args[0] not in self.commands:
+            source, remedy = _ELSEWHERE[args[0]]
+            ctx.fail(f"`aeenc {args[0]}` comes with {source}, which is not installed here: {remedy}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -1,0 +1,61 @@
+"""Starts the workbench: `aeenc-workbench`, `aeenc workbench`, or `python -m aeenc_workbench`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+
+from aeenc_workbench.app import make_app
+from aeenc_workbench.settings import WorkbenchSettings
+from aeenc_workbench.sign_in import Links
+
+DRAIN_S = 5
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Reads the settings, prints a link for each person, and serves until SIGTERM or Ctrl-C."""
+    settings = WorkbenchSettings.from_command_line(arguments)
+    links = Links(settings.folder)
+    scheme = "https" if settings.tls_cert else "http"
+    if settings.link:
+        _print_links(settings, links, f"{scheme}://{settings.host}:{settings.port}")
+        return
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listening = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        sys.exit(f"aeenc-workbench: cannot listen on {settings.host}:{settings.port} ({error}); choose another --port")
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    app = make_app(
+        links,
+        secure=settings.tls_cert is not None,
+        sampler=settings.sampler,
+        index=settings.index,
+        token=settings.token,
+        ca=settings.ca,
+    )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # an address may hold a link
+        server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    _print_links(settings, links, f"{scheme}://{host}:{listening.getsockname()[1]}")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _print_links(settings: WorkbenchSettings, links: Links, url: str) -> None:
+    sys.stdout.write("Links, each for one person, to be opened once within an hour:\n")
+    for person in settings.people:
+        sys.stdout.write(f"  {person.name} ({person.role})  {settings.url or url}/sign-in?link={links.make(person)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

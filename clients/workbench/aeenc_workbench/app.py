@@ -1,0 +1,125 @@
+"""The application: the page, signing in, the calls of the page, and the headers that keep other sites out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aeenc import AsyncClient
+from aeenc.errors import AeencError, Unauthenticated
+from aeenc_workbench import calls, plain
+from aeenc_workbench.events import Events
+from aeenc_workbench.sign_in import Links, person_of, sign_in
+
+PAGE = Path(__file__).parent / "page"
+SESSION_S = 30 * 24 * 3600
+BODY_BYTES = 1024 * 1024
+HEADERS = {
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+}
+
+
+def make_app(links: Links, *, secure: bool = False, **targets: Any) -> Starlette:
+    """Makes the ASGI application. `targets` are the options of `aeenc.AsyncClient`.
+
+    With `secure` browsers send the session over TLS only. It runs whether or not the services do.
+    """
+
+    @asynccontextmanager
+    async def connected(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncClient(**targets) as client:
+            app.state.client = client
+            app.state.events = Events(client)
+            app.state.events.start()
+            yield
+            await app.state.events.stop()
+
+    async def enter(request: Request) -> Response:
+        try:
+            person = links.use(request.query_params.get("link", ""))
+        except Unauthenticated as error:
+            return HTMLResponse(f"<!doctype html><title>Not signed in</title><p>{error.message}</p>", 401)
+        sign_in(request, person)
+        return RedirectResponse("/", 303)
+
+    async def leave(request: Request) -> Response:
+        person_of(request)
+        request.session.clear()
+        return Response(status_code=204)
+
+    async def page(_: Request) -> Response:
+        return FileResponse(PAGE / "index.html", headers={"cache-control": "no-cache"})
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/sign-in", enter),
+            Route("/sign-out", leave, methods=["POST"]),
+            *calls.routes(),
+            Mount("/assets", StaticFiles(directory=PAGE / "assets", check_dir=False)),
+        ],
+        middleware=[
+            Middleware(Shield),
+            Middleware(
+                SessionMiddleware,
+                secret_key=links.key,
+                session_cookie="aeenc_workbench",
+                max_age=SESSION_S,
+                same_site="strict",
+                https_only=secure,
+            ),
+        ],
+        exception_handlers={
+            AeencError: plain.on_error,
+            HTTPException: plain.on_http_error,
+            ValidationError: plain.on_invalid_body,
+        },
+        lifespan=connected,
+    )
+
+
+class Shield:
+    """Adds the security headers to every answer, and refuses bodies beyond BODY_BYTES."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        too_large = headers.get(b"transfer-encoding") or not length.isdigit() or int(length) > BODY_BYTES
+
+        async def shielded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS.items()]
+            await send(message)
+
+        if too_large:
+            told = f"a body needs a content-length of at most {BODY_BYTES:,} bytes"
+            await plain.problem(413, told, "INVALID_ARGUMENT")(scope, receive, shielded)
+        else:
+            await self._app(scope, receive, shielded)

@@ -1,0 +1,332 @@
+"""What the page calls: each a call of the SDK on behalf of the person who is signed in, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aeenc import AsyncClient, values
+from aeenc.errors import PermissionDenied
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
+from aeenc_workbench.plain import plain
+from aeenc_workbench.sign_in import Person, person_of
+
+Word = Literal["explains", "leaf", "refuses", "abstains"]
+B = TypeVar("B", bound=BaseModel)
+MAX_TASKS = 200  # of a list
+_VERDICTS = {
+    "explains": Verdict(EXPLAINS),
+    "leaf": Verdict(EXPLAINS, leaf=True),
+    "refuses": Verdict(REFUSES),
+    "abstains": Verdict(ABSTAINS),
+}
+
+
+class Body(BaseModel):
+    """A request's body; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LeaseBody(Body):
+    """Which task to take. Empty: any."""
+
+    run: str = ""
+    queue: str = ""
+    hypothesis: str = ""
+    task: str = ""
+    request: str = ""
+
+
+class HeldBody(Body):
+    """A lease."""
+
+    lease: str
+    reason: str = ""
+
+
+class AnswerBody(Body):
+    """An answer. Candidates without a verdict are refused up to `seen_upto`, and unseen beyond."""
+
+    lease: str
+    verdicts: dict[str, Word] = {}
+    seen_upto: int = Field(0, ge=0)
+    additions: dict[str, Literal["explains", "leaf"]] = {}
+    written: list[str] = []
+    note: str = ""
+    inference: str = ""
+    node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
+    elapsed_s: float | None = None
+    seq: int = Field(gt=0, lt=2**53)
+
+
+class TaskBody(Body):
+    """A task of a run."""
+
+    run: str
+    task: str
+    verdicts: dict[str, Word] = {}
+    request: str = ""
+
+
+class UndoBody(Body):
+    """The run whose last answer to take back."""
+
+    run: str
+    request: str = ""
+
+
+class SearchBody(Body):
+    """A search in a run's corpus, with its encoder version and generation."""
+
+    run: str
+    text: str
+    mode: Literal["dense", "lexical", "hybrid"] = "hybrid"
+    accepted: list[str] = []
+    exclude: list[str] = []
+    k: int = Field(20, ge=1, le=100)
+
+
+class CompareBody(Body):
+    """A hypothesis, and one way to retrieve premises for it."""
+
+    corpus: str
+    text: str
+    mode: Literal["dense", "lexical", "hybrid", "iterative_lexical"] = "dense"
+    label: str = ""
+    k: int = Field(20, ge=1, le=100)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the page: the SDK's client, who is signed in, and what they sent."""
+
+    client: AsyncClient
+    person: Person
+    request: Request
+
+    @property
+    def run(self) -> str:
+        """The run in the path."""
+        return str(self.request.path_params["run"])
+
+    async def body(self, kind: type[B]) -> B:
+        """Reads the body. Raises pydantic's ValidationError."""
+        return kind.model_validate_json(await self.request.body())
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+async def me(call: Call) -> Any:
+    """Who is signed in."""
+    return {"name": call.person.name, "role": call.person.role, "csrf": call.request.session["csrf"]}
+
+
+async def queues(call: Call) -> Any:
+    """All queues with counts and guidelines."""
+    return await call.client.people.list_queues(call.person.name)
+
+
+async def lease(call: Call) -> Any:
+    """The next task of the person, or null."""
+    body = await call.body(LeaseBody)
+    leases = await call.client.people.lease(
+        call.person.name,
+        run_id=body.run,
+        queue=body.queue,
+        hypothesis_id=body.hypothesis,
+        task_id=body.task,
+        request_id=body.request,
+    )
+    return leases[0] if leases else None
+
+
+async def renew(call: Call) -> Any:
+    """Extends a lease."""
+    body = await call.body(HeldBody)
+    return {"expires_at": await call.client.people.renew(body.lease)}
+
+
+async def release(call: Call) -> Any:
+    """Gives a task back."""
+    body = await call.body(HeldBody)
+    await call.client.people.release(body.lease, body.reason)
+
+
+async def answer(call: Call) -> Any:
+    """Submits an answer."""
+    body = await call.body(AnswerBody)
+    held = values.Lease(lease_id=body.lease)
+    return await call.client.people.submit(
+        held,
+        {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()},
+        seen_upto=body.seen_upto,
+        elapsed_s=body.elapsed_s,
+        note=body.note,
+        additions={premise_id: _VERDICTS[word] for premise_id, word in body.additions.items()},
+        written=body.written,
+        inference=body.inference,
+        node_verdict=body.node_verdict or None,
+        client_seq=body.seq,
+    )
+
+
+async def undo(call: Call) -> Any:
+    """Takes the person's last answer back."""
+    body = await call.body(UndoBody)
+    return {"answers": await call.client.people.undo(call.person.name, body.run, request_id=body.request)}
+
+
+async def settle(call: Call) -> Any:
+    """Lets the run go on with a decided task at once."""
+    body = await call.body(TaskBody)
+    return await call.client.people.settle(body.run, body.task, call.person.name, request_id=body.request)
+
+
+async def search(call: Call) -> Any:
+    """Premises of a run's corpus that a query finds."""
+    body = await call.body(SearchBody)
+    run = await call.client.sampler.get_run(body.run)
+    dense = body.mode != "lexical"
+    found = await call.client.index.retrieve(
+        run.config.corpus,
+        [body.text],
+        k=body.k,
+        mode=body.mode,
+        version=run.model_version if dense else None,
+        accepted=[body.accepted] if body.accepted and dense else (),
+        exclude=body.exclude,
+        splits=("facts", run.config.split) if run.config.split else (),
+        generation=run.generation,
+        truncate=True,
+    )
+    return {"hits": found.results[0]}
+
+
+async def compare(call: Call) -> Any:
+    """Premises for a hypothesis by one label and mode, with the seconds that it took."""
+    body = await call.body(CompareBody)
+    label = body.label or None
+    found = await call.client.index.retrieve(
+        body.corpus, [body.text], k=body.k, mode=body.mode, label=label, truncate=True
+    )
+    return {"hits": found.results[0], "version": found.model_version, "generation": found.generation}
+
+
+async def corpora(call: Call) -> Any:
+    """The names of the corpora."""
+    return [one async for one in call.client.index.list_corpora()]
+
+
+async def tree(call: Call) -> Any:
+    """The tree of a hypothesis."""
+    return await call.client.people.get_tree(call.run, call.request.query_params.get("hypothesis", ""))
+
+
+async def answers(call: Call) -> Any:
+    """The person's own answers in a run, the latest first."""
+    listed = call.client.people.list_answers(call.run, call.person.name, page_size=MAX_TASKS)
+    return await _first(listed)
+
+
+async def tasks(call: Call) -> Any:
+    """The tasks of a run as the person may see them."""
+    state = call.request.query_params.get("state")
+    viewer = "" if call.person.role == "adjudicator" else call.person.name
+    return await _first(
+        call.client.people.list_tasks(call.run, state=state, annotator=viewer)  # type: ignore[arg-type]
+    )
+
+
+async def adjudicate(call: Call) -> Any:
+    """Decides a conflict."""
+    _needs_adjudicator(call.person)
+    body = await call.body(TaskBody)
+    verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
+    made = await call.client.people.adjudicate(body.run, body.task, verdicts, call.person.name, request_id=body.request)
+    return {"answer": made}
+
+
+async def agreement(call: Call) -> Any:
+    """The agreement of a run's annotators."""
+    _needs_adjudicator(call.person)
+    return await call.client.people.get_agreement(call.run)
+
+
+async def trees(call: Call) -> Any:
+    """A run's trees as lines of an EntailmentBank file, to download."""
+    run = call.run
+    await call.client.sampler.get_run(run)  # an unknown run is refused before the answer begins
+
+    async def lines() -> AsyncIterator[str]:
+        async for _, record in call.client.sampler.export_trees(run):
+            yield f"{record}\n"
+
+    name = {"content-disposition": f'attachment; filename="trees-{run}.jsonl"'}
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=name)
+
+
+async def events(call: Call) -> Any:
+    """All events of the queues from now on."""
+    stream = call.request.app.state.events.stream()
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+_READS: dict[str, Handler] = {
+    "/api/me": me,
+    "/api/queues": queues,
+    "/api/corpora": corpora,
+    "/api/events": events,
+    "/api/runs/{run}/tree": tree,
+    "/api/runs/{run}/answers": answers,
+    "/api/runs/{run}/tasks": tasks,
+    "/api/runs/{run}/agreement": agreement,
+    "/api/runs/{run}/trees.jsonl": trees,
+}
+_CHANGES: dict[str, Handler] = {
+    "/api/lease": lease,
+    "/api/renew": renew,
+    "/api/release": release,
+    "/api/answer": answer,
+    "/api/undo": undo,
+    "/api/settle": settle,
+    "/api/search": search,
+    "/api/compare": compare,
+    "/api/adjudicate": adjudicate,
+}
+
+
+def routes() -> list[Route]:
+    """The routes below /api."""
+    reads = [Route(path, _endpoint(one)) for path, one in _READS.items()]
+    return [*reads, *(Route(path, _endpoint(one), methods=["POST"]) for path, one in _CHANGES.items())]
+
+
+def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        person = person_of(request)
+        done = await handler(Call(request.app.state.client, person, request))
+        return done if isinstance(done, Response) else JSONResponse(plain(done), headers={"cache-control": "no-store"})
+
+    return endpoint
+
+
+def _needs_adjudicator(person: Person) -> None:
+    if person.role != "adjudicator":
+        raise PermissionDenied(f"{person.name} is an annotator; ask for a link with the role adjudicator")
+
+
+async def _first(listed: Any) -> list[Any]:
+    found: list[Any] = []
+    async for one in listed:
+        found.append(one)
+        if len(found) == MAX_TASKS:
+            break
+    return found

@@ -1,0 +1,87 @@
+"""One watch of all queues for all browsers, as server-sent events.
+
+    people.watch() ─▶ Events ─▶ a queue a browser ─▶ text/event-stream
+
+A browser that falls behind is cut off; it connects again and reads the state anew, as after a lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aeenc import AsyncClient
+from aeenc.errors import AeencError
+
+BACKLOG = 256  # events that one browser may be behind
+BEAT_S = 15.0  # proxies close a stream that says nothing for long
+PAUSE_S = 1.0
+
+
+class Events:
+    """Follows the sampler's events from its start on."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._browsers: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        self._following: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to follow."""
+        self._following = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Ends all streams."""
+        for browser in self._browsers:
+            _end(browser)
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yields the events from now on, and a comment now and then."""
+        browser: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(BACKLOG)
+        self._browsers.add(browser)
+        yield b"retry: 1000\n\n"
+        try:
+            while True:
+                try:
+                    event = await asyncio.wait_for(browser.get(), BEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if event is None:
+                    return
+                yield f"data: {json.dumps(event)}\n\n".encode()
+        finally:
+            self._browsers.discard(browser)
+
+    async def _follow(self) -> None:
+        seq = 0
+        while True:
+            try:
+                async for event in self._client.people.watch(from_seq=seq + 1, from_now=not seq):
+                    seq = event.seq
+                    told = {"event": event.event.name.lower(), "run": event.run_id, "task": event.task_id}
+                    self._tell({**told, "annotator": event.annotator})
+            except AeencError as error:
+                seq = 0 if error.reason == "EVENTS_GONE" else seq
+                self._tell({"event": "away", "detail": error.message})
+            await asyncio.sleep(PAUSE_S)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        for browser in list(self._browsers):
+            if browser.full():
+                _end(browser)
+            else:
+                browser.put_nowait(event)
+
+
+def _end(browser: asyncio.Queue[dict[str, Any] | None]) -> None:
+    while browser.full():
+        browser.get_nowait()
+    browser.put_nowait(None)

@@ -1,0 +1,87 @@
+"""Settings of the workbench: laptop defaults, from `AEENC_WORKBENCH_<FIELD>` and from flags, which win."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+
+from aeenc.transport.targets import home
+from aeenc_workbench.sign_in import Person
+
+PREFIX = "AEENC_WORKBENCH_"
+
+
+class WorkbenchSettings(BaseSettings):
+    """Where the workbench listens, who may sign in, and where the services are."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8700, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    annotator: list[str] = Field([], description="people to print a link for; none: your login, as adjudicator")
+    adjudicator: list[str] = Field([], description="people to print a link for who also decide conflicts")
+    link: bool = Field(False, description="print the links and end: for a workbench that runs already")
+    state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
+    url: str = Field("", description="address that people use, for the links; default: where it listens")
+    sampler: str | None = Field(None, description="address of the sampler; default: AEENC_SAMPLER or the local fleet")
+    index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
+    token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
+    ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
+    tls_key: Path | None = Field(None, description="private key (PEM) of the workbench")
+    allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, as behind a proxy that has it")
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together; give both or neither")
+        if self.tls_cert is None and not self.allow_insecure and not _is_loopback(self.host):
+            raise ValueError(
+                f"{self.host} is not loopback: sessions would travel in the clear; give tls_cert and tls_key, or set "
+                "allow_insecure behind a proxy that has TLS"
+            )
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the key is."""
+        return self.state_dir or home() / "workbench"
+
+    @property
+    def people(self) -> list[Person]:
+        """Those who get a link."""
+        named = [Person(name) for name in self.annotator]
+        named += [Person(name, "adjudicator") for name in self.adjudicator]
+        return named or [Person(getpass.getuser(), "adjudicator")]
+
+    @classmethod
+    def from_command_line(cls, arguments: list[str] | None = None) -> Self:
+        """Reads flags (`--port 8700`) and the environment. A wrong value ends the process: its name, status 2."""
+        flags: CliSettingsSource[Any] = CliSettingsSource(
+            cls,
+            cli_prog_name="aeenc-workbench",
+            cli_parse_args=sys.argv[1:] if arguments is None else arguments,
+            cli_kebab_case=True,
+            cli_implicit_flags=True,
+        )
+        try:
+            return cls(_cli_settings_source=flags)  # type: ignore[call-arg]
+        except ValidationError as error:
+            for problem in error.errors():
+                name = str(problem["loc"][0]) if problem["loc"] else ""
+                setting = f"{PREFIX}{name.upper()} (--{name.replace('_', '-')})" if name else "aeenc-workbench"
+                sys.stderr.write(f"{setting}: {problem['msg']}\n")
+            raise SystemExit(2) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,107 @@
+"""Who uses the page: links that sign a person in once, and the session that a signed cookie holds.
+
+    `aeenc-workbench` prints a link ─▶ the browser opens it ─▶ a session cookie (HttpOnly, SameSite=Strict)
+
+The key that signs both is made at the first start and kept in a file that only its owner reads, so sessions survive a
+restart. The cookie holds a name and roles, never a token of the services.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from itsdangerous import BadSignature, SignatureExpired, URLSafeTimedSerializer
+from starlette.requests import Request
+
+from aeenc.errors import PermissionDenied, Unauthenticated
+
+Role = Literal["annotator", "adjudicator"]
+LINK_S = 3600
+KEY_BYTES = 32
+CSRF_HEADER = "x-csrf-token"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who is signed in. An adjudicator may also do what an annotator may."""
+
+    name: str
+    role: Role = "annotator"
+
+
+class Links:
+    """Links that sign a person in, each once and within an hour. `folder` keeps the key and which links were used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._used = folder / "used-links"
+        self.key = _key(folder)
+        self._signer = URLSafeTimedSerializer(self.key, salt="sign-in")
+
+    def make(self, person: Person) -> str:
+        """Returns what follows `?link=` in the address."""
+        return self._signer.dumps([person.name, person.role, secrets.token_urlsafe(12)])
+
+    def use(self, link: str) -> Person:
+        """Returns whom a link signs in. Raises Unauthenticated for one that is wrong, old or used."""
+        remedy = "make another one: `aeenc-workbench --link --annotator NAME`"
+        try:
+            name, role, _ = self._signer.loads(link, max_age=LINK_S)
+        except SignatureExpired:
+            raise Unauthenticated(f"this link is older than an hour; {remedy}") from None
+        except BadSignature:
+            raise Unauthenticated(f"this link was not made by this workbench; {remedy}") from None
+        if not self._first_use(link):
+            raise Unauthenticated(f"this link has been used; {remedy}")
+        return Person(name, role)
+
+    def _first_use(self, link: str) -> bool:
+        """Notes that a link was used. Of several attempts at once one is the first: the file of its mark is new."""
+        self._used.mkdir(parents=True, exist_ok=True)
+        for mark in self._used.iterdir():
+            if mark.stat().st_mtime < time.time() - 2 * LINK_S:
+                mark.unlink(missing_ok=True)
+        try:
+            (self._used / hashlib.sha256(link.encode()).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def sign_in(request: Request, person: Person) -> None:
+    """Begins a session."""
+    request.session.clear()
+    request.session.update({"name": person.name, "role": person.role, "csrf": secrets.token_urlsafe(24)})
+
+
+def person_of(request: Request) -> Person:
+    """Returns who is signed in. Raises Unauthenticated for nobody, PermissionDenied for a forged request.
+
+    What changes something must repeat the session's CSRF token in a header: another site can neither read nor set it.
+    """
+    session = request.session
+    if "name" not in session:
+        raise Unauthenticated("nobody is signed in; open the link that `aeenc-workbench` has printed")
+    sent = request.headers.get(CSRF_HEADER, "")
+    if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent, session["csrf"]):
+        raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")
+    return Person(session["name"], session["role"])
+
+
+def _key(folder: Path) -> str:
+    """Reads the key, or makes it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "key"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text(encoding="ascii")
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        key = secrets.token_urlsafe(KEY_BYTES)
+        file.write(key)
+    return key

@@ -1,0 +1,338 @@
+// One person at work: lease, judge, submit, take back or go on, next.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Tree, type Word } from "./api";
+import { Candidates } from "./candidates";
+import { dropDraft, emptyDraft, folded, loadDraft, saveDraft, sentVerdicts, type Draft } from "./draft";
+import { Search } from "./search";
+import { TreeView } from "./tree";
+
+const HELD = "aeenc.lease";
+const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
+const KEYS: [string, string][] = [
+  ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["s", "read down to here"],
+  ["/", "search"], ["n", "note"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
+];
+
+interface Last { lease: Lease; draft: Draft; until: number; settled: boolean }
+
+export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
+  const [lease, setLease] = useState<Lease | null>(null);
+  const [draft, showDraft] = useState<Draft | null>(null);
+  const [tree, drawTree] = useState<Tree | null>(null);
+  const [last, setLast] = useState<Last | null>(null);
+  const [focus, showFocus] = useState(0);
+  const [stay, setStay] = useState(true);
+  const [searching, setSearching] = useState(false);
+  const [guideline, setGuideline] = useState(false);
+  const [showScores, setShowScores] = useState(false);
+  const [told, setTold] = useState("");
+  const [grows, setGrows] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const [now, setNow] = useState(Date.now());
+  const [ends, setEnds] = useState(0);
+  const active = useRef(Date.now());
+  const shown = useRef<{ lease: Lease | null; tree: Tree | null }>({ lease: null, tree: null });
+  // What keys act upon: two keys may come before the page is drawn again.
+  const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
+  const asking = useRef(false);
+  const working = useRef(false); // an answer is on its way
+  const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
+  const folds = useMemo(() => (lease ? folded(lease.task.candidates) : []), [lease]);
+
+  function setDraft(changed: (before: Draft) => Draft): void {
+    if (latest.current.draft) replaceDraft(changed(latest.current.draft));
+  }
+
+  function replaceDraft(draft: Draft | null): void {
+    latest.current.draft = draft;
+    showDraft(draft);
+  }
+
+  function setFocus(index: number): void {
+    latest.current.focus = index;
+    showFocus(index);
+  }
+
+  function setTree(tree: Tree | null): void {
+    shown.current.tree = tree;
+    drawTree(tree);
+  }
+
+  function open(found: Lease | null, kept?: Draft): void {
+    shown.current.lease = found;
+    setLease(found);
+    setFocus(0);
+    setSearching(false);
+    if (!found) {
+      localStorage.removeItem(HELD);
+      replaceDraft(null);
+      return;
+    }
+    localStorage.setItem(HELD, JSON.stringify(found));
+    replaceDraft(kept ?? loadDraft(found));
+    setEnds(Date.parse(found.expires_at));
+    void showTree(found.run_id, found.hypothesis_id, found);
+  }
+
+  async function showTree(run: string, hypothesis: string, of: Lease | null = null): Promise<void> {
+    if (!hypothesis) {
+      setTree(of && pathTree(of));
+      return;
+    }
+    try {
+      setTree(await call<Tree>(`/api/runs/${encodeURIComponent(run)}/tree?hypothesis=${encodeURIComponent(hypothesis)}`));
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+
+  // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
+  async function next(elsewhere = false): Promise<void> {
+    if (asking.current) return;
+    asking.current = true;
+    try {
+      const tree = shown.current.tree;
+      let found: Lease | null = null;
+      if (stay && tree?.hypothesis_id && !elsewhere) {
+        found = await call<Lease | null>("/api/lease", { run: tree.run_id, hypothesis: tree.hypothesis_id, request: fresh() }).catch(() => null);
+        if (!found) {
+          await showTree(tree.run_id, tree.hypothesis_id);
+          const grows = shown.current.tree?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
+          setGrows(grows);
+          if (grows) { open(null); return; }
+        }
+      }
+      setGrows(false);
+      found ??= await call<Lease | null>("/api/lease", { request: fresh() });
+      open(found);
+    } catch (error) {
+      setTold((error as Error).message);
+    } finally {
+      asking.current = false;
+      reloadQueues();
+    }
+  }
+
+  useEffect(() => {
+    const stored = localStorage.getItem(HELD);
+    const held = stored ? (JSON.parse(stored) as Lease) : null;
+    if (held && Date.parse(held.expires_at) > Date.now()) open(held);
+    else void next();
+    const ticking = setInterval(() => setNow(Date.now()), 500);
+    const busyNow = (): void => { active.current = Date.now(); };
+    addEventListener("pointerdown", busyNow);
+    addEventListener("keydown", busyNow);
+    let due: ReturnType<typeof setTimeout> | undefined;
+    const stop = follow((event) => {
+      clearTimeout(due);
+      due = setTimeout(() => {
+        const { lease: held, tree: drawn } = shown.current;
+        if (drawn && (event.run === drawn.run_id || event.event === "connected")) void showTree(drawn.run_id, drawn.hypothesis_id, held);
+        if (!held && !working.current) void next();
+        reloadQueues();
+      }, 120);
+    });
+    return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
+  }, []);
+
+  useEffect(() => {
+    if (!lease) return undefined;
+    const renewing = setInterval(() => {
+      if (Date.now() - active.current > ACTIVE_MS) return;
+      call<{ expires_at: string }>("/api/renew", { lease: lease.lease_id })
+        .then((renewed) => { setEnds(Date.parse(renewed.expires_at)); localStorage.setItem(HELD, JSON.stringify({ ...lease, ...renewed })); })
+        .catch((error: Error) => setTold(`${error.message}. You may still submit; if others were faster, it is not counted.`));
+    }, Math.max(5000, (lease.remaining * 1000) / 3));
+    return () => clearInterval(renewing);
+  }, [lease]);
+
+  useEffect(() => { if (lease && draft) saveDraft(lease, draft); }, [lease, draft]);
+
+  const change = (part: Partial<Draft>): void => setDraft((before) => ({ ...before, ...part }));
+
+  function say(premiseId: string, word: Word): void {
+    setDraft((before) => {
+      const verdicts = { ...before.verdicts };
+      if (verdicts[premiseId] === word) delete verdicts[premiseId];
+      else verdicts[premiseId] = word;
+      const rank = lease?.task.candidates.find((one) => one.premise_id === premiseId)?.rank ?? 0;
+      return { ...before, verdicts, seenUpto: Math.max(before.seenUpto, rank) };
+    });
+  }
+
+  function look(index: number): void {
+    const fold = folds[index];
+    if (!fold) return;
+    setFocus(index);
+    setDraft((before) => ({ ...before, seenUpto: Math.max(before.seenUpto, fold.head.rank) }));
+  }
+
+  function add(hit: Hit): void {
+    setDraft((before) => {
+      const additions = { ...before.additions };
+      if (additions[hit.id]) delete additions[hit.id];
+      else additions[hit.id] = { text: hit.text, leaf: false };
+      return { ...before, additions };
+    });
+  }
+
+  async function submit(): Promise<void> {
+    const draft = latest.current.draft;
+    if (!lease || !draft || busy) return;
+    setBusy(true);
+    working.current = true;
+    setTold("");
+    const body = {
+      lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), seen_upto: draft.seenUpto, note: draft.note,
+      additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
+      written: draft.written, inference: draft.inference, node_verdict: draft.nodeVerdict,
+      elapsed_s: (Date.now() - draft.begun) / 1000, seq: freshSeq(),
+    };
+    try {
+      await call("/api/answer", body);
+      const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
+      setLast({ lease, draft, until: Date.now() + (queue?.undo ?? 0) * 1000, settled: false });
+      dropDraft(lease.task.task_id);
+      localStorage.removeItem(HELD);
+      await next();
+    } catch (error) {
+      const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
+      setTold((error as Error).message);
+      if (answered) { localStorage.removeItem(HELD); await next(); }
+    } finally {
+      setBusy(false);
+      working.current = false;
+    }
+  }
+
+  async function undo(): Promise<void> {
+    if (!last) return;
+    try {
+      await call("/api/undo", { run: last.lease.run_id, request: fresh() });
+      if (lease) await call("/api/release", { lease: lease.lease_id, reason: "undo" });
+      const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
+      if (again) open(again, last.draft);
+      else { setTold("Taken back; somebody else has that task now."); await next(); }
+      setLast(null);
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+
+  async function goOn(): Promise<void> {
+    if (!last || last.settled) return;
+    try {
+      await call("/api/settle", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
+      setLast({ ...last, settled: true });
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+
+  async function skip(): Promise<void> {
+    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "skipped" });
+    await next(true);
+  }
+
+  useEffect(() => {
+    function pressed(event: KeyboardEvent): void {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); void submit(); return; }
+      if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
+      const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=checkbox]), textarea, select");
+      if (event.key === "Escape") { setSearching(false); setGuideline(false); (event.target as HTMLElement).blur?.(); return; }
+      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      const { focus } = latest.current;
+      const focused = folds[focus]?.head.premise_id;
+      const does: Record<string, () => unknown> = {
+        ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
+        a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
+        x: () => focused && say(focused, "abstains"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
+        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), u: undo, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+      };
+      const page = Math.floor(focus / 9) * 9;
+      const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
+      if (digit) { event.preventDefault(); say(digit.head.premise_id, "explains"); }
+      else if (does[event.key]) { event.preventDefault(); void does[event.key]!(); }
+    }
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  });
+
+  const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease?.run_id)) ?? queues[0];
+  const growing = lease && draft ? [
+    ...lease.task.candidates.filter((one) => ["explains", "leaf"].includes(draft.verdicts[one.premise_id] ?? "")).map((one) => ({ text: one.text, leaf: draft.verdicts[one.premise_id] === "leaf" })),
+    ...Object.values(draft.additions),
+  ] : [];
+  const undoS = last && !last.settled ? Math.max(0, Math.ceil((last.until - now) / 1000)) : 0;
+  return (
+    <div class="annotate">
+      <aside class="side">
+        <h2>Tree</h2>
+        <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
+        <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
+        {queue && <p class="quiet">{queue.name}: {queue.total.waiting} wait, {queue.total.settled + queue.total.decided} done, {queue.total.mine} yours ({queue.total.mine_hour} in the last hour)</p>}
+      </aside>
+      <section class="work" aria-label="Task">
+        {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
+        {last && (
+          <p class="last" role="status">
+            Submitted: “{last.lease.task.query}”.{" "}
+            {last.settled ? "The run goes on." : undoS > 0 ? <>
+              <button type="button" onClick={undo}>Undo <kbd>u</kbd> ({undoS} s)</button>
+              <button type="button" onClick={goOn}>Go on now <kbd>g</kbd></button>
+            </> : "The run goes on with it."}
+          </p>
+        )}
+        {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
+        {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
+          {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
+          <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
+          {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
+          {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={(text) => change({ written: [...draft.written, text] })} close={() => setSearching(false)} />}
+          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} showScores={showScores} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
+          <ul class="added" aria-label="Added">
+            {Object.entries(draft.additions).map(([id, one]) => (
+              <li key={id}>Added: {one.text}
+                <label class="check"><input type="checkbox" checked={one.leaf} onChange={(event) => change({ additions: { ...draft.additions, [id]: { ...one, leaf: event.currentTarget.checked } } })} /> leaf</label>
+                <button type="button" class="plain" onClick={() => add({ id, text: one.text, score: 0 })}>Remove</button>
+              </li>
+            ))}
+            {draft.written.map((text, n) => <li key={n}>Written: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
+          </ul>
+          <div class="node">
+            <label>This node is
+              <select value={draft.nodeVerdict} onChange={(event) => change({ nodeVerdict: event.currentTarget.value as NodeVerdict })}>
+                <option value="">not said</option><option value="complete">explained completely</option>
+                <option value="premise_missing">lacking a premise</option><option value="not_explainable">not explainable</option>
+              </select>
+            </label>
+            <label class="grow">Because <input id="inference" value={draft.inference} maxLength={1024} placeholder="… how the query follows, in your words" onInput={(event) => change({ inference: event.currentTarget.value })} /></label>
+            <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
+          </div>
+          <footer class="bar">
+            <div class="actions">
+              <button type="button" class="primary" disabled={busy} onClick={submit}>Submit <kbd>Ctrl ↵</kbd></button>
+              <button type="button" onClick={() => setSearching(true)}>Search <kbd>/</kbd></button>
+              <button type="button" onClick={skip}>Skip <kbd>k</kbd></button>
+              <button type="button" class="plain" onClick={() => change(emptyDraft(lease))}>Clear</button>
+              <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
+              <span class={`left ${ends - now < 60_000 ? "soon" : ""}`}>{ends > now ? `yours for ${Math.ceil((ends - now) / 1000)} s` : "the lease is over; submit anyway"}</span>
+            </div>
+            <p class="keys" aria-label="Keys">{KEYS.map(([key, does]) => <span key={key}><kbd>{key}</kbd> {does}</span>)}</p>
+          </footer>
+        </>}
+      </section>
+    </div>
+  );
+}
+
+// A task that no tree asks: its path is all there is to draw.
+function pathTree(lease: Lease): Tree {
+  const texts = [...lease.task.path, lease.task.query];
+  const nodes = texts.map((text, depth) => ({
+    node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
+    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answers: 0, overlap: 1, inferences: [],
+    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, rank: 1, leaf: false }] : [],
+  }));
+  return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false };
+}

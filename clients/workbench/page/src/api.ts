@@ -1,0 +1,95 @@
+// The calls of the page. All are safe to repeat: answers and leases carry ids of their own.
+
+export type Word = "explains" | "leaf" | "refuses" | "abstains";
+export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
+
+export interface Person { name: string; role: "annotator" | "adjudicator"; csrf: string }
+export interface Candidate { premise_id: string; text: string; rank: number; score: number }
+export interface Task { task_id: string; query: string; path: string[]; accepted: Candidate[]; candidates: Candidate[] }
+export interface Lease {
+  lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
+}
+export interface TreePremise { premise_id: string; text: string; rank: number; leaf: boolean }
+export type NodeState = "pending" | "open" | "leased" | "decided" | "conflict" | "judged" | "failed";
+export interface TreeNode {
+  node_id: string; parent_id: string; premise_id: string; text: string; depth: number; state: NodeState; task_id: string;
+  accepted: TreePremise[]; holders: string[]; answers: number; overlap: number; inferences: string[];
+}
+export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean }
+export interface Counts {
+  tasks: number; waiting: number; free: number; leased: number; decided: number; conflicts: number; settled: number;
+  mine: number; mine_hour: number; answers_hour: number;
+}
+export interface Queue {
+  name: string; overlap: number; undo: number; guideline: string; total: Counts; runs: { run_id: string; counts: Counts }[];
+}
+export interface Verdict { premise_id: string; judgement: string; leaf: boolean }
+export interface TaskAnswer {
+  answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Candidate[]; written: string[];
+  inference: string;
+}
+export interface JudgedTask { task: Task; state: string; answers: TaskAnswer[]; conflicts: string[]; adjudicator: string }
+export interface Hit { id: string; text: string; score: number }
+export interface Agreement {
+  cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; candidates: number;
+  reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number }[];
+}
+export interface QueueEvent { event: string; run: string; task: string; annotator: string; detail?: string }
+
+export class Problem extends Error {
+  constructor(readonly status: number, readonly reason: string, detail: string) {
+    super(detail);
+  }
+}
+
+const PAUSES_MS = [300, 800, 1500, 3000, 5000];
+let csrf = "";
+let onConnection: (connected: boolean) => void = () => undefined;
+
+export function watchConnection(told: (connected: boolean) => void): void {
+  onConnection = told;
+}
+
+// Calls again while the workbench or a service is away, so that a lost connection loses no answer.
+export async function call<T>(path: string, body?: object): Promise<T> {
+  for (let attempt = 0; ; attempt++) {
+    let response: Response | undefined;
+    try {
+      response = await fetch(path, body === undefined ? {} : {
+        method: "POST",
+        headers: { "content-type": "application/json", "x-csrf-token": csrf },
+        body: JSON.stringify(body),
+      });
+    } catch {
+      response = undefined;
+    }
+    if (response?.ok) {
+      onConnection(true);
+      return response.status === 204 ? (undefined as T) : ((await response.json()) as T);
+    }
+    const away = response === undefined || response.status === 503 || response.status === 504;
+    if (!away) {
+      onConnection(true);
+      const told = await response!.json().catch(() => ({})) as { detail?: string; reason?: string };
+      throw new Problem(response!.status, told.reason ?? "", told.detail ?? response!.statusText);
+    }
+    onConnection(false);
+    await new Promise((go) => setTimeout(go, PAUSES_MS[Math.min(attempt, PAUSES_MS.length - 1)]));
+  }
+}
+
+export async function signedIn(): Promise<Person> {
+  const person = await call<Person>("/api/me");
+  csrf = person.csrf;
+  return person;
+}
+
+export function follow(told: (event: QueueEvent) => void): () => void {
+  const source = new EventSource("/api/events");
+  source.onmessage = (message) => told(JSON.parse(message.data as string) as QueueEvent);
+  source.onopen = () => told({ event: "connected", run: "", task: "", annotator: "" });
+  return () => source.close();
+}
+
+export const fresh = (): string => crypto.randomUUID();
+export const freshSeq = (): number => Math.floor(Math.random() * (Number.MAX_SAFE_INTEGER - 1)) + 1;

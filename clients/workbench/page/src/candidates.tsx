@@ -1,0 +1,52 @@
+// The candidates of a task, the verdict on each, and the line down to which they were looked at.
+import { useEffect, useRef } from "preact/hooks";
+import type { Lease, Word } from "./api";
+import type { Draft, Fold } from "./draft";
+import { Marked } from "./marked";
+import { wording } from "./words";
+
+const VERDICTS: { word: Word; label: string; key: string }[] = [
+  { word: "explains", label: "Accept", key: "a" },
+  { word: "leaf", label: "Leaf", key: "l" },
+  { word: "refuses", label: "Refuse", key: "r" },
+  { word: "abstains", label: "Abstain", key: "x" },
+];
+
+interface Props {
+  lease: Lease; draft: Draft; folds: Fold[]; focus: number; showScores: boolean;
+  say: (premiseId: string, word: Word) => void; look: (index: number) => void; draw: (rank: number) => void;
+}
+
+export function Candidates({ lease, draft, folds, focus, showScores, say, look, draw }: Props) {
+  const list = useRef<HTMLOListElement>(null);
+  useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
+  const { query, path } = lease.task;
+  const above = new Set([...path, query].map(wording));
+  return (
+    <ol class="candidates" ref={list} aria-label="Candidates, best first">
+      {folds.map(({ head, others }, index) => {
+        const said = draft.verdicts[head.premise_id];
+        const seen = head.rank <= draft.seenUpto;
+        const isLine = seen && !(folds[index + 1] && folds[index + 1]!.head.rank <= draft.seenUpto);
+        const state = said ?? (seen ? "unticked" : "unseen");
+        return (
+          <li key={head.premise_id} class={`candidate ${state} ${index === focus ? "focused" : ""} ${isLine ? "line" : ""}`} aria-current={index === focus ? "true" : undefined} onClick={() => look(index)}>
+            <div class="said" role="group" aria-label={`Verdict on candidate ${index + 1}`}>
+              <span class="number" aria-hidden="true">{index + 1}</span>
+              {VERDICTS.map(({ word, label, key }) => (
+                <button type="button" key={word} class={word} aria-pressed={said === word} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); say(head.premise_id, word); }}>{label}</button>
+              ))}
+            </div>
+            <div class="sentence">
+              <Marked text={head.text} query={query} />
+              {showScores && <span class="score">{head.score.toFixed(3)}</span>}
+              {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
+              {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}
+            </div>
+            {isLine ? <span class="mark">read down to here: unticked above is refused, below is unseen</span> : <button type="button" class="plain draw" onClick={(event) => { event.stopPropagation(); draw(head.rank); }}>{seen ? "Unread below" : "Read down to here"}</button>}
+          </li>
+        );
+      })}
+    </ol>
+  );
+}

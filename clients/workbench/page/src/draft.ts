@@ -1,0 +1,70 @@
+// What a person has said of a task so far. It survives a reload, a lost connection and an undo.
+import type { Candidate, Lease, NodeVerdict, Word } from "./api";
+import { wording } from "./words";
+
+export interface Draft {
+  verdicts: Record<string, Word>;
+  seenUpto: number;
+  additions: Record<string, { text: string; leaf: boolean }>;
+  written: string[];
+  note: string;
+  inference: string;
+  nodeVerdict: NodeVerdict;
+  begun: number;
+}
+
+const PAGE = 9;
+const KEPT = 50; // drafts
+const name = (taskId: string): string => `aeenc.draft.${taskId}`;
+
+export function emptyDraft(lease: Lease): Draft {
+  const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
+  return { verdicts: {}, seenUpto, additions: {}, written: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
+}
+
+export function loadDraft(lease: Lease): Draft {
+  try {
+    const stored = localStorage.getItem(name(lease.task.task_id));
+    if (stored) return { ...emptyDraft(lease), ...(JSON.parse(stored) as Partial<Draft>) };
+  } catch { /* a damaged draft is none */ }
+  return emptyDraft(lease);
+}
+
+export function saveDraft(lease: Lease, draft: Draft): void {
+  try {
+    localStorage.setItem(name(lease.task.task_id), JSON.stringify(draft));
+    const drafts = Object.keys(localStorage).filter((key) => key.startsWith("aeenc.draft."));
+    for (const key of drafts.slice(0, Math.max(0, drafts.length - KEPT))) localStorage.removeItem(key);
+  } catch { /* without storage, a draft lasts as long as the page */ }
+}
+
+export function dropDraft(taskId: string): void {
+  localStorage.removeItem(name(taskId));
+}
+
+export interface Fold { head: Candidate; others: Candidate[] }
+
+// Candidates that say the same in other words stand under the best of them.
+export function folded(candidates: Candidate[]): Fold[] {
+  const folds = new Map<string, Fold>();
+  for (const candidate of candidates) {
+    const fold = folds.get(wording(candidate.text));
+    if (fold) fold.others.push(candidate);
+    else folds.set(wording(candidate.text), { head: candidate, others: [] });
+  }
+  return [...folds.values()];
+}
+
+// What is sent: rewordings of an accepted candidate are abstained from, so that none of them becomes a negative.
+export function sentVerdicts(draft: Draft, folds: Fold[]): Record<string, Word> {
+  const sent = { ...draft.verdicts };
+  for (const { head, others } of folds) {
+    const said = sent[head.premise_id];
+    for (const other of others) {
+      if (sent[other.premise_id] === undefined && said !== undefined) {
+        sent[other.premise_id] = said === "explains" || said === "leaf" ? "abstains" : said;
+      }
+    }
+  }
+  return sent;
+}

@@ -1,0 +1,104 @@
+// What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
+import { useEffect, useState } from "preact/hooks";
+import { call, fresh, type Agreement, type Counts, type JudgedTask, type Queue, type Word } from "./api";
+
+const COLUMNS: [keyof Counts, string][] = [
+  ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
+];
+const SAID: Record<string, string> = { explains: "yes", does_not_explain: "no", abstain: "abstains", unseen: "unseen" };
+
+export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
+  const runs = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
+  const [run, setRun] = useState(runs[0] ?? "");
+  const [tasks, setTasks] = useState<JudgedTask[]>([]);
+  const [agreed, setAgreed] = useState<Agreement | null>(null);
+  const [told, setTold] = useState("");
+
+  async function load(): Promise<void> {
+    if (!run) return;
+    try {
+      setTasks(await call<JudgedTask[]>(`/api/runs/${run}/tasks?state=conflict`));
+      setAgreed(await call<Agreement>(`/api/runs/${run}/agreement`));
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+  useEffect(() => { if (!run && runs[0]) setRun(runs[0]); }, [queues]);
+  useEffect(() => { void load(); }, [run]);
+
+  async function decide(task: JudgedTask, verdicts: Record<string, Word>): Promise<void> {
+    try {
+      await call("/api/adjudicate", { run, task: task.task.task_id, verdicts, request: fresh() });
+      await load();
+      reloadQueues();
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+
+  return (
+    <div class="wide">
+      {told && <p class="problem" role="alert">{told}</p>}
+      <h1>Queues</h1>
+      <table>
+        <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Trees</th></tr></thead>
+        <tbody>
+          {queues.flatMap((queue) => queue.runs.map(({ run_id, counts }) => (
+            <tr key={run_id}>
+              <td>{queue.name}</td><td><code>{run_id}</code></td>
+              {COLUMNS.map(([column]) => <td key={column} class="figure">{counts[column]}</td>)}
+              <td><a href={`/api/runs/${run_id}/trees.jsonl`}>EntailmentBank file</a></td>
+            </tr>
+          )))}
+          {runs.length === 0 && <tr><td colSpan={10} class="quiet">No run waits for people. Start one: aeenc sample CORPUS --oracle QUEUE</td></tr>}
+        </tbody>
+      </table>
+      {run && <>
+        <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{one}</option>)}</select></label>
+        <h2>Disputed</h2>
+        {tasks.length === 0 && <p class="quiet">Nobody disagrees.</p>}
+        {tasks.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
+        <h2>Agreement</h2>
+        {agreed && <Figures agreed={agreed} />}
+      </>}
+    </div>
+  );
+}
+
+function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Record<string, Word>) => void }) {
+  const [verdicts, setVerdicts] = useState<Record<string, Word>>({});
+  const texts = new Map([...task.task.candidates, ...task.answers.flatMap((one) => one.additions)].map((one) => [one.premise_id, one.text]));
+  const missing = task.conflicts.filter((id) => !verdicts[id]).length;
+  return (
+    <section class="panel conflict" aria-label={`Disputed: ${task.task.query}`}>
+      <h3>{task.task.query}</h3>
+      <table>
+        <thead><tr><th scope="col">Candidate</th>{task.answers.map((one) => <th scope="col" key={one.answer_id}>{one.annotator}</th>)}<th scope="col">Decision</th></tr></thead>
+        <tbody>{task.conflicts.map((id) => (
+          <tr key={id}>
+            <td>{texts.get(id)}</td>
+            {task.answers.map((one) => {
+              const verdict = one.verdicts.find((given) => given.premise_id === id);
+              return <td key={one.answer_id}>{SAID[verdict?.judgement ?? "unseen"] ?? verdict?.judgement}{one.note && <small>{one.note}</small>}</td>;
+            })}
+            <td><span class="said" role="group" aria-label={`Decision on ${texts.get(id) ?? id}`}>
+              {(["explains", "refuses", "abstains"] as Word[]).map((word) => <button type="button" key={word} class={word} aria-pressed={verdicts[id] === word} onClick={() => setVerdicts({ ...verdicts, [id]: word })}>{word}</button>)}
+            </span></td>
+          </tr>
+        ))}</tbody>
+      </table>
+      <button type="button" class="primary" disabled={missing > 0} onClick={() => decide(verdicts)}>Decide{missing > 0 ? ` (${missing} left)` : ""}</button>
+    </section>
+  );
+}
+
+function Figures({ agreed }: { agreed: Agreement }) {
+  const figure = (value: number | null): string => (value === null ? "undefined" : value.toFixed(3));
+  return <>
+    <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
+    <table>
+      <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
+      <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
+    </table>
+  </>;
+}

@@ -1,0 +1,44 @@
+// The workbench: who is signed in, which view is open.
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { Annotate } from "./annotate";
+import { call, Problem, signedIn, watchConnection, type Person, type Queue } from "./api";
+import { Lead } from "./lead";
+import { Playground } from "./playground";
+import "./style.css";
+
+const VIEWS: [string, string][] = [["annotate", "Annotate"], ["lead", "Lead"], ["playground", "Playground"]];
+
+function App() {
+  const [person, setPerson] = useState<Person | null>(null);
+  const [refused, setRefused] = useState("");
+  const [queues, setQueues] = useState<Queue[]>([]);
+  const [view, setView] = useState(location.hash.slice(1) || "annotate");
+  const [connected, setConnected] = useState(true);
+  const reloadQueues = (): void => { call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined); };
+
+  useEffect(() => {
+    watchConnection(setConnected);
+    signedIn().then((who) => { setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error instanceof Problem ? error.message : String(error)));
+    const moved = (): void => setView(location.hash.slice(1) || "annotate");
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+
+  if (refused) return <main class="wide"><h1>AE-Enc workbench</h1><p role="alert">{refused}</p></main>;
+  if (!person) return <main class="wide"><p role="status">…</p></main>;
+  const views = VIEWS.filter(([name]) => name !== "lead" || person.role === "adjudicator");
+  return <>
+    <header>
+      <strong>AE-Enc</strong>
+      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={view === name ? "page" : undefined}>{title}</a>)}</nav>
+      {!connected && <span class="away" role="status">No connection. What you have ticked is kept; it goes on by itself.</span>}
+      <span class="person">{person.name}</span>
+    </header>
+    <main>
+      {view === "lead" && person.role === "adjudicator" ? <Lead queues={queues} reloadQueues={reloadQueues} /> : view === "playground" ? <Playground /> : <Annotate queues={queues} reloadQueues={reloadQueues} />}
+    </main>
+  </>;
+}
+
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,69 @@
+// Search of the corpus for what the candidates lack.
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { call, type Hit, type Lease } from "./api";
+import type { Draft } from "./draft";
+import { Marked } from "./marked";
+
+const MODES = ["hybrid", "dense", "lexical"] as const;
+
+interface Props { typed: { current: string | null }; lease: Lease; draft: Draft; add: (hit: Hit) => void; write: (text: string) => void; close: () => void }
+
+export function Search({ typed, lease, draft, add, write, close }: Props) {
+  const [text, setText] = useState(lease.task.query);
+  const [mode, setMode] = useState<(typeof MODES)[number]>("hybrid");
+  const [conditioned, setConditioned] = useState(true);
+  const [hits, setHits] = useState<Hit[] | null>(null);
+  const [problem, setProblem] = useState("");
+  const input = useRef<HTMLInputElement>(null);
+  useLayoutEffect(() => {
+    if (typed.current) setText(typed.current);
+    else input.current?.select();
+    input.current?.focus();
+    typed.current = null;
+  }, []);
+
+  async function search(event?: Event): Promise<void> {
+    event?.preventDefault();
+    setProblem("");
+    const accepted = Object.keys(draft.verdicts).filter((id) => ["explains", "leaf"].includes(draft.verdicts[id]!));
+    try {
+      const exclude = lease.task.candidates.map((candidate) => candidate.premise_id);
+      const body = { run: lease.run_id, text, mode, accepted: conditioned ? accepted : [], exclude };
+      setHits((await call<{ hits: Hit[] }>("/api/search", body)).hits);
+    } catch (error) {
+      setProblem((error as Error).message);
+    }
+  }
+
+  return (
+    <section class="panel search" aria-label="Search the corpus">
+      <form onSubmit={search} role="search">
+        <label class="grow">Search the corpus
+          <input ref={input} value={text} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={(event) => event.key === "Escape" && close()} />
+        </label>
+        <label>by
+          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as (typeof MODES)[number])}>
+            {MODES.map((one) => <option key={one} value={one}>{one}</option>)}
+          </select>
+        </label>
+        <label class="check"><input type="checkbox" checked={conditioned} onChange={(event) => setConditioned(event.currentTarget.checked)} /> for what is still unexplained</label>
+        <button type="submit">Search</button>
+        <button type="button" onClick={() => write(text)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
+        <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button>
+      </form>
+      {problem && <p class="problem" role="alert">{problem}</p>}
+      {hits && hits.length === 0 && <p class="quiet">Nothing found.</p>}
+      <ul class="hits">
+        {hits?.map((hit) => {
+          const added = draft.additions[hit.id] !== undefined;
+          return (
+            <li key={hit.id}>
+              <button type="button" aria-pressed={added} onClick={() => add(hit)}>{added ? "Added" : "Add"}</button>
+              <Marked text={hit.text} query={lease.task.query} />
+            </li>
+          );
+        })}
+      </ul>
+    </section>
+  );
+}

@@ -1,0 +1,165 @@
+"""People build trees in a real browser: by keys alone, by mouse alone, together, and through failures."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aeenc import values
+from support.waiting import eventually
+
+pytestmark = pytest.mark.browser
+
+
+async def shown(page: Any, query: str) -> None:
+    """Waits until a task asks this."""
+    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
+
+
+async def judged(bench: Any, run_id: str, tree: str = "tree-0") -> values.TreeState:
+    return await bench.people.get_tree(run_id, tree)
+
+
+async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"])
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("r")
+        await page.keyboard.press("n")
+        await page.keyboard.type("a note")
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted: “hypothesis 0”").wait_for()
+        await page.keyboard.press("g")
+        first = (await judged(at, run_id)).nodes[0].accepted[0].text
+        await shown(page, first)
+        assert await page.get_by_role("treeitem", selected=True).first.inner_text() != ""
+        await page.keyboard.press("2")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("l")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text(f"Submitted: “{first}”").wait_for()
+        await page.keyboard.press("g")
+        await asyncio.wait_for(at.sampler.wait(run_id), 30)
+        tree = await judged(at, run_id)
+        assert [node.state for node in tree.nodes] == [values.TreeNodeState.JUDGED] * 2
+        root, below = [task async for task in at.people.list_tasks(run_id)]
+        assert root.answers[0].note == "a note"
+        assert [one.judgement.name for one in root.answers[0].verdicts] == [
+            "EXPLAINS",
+            "DOES_NOT_EXPLAIN",
+            "DOES_NOT_EXPLAIN",
+            "DOES_NOT_EXPLAIN",
+        ]
+        assert [one.leaf for one in below.answers[0].verdicts] == [False, True, False, False]
+
+
+async def test_a_tree_is_built_by_mouse_alone(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        third = page.get_by_role("group", name="Verdict on candidate 3")
+        await third.get_by_role("button", name="Accept").click()
+        assert await third.get_by_role("button", name="Accept").get_attribute("aria-pressed") == "true"
+        await page.get_by_role("button", name="Search").first.click()
+        await page.get_by_role("button", name="Search", exact=True).first.click()
+        found = page.get_by_role("region", name="Search the corpus")
+        await found.get_by_role("button", name="Add", exact=True).first.click()
+        await page.get_by_text("Added:").wait_for()
+        await page.get_by_role("button", name="Submit").click()
+        await page.get_by_role("button", name="Go on now").click()
+        await asyncio.wait_for(at.sampler.wait(run_id), 30)
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        [answer] = task.answers
+        assert [one.judgement.name for one in answer.verdicts].count("EXPLAINS") == 2
+        assert len(answer.additions) == 1
+
+
+async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await page.reload()
+        await shown(page, "hypothesis 0")
+        pressed = page.get_by_role("group", name="Verdict on candidate 2").get_by_role("button", name="Accept")
+        assert await pressed.get_attribute("aria-pressed") == "true"
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("This tree grows as soon as your answer is final").wait_for()
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 1")
+        await page.keyboard.press("u")
+        await shown(page, "hypothesis 0")
+        assert await pressed.get_attribute("aria-pressed") == "true"
+        assert not any([task.answers async for task in at.people.list_tasks(run_id)])
+
+
+async def test_the_line_says_what_was_read_and_nothing_below_it_is_refused(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], k=12, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.get_by_text("read down to here: unticked above").wait_for()
+        for _ in range(2):
+            await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("s")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        assert [one.judgement.name for one in task.answers[0].verdicts] == ["DOES_NOT_EXPLAIN"] * 3 + ["UNSEEN"] * 9
+
+
+async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        for name, key in (("ann", "1"), ("bob", "2")):
+            page = await at.window(name)
+            await shown(page, "hypothesis 0")
+            await page.keyboard.press(key)
+            await page.keyboard.press("Control+Enter")
+            await page.get_by_text("Submitted").wait_for()
+        lead = await at.window("lead", "adjudicator")
+        await lead.get_by_role("link", name="Lead").click()
+        conflict = lead.get_by_role("region", name="Disputed: hypothesis 0")
+        groups = conflict.get_by_role("group")
+        await groups.nth(0).get_by_role("button", name="explains").click()
+        await groups.nth(1).get_by_role("button", name="refuses").click()
+        await conflict.get_by_role("button", name="Decide").click()
+        await lead.get_by_text("Nobody disagrees.").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        assert (task.adjudicator, len(task.conflicts)) == ("lead", 0)
+        await page.goto(f"{at.url}/#lead")
+        await page.reload()
+        assert await page.get_by_role("link", name="Lead").count() == 0
+
+
+async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        restarting = asyncio.create_task(at.restart_sampler())
+        await page.keyboard.press("Control+Enter")
+        await restarting
+        await page.get_by_text("Submitted").wait_for(timeout=40_000)
+
+        async def answered() -> bool:
+            return [len(task.answers) async for task in at.people.list_tasks(run_id)] == [1]
+
+        await eventually(answered)
+
+
+async def test_a_new_task_appears_by_itself(bench: Any) -> None:
+    async with bench() as at:
+        page = await at.window("ann")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await at.run(["hypothesis 5"], max_depth=0)
+        await shown(page, "hypothesis 5")

@@ -1,0 +1,72 @@
+"""The built page is that of its sources, small and quick; the distribution is typed, and its command starts."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+WORKBENCH = Path(__file__).parents[2] / "clients" / "workbench"
+BUILT = WORKBENCH / "aeenc_workbench" / "page"
+FIRST_LOAD_BYTES = 250_000
+INTERACTIVE_S = 1.0
+
+
+def test_the_built_page_is_fresh(tmp_path: Path) -> None:
+    copy = tmp_path / "workbench"
+    shutil.copytree(WORKBENCH / "page", copy / "page", symlinks=True)
+    subprocess.run(["npm", "run", "build"], cwd=copy / "page", check=True, capture_output=True)
+    built = copy / "aeenc_workbench" / "page"
+    names = sorted(path.relative_to(built) for path in built.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(BUILT) for path in BUILT.rglob("*") if path.is_file())
+    stale = [str(name) for name in names if (built / name).read_bytes() != (BUILT / name).read_bytes()]
+    assert not stale, f"run `npm run build` in clients/workbench/page: {stale}"
+
+
+def test_the_page_is_small() -> None:
+    packed = sum(len(gzip.compress(path.read_bytes())) for path in BUILT.rglob("*") if path.is_file())
+    assert packed <= FIRST_LOAD_BYTES
+
+
+def test_the_distribution_is_typed() -> None:
+    checked = subprocess.run([sys.executable, "-m", "mypy"], cwd=WORKBENCH, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_command_prints_links_and_refuses_to_be_open_to_all(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from aeenc.cli.main import main; main()", "workbench"]
+    told = subprocess.run(
+        [*command, "--link", "--annotator", "ann", "--adjudicator", "lead", "--state-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "ann (annotator)  http://127.0.0.1:8700/sign-in?link=" in told
+    assert "lead (adjudicator)" in told
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+    refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "is not loopback" in refused.stderr
+
+
+async def test_the_page_is_soon_ready(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+        took = []
+        for _ in range(5):
+            begun = time.monotonic()
+            await page.reload()
+            await page.get_by_role("button", name="Submit").wait_for()
+            took.append(time.monotonic() - begun)
+            await asyncio.sleep(0)
+        assert sorted(took)[2] <= INTERACTIVE_S

@@ -1,0 +1,139 @@
+"""What the workbench keeps out: forged requests, stolen sessions, scripts in texts; and that everybody can use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aeenc_workbench.sign_in import Person
+
+pytestmark = pytest.mark.browser
+PAYLOAD = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`${window.pwned=1}`'
+AXE = Path(__file__).parents[2] / "clients" / "workbench" / "page" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+async def test_scripts_in_hypotheses_premises_names_and_notes_do_not_run(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        at.world.index.suffix = f" {PAYLOAD}"
+        await at.run([f"hypothesis {PAYLOAD}"], max_depth=0)
+        name = f"ann {PAYLOAD}"
+        page = await at.window(name)
+        await page.get_by_role("heading", level=1).filter(has_text="onerror").wait_for()
+        await page.keyboard.press("n")
+        await page.keyboard.type(PAYLOAD)
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        other = await at.window("bob")
+        await other.get_by_role("heading", level=1).filter(has_text="onerror").wait_for()
+        await other.keyboard.press("2")
+        await other.keyboard.press("Control+Enter")
+        await other.get_by_text("Submitted").wait_for()
+        lead = await at.window("lead", "adjudicator")
+        await lead.get_by_role("link", name="Lead").click()
+        await lead.get_by_role("button", name="Decide").wait_for()
+        for window in (page, other, lead):
+            assert await window.evaluate("window.pwned") is None
+            assert await window.locator("main img, main script").count() == 0
+
+
+async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -> None:
+    async with bench() as at:
+        link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"
+        async with httpx.AsyncClient() as http:
+            entered = await http.get(link)
+            assert entered.status_code == 303
+            cookie = entered.headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+            assert (await http.get(link)).status_code == 401
+            assert (await http.get(f"{at.url}/sign-in?link=made-up")).status_code == 401
+            me = (await http.get(f"{at.url}/api/me")).json()
+            assert (me["name"], me["role"]) == ("ann", "annotator")
+            forged = await http.post(f"{at.url}/api/lease", json={})
+            assert (forged.status_code, forged.json()["reason"]) == (403, "CSRF")
+            allowed = await http.post(f"{at.url}/api/lease", json={}, headers={"x-csrf-token": me["csrf"]})
+            assert (allowed.status_code, allowed.json()) == (200, None)
+            denied = await http.get(f"{at.url}/api/runs/x/agreement")
+            assert denied.status_code == 403
+            policy = (await http.get(at.url)).headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            large = await http.post(f"{at.url}/api/lease", content=b"x" * 2_000_000)
+            assert large.status_code == 413
+            wrong = await http.post(
+                f"{at.url}/api/answer", json={"lease": "x", "who": "bob"}, headers={"x-csrf-token": me["csrf"]}
+            )
+            assert wrong.status_code == 400
+            assert "who" in wrong.json()["detail"]
+            left = await http.post(f"{at.url}/sign-out", headers={"x-csrf-token": me["csrf"]})
+            assert left.status_code == 204
+        async with httpx.AsyncClient() as stranger:
+            assert (await stranger.get(f"{at.url}/api/me")).status_code == 401
+            assert (await stranger.get(f"{at.url}/api/events")).status_code == 401
+
+
+async def test_no_view_has_a_serious_fault_of_accessibility(bench: Any) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `npm ci` in clients/workbench/page")
+    async with bench() as at:
+        await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
+        page = await at.window("ann", "adjudicator")
+        await page.get_by_role("heading", level=1).filter(has_text="hypothesis").wait_for()
+        await page.keyboard.press("1")
+        faults = {"annotate": await serious(page)}
+        await page.keyboard.press("/")
+        await page.keyboard.press("?")
+        faults["search"] = await serious(page)
+        await page.emulate_media(color_scheme="dark")
+        faults["dark"] = await serious(page)
+        for view in ("Lead", "Playground"):
+            await page.get_by_role("link", name=view).click()
+            await page.get_by_role("heading", level=1).wait_for()
+            faults[view] = await serious(page)
+        assert not any(faults.values()), faults
+
+
+async def serious(page: Any) -> list[str]:
+    """Axe's serious and critical findings."""
+    await page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = json.loads(await page.evaluate("axe.run().then((found) => JSON.stringify(found.violations))"))
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:120]}" for one in found if one["impact"] in ("serious", "critical")
+    ]
+
+
+async def test_a_lease_that_is_over_is_said_and_the_answer_still_counts(bench: Any) -> None:
+    async with bench(first_lease_s=1.0, min_lease_s=1.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.get_by_text("the lease is over; submit anyway").wait_for()
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        assert [one.late for one in task.answers] == [True]
+
+
+async def test_a_slow_network_doubles_no_answer(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+
+        async def late(route: Any) -> None:
+            await asyncio.sleep(1.5)
+            await route.continue_()
+
+        await page.route("**/api/answer", late)
+        await page.keyboard.press("1")
+        for _ in range(4):
+            await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        assert len(task.answers) == 1
