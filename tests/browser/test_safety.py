@@ -80,7 +80,7 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
 
 async def test_no_view_has_a_serious_fault_of_accessibility(bench: Any) -> None:
     if not AXE.is_file():
-        pytest.skip("axe-core is not installed: `npm ci` in clients/workbench/page")
+        pytest.skip("axe-core is not installed: `npm install --no-save` in clients/workbench/page")
     async with bench() as at:
         await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
         page = await at.window("ann", "adjudicator")
