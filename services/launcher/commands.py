@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,7 @@ def up(
     context: typer.Context,
     home: Home = None,
     base_port: Annotated[
-        int | None, typer.Option(min=0, max=65000, help=f"First of five ports; 0: free ones.  [default: {BASE_PORT}]")
+        int | None, typer.Option(min=0, max=65000, help=f"First of six ports; 0: free ones.  [default: {BASE_PORT}]")
     ] = None,
     oracle: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of an oracle of yours; repeatable.")] = None,
     oracle_token: Annotated[
@@ -37,6 +38,9 @@ def up(
     ] = None,
     people: Annotated[
         list[str] | None, typer.Option(help="NAME or NAME=N of a queue of people, N on each task; repeatable.")
+    ] = None,
+    workbench: Annotated[
+        bool | None, typer.Option("--workbench/--no-workbench", help="Also serve the page on which people judge.")
     ] = None,
     gold: Annotated[Path | None, typer.Option(help="Also serve a gold oracle over this directory's trees.")] = None,
     split: Annotated[str, typer.Option(help="The split of --gold that answers.")] = "train",
@@ -55,6 +59,9 @@ def up(
     known = fleet.options() or Options()
     if gold is not None:
         Dataset.load(gold).trees(split)  # before anything is touched
+    with_workbench = known.workbench if workbench is None else workbench
+    if with_workbench and find_spec("aeenc_workbench") is None:
+        raise InvalidArgument("--workbench needs `pip install aeenc-workbench`; or start without: --no-workbench")
     oracles = known.oracles if oracle is None else dict(_parse_oracle(text) for text in oracle)
     if oracle_token is not None:
         token_files = dict(_parse_token_file(text, oracles) for text in oracle_token)
@@ -67,6 +74,7 @@ def up(
         oracle_token_files=token_files,
         oracle_credentials=fingerprint(*map(read_token, token_files.values())),
         people=known.people if people is None else dict(_parse_queue(text) for text in people),
+        workbench=with_workbench,
         gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
         gold_split=known.gold_split if gold is None else split,
         redis_url=known.redis_url if redis_url is None else redis_url,
@@ -83,7 +91,10 @@ def up(
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     rows += [(f"people {name}", f"{n} on each task: aeenc oracle terminal") for name, n in options.people.items()]
-    out.result({"home": str(fleet.home), "targets": targets}, table(["service", "address"], rows))
+    link = {"sign_in": fleet.sign_in_link()} if options.workbench else {}
+    out.result({"home": str(fleet.home), "targets": targets, **link}, table(["service", "address"], rows))
+    if link and not out.as_json:
+        typer.echo(f"Workbench, to be opened once within an hour: {link['sign_in']}")  # in one line: it is to be copied
 
 
 def down(context: typer.Context, home: Home = None) -> None:

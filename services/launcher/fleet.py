@@ -1,6 +1,6 @@
-"""All services of one machine, under one directory: a private Redis, the four services, optionally a gold oracle.
+"""All services of one machine, under one directory: a private Redis, the four services, a gold oracle, the workbench.
 
-    up -> redis -> trainer -> encoder -> index -> sampler (-> gold) -> wait until each says SERVING
+    up -> redis -> trainer -> encoder -> index -> sampler (-> gold) (-> workbench) -> wait until each says SERVING
             |        '-----------'---------'---------'-- addresses, tokens and Redis by AEENC_<SERVICE>_<NAME>
     HOME/ VERSION fleet.json lock redis/ artifacts/ state/<service>/ logs/<service>.log
 
@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -35,7 +36,7 @@ FORMAT_VERSION = 1
 SERVICES = ("trainer", "encoder", "index", "sampler")  # start order: the trainer exports what the encoder loads
 BASE_PORT = 50051
 _PEERS = {"index": ("encoder",), "sampler": ("index", "trainer"), "trainer": ("encoder", "index", "sampler")}
-_OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4}
+_OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4, "workbench": 5}
 START_S = 180.0
 END_S = 20.0
 RESTORING = ".restoring"  # among the artifacts, from the beginning of a restore to its end
@@ -53,11 +54,17 @@ class Options:
     oracle_token_files: dict[str, str] = field(default_factory=dict)
     oracle_credentials: str = ""
     people: dict[str, int] = field(default_factory=dict)
+    workbench: bool = False
     gold_trees: str = ""
     gold_split: str = "train"
     redis_url: str = ""
     tokens_file: str = ""  # of named credentials
     credentials: str = ""
+
+    @property
+    def optional(self) -> list[str]:
+        """What else these options start beside the services."""
+        return [name for name, asked in (("gold", self.gold_trees), ("workbench", self.workbench)) if asked]
 
     @property
     def of_sampler(self) -> dict[str, Any]:
@@ -123,7 +130,7 @@ class Fleet:
                 say(f"stopping {', '.join(sorted(affected))} to start again with other options")
                 self._end({name: running.pop(name) for name in affected})
             targets = self._choose_targets(options, running)
-            names = ["redis", *SERVICES, *(["gold"] if options.gold_trees else [])]
+            names = ["redis", *SERVICES, *options.optional]
             url = options.redis_url
             for name in names:
                 if name == "redis":
@@ -147,12 +154,13 @@ class Fleet:
         """Returns the processes whose options have changed since the last `up`."""
         known = self.options() or options
         gold_trees, gold_split = known.gold_trees, known.gold_split
-        asked = replace(options, **known.of_sampler)
+        asked = replace(options, workbench=known.workbench, **known.of_sampler)
         if replace(asked, gold_trees=gold_trees, gold_split=gold_split) != known:
-            return {"redis", *SERVICES, "gold"}  # a change that concerns all
+            return {"redis", *SERVICES, "gold", "workbench"}  # a change that concerns all
+        affected = set() if known.workbench == options.workbench else {"workbench"}
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
-            return {"gold", "sampler"}
-        return set() if known.of_sampler == options.of_sampler else {"sampler"}
+            return {"gold", "sampler"} | affected
+        return affected if known.of_sampler == options.of_sampler else {"sampler"} | affected
 
     def down(self) -> list[str]:
         """Ends everything, Redis last. Returns the names of what was running."""
@@ -201,11 +209,25 @@ class Fleet:
             command = [sys.executable, "-m", "aeenc.cli.main", "oracle", "gold", "--trees", trees]
             command += ["--split", options.gold_split, "--address", targets["gold"]]
             return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token} if self._token else {}, log)
+        if name == "workbench":
+            command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
+            command += ["--sampler", targets["sampler"], "--index", targets["index"]]
+            token = {"AEENC_WORKBENCH_TOKEN": self._token} if self._token else {}
+            return processes.start(command, {"AEENC_CA": "", **token}, log)
         settings = self._settings(name, options, targets, redis_url)
         environment = {f"AEENC_{name.upper()}_{key.upper()}": value for key, value in settings.items()}
         if name == "index":
             environment["OMP_NUM_THREADS"] = "1"  # one search thread; OpenMP's threads would compete with the encoder's
         return processes.start([sys.executable, "-m", f"services.{name}"], environment, log)
+
+    def _workbench(self, targets: dict[str, str]) -> list[str]:
+        port = targets["workbench"].rpartition(":")[2]
+        return ["--host", LOCALHOST, "--port", port, "--state-dir", str(self.home / "state" / "workbench")]
+
+    def sign_in_link(self) -> str:
+        """Returns an address at which the user of this machine signs in to the workbench, once."""
+        command = [sys.executable, "-m", "aeenc_workbench", "--link", *self._workbench(self.targets())]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
@@ -246,7 +268,7 @@ class Fleet:
     def _choose_targets(self, options: Options, running: dict[str, ProcessId]) -> dict[str, str]:
         """Chooses the addresses: those of the last `up` if possible, because callers may still use them."""
         last, targets = self.targets(), {}
-        for name in [name for name in _OFFSETS if name != "gold" or options.gold_trees]:
+        for name in [name for name in _OFFSETS if name in {*SERVICES, *options.optional}]:
             if name in running:
                 targets[name] = last[name]
             elif options.base_port:
@@ -269,12 +291,13 @@ class Fleet:
             for name in SERVICES:
                 await self._await_one(name, running[name], getattr(client, name).info)
                 say(f"{name} serves at {targets[name]}")
-        if "gold" in running:
-            async with asyncio.timeout(START_S):
-                while not is_taken(targets["gold"]):
-                    self._check_alive("gold", running["gold"])
-                    await asyncio.sleep(processes.POLL_S)
-            say(f"gold oracle answers at {targets['gold']}")
+        for name, what in (("gold", "gold oracle"), ("workbench", "workbench")):
+            if name in running:
+                async with asyncio.timeout(START_S):
+                    while not is_taken(targets[name]):
+                        self._check_alive(name, running[name])
+                        await asyncio.sleep(processes.POLL_S)
+                say(f"{what} answers at {targets[name]}")
 
     async def _await_one(self, name: str, process: ProcessId, info: Callable[[], Awaitable[Any]]) -> None:
         deadline = time.monotonic() + START_S

@@ -139,5 +139,6 @@ async def started(words: list[str]) -> AsyncIterator[Any]:
         assert b"Links" in await asyncio.wait_for(process.stdout.readline(), 30)
         yield process
     finally:
-        process.terminate()
-        await process.wait()
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()

@@ -8,10 +8,18 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from aeenc_workbench.__main__ import DRAIN_S
+from aeenc_workbench.sign_in import Links, Person
+from browser.conftest import free_port, started
+
+from services.launcher.fleet import Fleet, Options
+from support.models.tiny_base_models import write_tiny_base
 
 pytestmark = pytest.mark.browser
 WORKBENCH = Path(__file__).parents[2] / "clients" / "workbench"
@@ -55,6 +63,39 @@ def test_the_command_prints_links_and_refuses_to_be_open_to_all(tmp_path: Path) 
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "is not loopback" in refused.stderr
+
+
+def test_the_workbench_starts_and_ends_with_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_base(tmp_path / "base")
+    monkeypatch.setenv("AEENC_TRAINER_BASE_MODEL", str(tmp_path / "base"))
+    fleet, options = Fleet(tmp_path / "home"), Options(base_port=0, people={"team": 1}, workbench=True)
+    fleet.up(options)
+    try:
+        running = fleet.running()
+        with httpx.Client(follow_redirects=True) as http:
+            link = fleet.sign_in_link()
+            assert "AE-Enc" in http.get(link).text
+            origin = link.partition("/sign-in")[0]
+            assert http.get(f"{origin}/api/me").json()["role"] == "adjudicator"
+            assert [one["name"] for one in http.get(f"{origin}/api/queues").json()] == ["team"]
+        assert "link=" not in (tmp_path / "home" / "logs" / "workbench.log").read_text()
+        fleet.up(replace(options, workbench=False))
+        kept = {name: process for name, process in running.items() if name != "workbench"}
+        assert fleet.running() == kept
+        assert not running["workbench"].alive
+    finally:
+        fleet.down()
+
+
+async def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    port = free_port()
+    words = ["--port", str(port), "--state-dir", str(tmp_path), "--sampler", "127.0.0.1:1", "--index", "127.0.0.1:1"]
+    async with started(words) as process, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        await http.get(f"/sign-in?link={Links(tmp_path).make(Person('ann'))}")
+        async with http.stream("GET", "/api/events") as events:
+            assert events.status_code == 200
+            process.terminate()
+            await asyncio.wait_for(process.wait(), DRAIN_S - 1)
 
 
 async def test_the_page_is_soon_ready(bench: Any) -> None:

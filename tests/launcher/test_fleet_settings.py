@@ -71,6 +71,29 @@ def test_the_token_of_an_oracle_comes_from_a_file_and_is_kept_nowhere_else(tmp_p
     assert oracles()["mine"] == {"target": "elsewhere:1"}, "it goes to no other address"
 
 
+def test_the_workbench_starts_and_ends_alone_and_needs_its_distribution(
+    tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    fleet, missing = Fleet(tmp_path), "services.launcher.commands.find_spec"
+    monkeypatch.setattr(Fleet, "sign_in_link", lambda _: "http://127.0.0.1:1/sign-in?link=" + 100 * "x")
+    monkeypatch.setattr(missing, lambda _: "found")
+    assert "sign-in" not in up("--people", "team").output
+    without = fleet.options()
+    assert without is not None
+    assert f"link={100 * 'x'}\n" in up("--workbench").output, "an address in one line"
+    asked = fleet.options()
+    assert asked is not None
+    assert (asked.workbench, asked.people) == (True, {"team": 1})
+    assert fleet._affected(without) == {"workbench"}
+    assert "sign-in" in up().output, "a later `up` needs no flags"
+    monkeypatch.setattr(missing, lambda _: None)
+    refused = up()
+    assert refused.exit_code == 2
+    assert "pip install aeenc-workbench" in refused.output
+    assert up("--no-workbench").exit_code == 0
+    assert fleet._affected(asked) == {"workbench"}
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -46,8 +46,18 @@ def main(arguments: list[str] | None = None) -> None:
         timeout_graceful_shutdown=DRAIN_S,
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _print_links(settings, links, f"{scheme}://{host}:{listening.getsockname()[1]}")
-    uvicorn.Server(config).run(sockets=[listening])
+    if settings.print_links:
+        _print_links(settings, links, f"{scheme}://{host}:{listening.getsockname()[1]}")
+    Server(config).run(sockets=[listening])
+
+
+class Server(uvicorn.Server):
+    """Ends the streams of events first, so that open pages do not hold up the end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the streams, then everything else."""
+        await self.config.app.state.events.stop()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
 
 
 def _print_links(settings: WorkbenchSettings, links: Links, url: str) -> None:

@@ -26,6 +26,7 @@ class WorkbenchSettings(BaseSettings):
     port: int = Field(8700, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     annotator: list[str] = Field([], description="people to print a link for; none: your login, as adjudicator")
     adjudicator: list[str] = Field([], description="people to print a link for who also decide conflicts")
+    print_links: bool = Field(True, description="print links at the start")
     link: bool = Field(False, description="print the links and end: for a workbench that runs already")
     state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
     url: str = Field("", description="address that people use, for the links; default: where it listens")
