@@ -55,7 +55,7 @@ test-integrations: setup ## install each integration of clients/ and use it besi
 
 test-browser: setup ## people at the workbench in a real Chromium (Debian: apt-get install chromium; needs package indexes)
 	@$(PY) -m pip install -q -e "clients/workbench[test]"
-	@cd clients/workbench/page && npm ci --no-audit --no-fund --loglevel=error
+	@cd clients/workbench/page && npm install --no-save --no-audit --no-fund --loglevel=error
 	@$(PYTEST) -m browser tests/browser
 
 test-sdk: setup ## the SDK at the lowest and highest versions of its dependencies, in Node too; notebooks; the site

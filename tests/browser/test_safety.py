@@ -78,9 +78,48 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
             assert (await stranger.get(f"{at.url}/api/events")).status_code == 401
 
 
+async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        async with httpx.AsyncClient(base_url=at.url) as ann, httpx.AsyncClient(base_url=at.url) as bob:
+            for name, http in (("ann", ann), ("bob", bob)):
+                await http.get(f"/sign-in?link={at.links.make(Person(name))}")
+                http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
+            lease = (await ann.post("/api/lease", json={})).json()["lease_id"]
+            [task] = [one async for one in at.people.list_tasks(run_id)]
+            calls = {"answer": {"verdicts": {task.task.candidates[0].premise_id: "explains"}, "seq": 1}}
+            calls |= {"renew": {}, "release": {}}
+            for call, body in calls.items():
+                for stolen in (lease, "made-up"):
+                    refused = await bob.post(f"/api/{call}", json={**body, "lease": stolen})
+                    assert (refused.status_code, refused.json()["reason"]) == (403, "LEASE"), call
+            for call in ("renew", "answer"):
+                assert (await ann.post(f"/api/{call}", json={**calls[call], "lease": lease})).status_code == 200
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        assert [one.annotator for one in task.answers] == ["ann"]
+
+
+async def test_the_next_person_at_a_browser_sees_and_sends_nothing_of_the_last(bench: Any) -> None:
+    async with bench(overlap=2) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        second = page.get_by_role("group", name="Verdict on candidate 2").get_by_role("button", name="Accept")
+        await second.wait_for()
+        await page.keyboard.press("2")
+        for name, ticked in (("bob", "false"), ("ann", "true")):
+            await page.goto(f"{at.url}/sign-in?link={at.links.make(Person(name))}")
+            await second.wait_for()
+            assert await second.get_attribute("aria-pressed") == ticked
+            await page.keyboard.press("Control+Enter")
+            await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        accepted = {one.annotator: [v.judgement.name for v in one.verdicts].count("EXPLAINS") for one in task.answers}
+        assert accepted == {"bob": 0, "ann": 1}
+
+
 async def test_no_view_has_a_serious_fault_of_accessibility(bench: Any) -> None:
     if not AXE.is_file():
-        pytest.skip("axe-core is not installed: `npm ci` in clients/workbench/page")
+        pytest.skip("axe-core is not installed: `npm install --no-save` in clients/workbench/page")
     async with bench() as at:
         await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
         page = await at.window("ann", "adjudicator")

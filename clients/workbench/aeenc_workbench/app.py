@@ -49,6 +49,7 @@ def make_app(links: Links, *, secure: bool = False, **targets: Any) -> Starlette
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with AsyncClient(**targets) as client:
             app.state.client = client
+            app.state.leases = links.leases
             app.state.events = Events(client)
             app.state.events.start()
             yield

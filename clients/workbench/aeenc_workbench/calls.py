@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from aeenc import AsyncClient, values
 from aeenc.errors import PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
 from aeenc_workbench.plain import plain
-from aeenc_workbench.sign_in import Person, person_of
+from aeenc_workbench.sign_in import Leases, Person, person_of
 
 Word = Literal["explains", "leaf", "refuses", "abstains"]
 B = TypeVar("B", bound=BaseModel)
@@ -116,6 +116,11 @@ class Call:
         """The run in the path."""
         return str(self.request.path_params["run"])
 
+    @property
+    def leases(self) -> Leases:
+        """Seals and opens the ids of leases."""
+        return cast("Leases", self.request.app.state.leases)
+
     async def body(self, kind: type[B]) -> B:
         """Reads the body. Raises pydantic's ValidationError."""
         return kind.model_validate_json(await self.request.body())
@@ -145,25 +150,25 @@ async def lease(call: Call) -> Any:
         task_id=body.task,
         request_id=body.request,
     )
-    return leases[0] if leases else None
+    return replace(leases[0], lease_id=call.leases.seal(leases[0].lease_id, call.person)) if leases else None
 
 
 async def renew(call: Call) -> Any:
     """Extends a lease."""
     body = await call.body(HeldBody)
-    return {"expires_at": await call.client.people.renew(body.lease)}
+    return {"expires_at": await call.client.people.renew(call.leases.open(body.lease, call.person))}
 
 
 async def release(call: Call) -> Any:
     """Gives a task back."""
     body = await call.body(HeldBody)
-    await call.client.people.release(body.lease, body.reason)
+    await call.client.people.release(call.leases.open(body.lease, call.person), body.reason)
 
 
 async def answer(call: Call) -> Any:
     """Submits an answer."""
     body = await call.body(AnswerBody)
-    held = values.Lease(lease_id=body.lease)
+    held = values.Lease(lease_id=call.leases.open(body.lease, call.person))
     return await call.client.people.submit(
         held,
         {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()},

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from itsdangerous import BadSignature, SignatureExpired, URLSafeTimedSerializer
+from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLSafeTimedSerializer
 from starlette.requests import Request
 
 from aeenc.errors import PermissionDenied, Unauthenticated
@@ -42,6 +42,7 @@ class Links:
         self._used = folder / "used-links"
         self.key = _key(folder)
         self._signer = URLSafeTimedSerializer(self.key, salt="sign-in")
+        self.leases = Leases(self.key)
 
     def make(self, person: Person) -> str:
         """Returns what follows `?link=` in the address."""
@@ -71,6 +72,30 @@ class Links:
         except FileExistsError:
             return False
         return True
+
+
+class Leases:
+    """Ids of leases as browsers have them: signed, with the person who took the lease, so that no other uses it.
+
+    The services cannot tell the people of a workbench apart: its credential acts for all of them.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._signer = URLSafeSerializer(key, salt="lease")
+
+    def seal(self, lease_id: str, person: Person) -> str:
+        """Returns what the browser of this person gets instead of the id."""
+        return str(self._signer.dumps([lease_id, person.name]))
+
+    def open(self, sealed: str, person: Person) -> str:
+        """Returns the lease's id. Raises PermissionDenied for a lease of somebody else."""
+        try:
+            lease_id, name = self._signer.loads(sealed)
+        except BadSignature:
+            raise PermissionDenied("this workbench has not given this lease; reload the page", reason="LEASE") from None
+        if name != person.name:
+            raise PermissionDenied(f"this lease is not {person.name}'s; reload the page", reason="LEASE")
+        return str(lease_id)
 
 
 def sign_in(request: Request, person: Person) -> None:

@@ -2,11 +2,10 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
-import { dropDraft, emptyDraft, folded, loadDraft, saveDraft, sentVerdicts, type Draft } from "./draft";
+import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentVerdicts, type Draft } from "./draft";
 import { Search } from "./search";
 import { TreeView } from "./tree";
 
-const HELD = "aeenc.lease";
 const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
 const LOOK_MS = 120; // after an event, so that several make one look
 const COUNT_MS = 2000; // between two looks at the counts
@@ -67,11 +66,11 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     setFocus(0);
     setSearching(false);
     if (!found) {
-      localStorage.removeItem(HELD);
+      localStorage.removeItem(heldKey());
       replaceDraft(null);
       return;
     }
-    localStorage.setItem(HELD, JSON.stringify(found));
+    localStorage.setItem(heldKey(), JSON.stringify(found));
     replaceDraft(kept ?? loadDraft(found));
     setEnds(Date.parse(found.expires_at));
     void showTree(found.run_id, found.hypothesis_id, found);
@@ -117,7 +116,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   }
 
   useEffect(() => {
-    const stored = localStorage.getItem(HELD);
+    const stored = localStorage.getItem(heldKey());
     const held = stored ? (JSON.parse(stored) as Lease) : null;
     if (held && Date.parse(held.expires_at) > Date.now()) open(held);
     else void next();
@@ -149,7 +148,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     const renewing = setInterval(() => {
       if (Date.now() - active.current > ACTIVE_MS) return;
       call<{ expires_at: string }>("/api/renew", { lease: lease.lease_id })
-        .then((renewed) => { setEnds(Date.parse(renewed.expires_at)); localStorage.setItem(HELD, JSON.stringify({ ...lease, ...renewed })); })
+        .then((renewed) => { setEnds(Date.parse(renewed.expires_at)); localStorage.setItem(heldKey(), JSON.stringify({ ...lease, ...renewed })); })
         .catch((error: Error) => setTold(`${error.message}. You may still submit; if others were faster, it is not counted.`));
     }, Math.max(5000, (lease.remaining * 1000) / 3));
     return () => clearInterval(renewing);
@@ -202,12 +201,12 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
       const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
       setLast({ lease, draft, until: Date.now() + (queue?.undo ?? 0) * 1000, settled: false });
       dropDraft(lease.task.task_id);
-      localStorage.removeItem(HELD);
+      localStorage.removeItem(heldKey());
       await next();
     } catch (error) {
       const answered = error instanceof Problem && ["TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED"].includes(error.reason);
       setTold((error as Error).message);
-      if (answered) { localStorage.removeItem(HELD); await next(); }
+      if (answered) { localStorage.removeItem(heldKey()); await next(); }
     } finally {
       setBusy(false);
       working.current = false;

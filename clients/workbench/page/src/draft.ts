@@ -15,7 +15,15 @@ export interface Draft {
 
 const PAGE = 9;
 const KEPT = 50; // drafts
-const name = (taskId: string): string => `aeenc.draft.${taskId}`;
+const DRAFTS = "aeenc.draft.";
+let owner = "";
+const name = (taskId: string): string => `${DRAFTS}${owner}.${taskId}`;
+export const heldKey = (): string => `aeenc.lease.${owner}`;
+
+// Whose lease and drafts these are. The next person at this browser has others: answers are blind.
+export function belongsTo(person: string): void {
+  owner = encodeURIComponent(person);
+}
 
 export function emptyDraft(lease: Lease): Draft {
   const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
@@ -33,7 +41,7 @@ export function loadDraft(lease: Lease): Draft {
 export function saveDraft(lease: Lease, draft: Draft): void {
   try {
     localStorage.setItem(name(lease.task.task_id), JSON.stringify(draft));
-    const drafts = Object.keys(localStorage).filter((key) => key.startsWith("aeenc.draft."));
+    const drafts = Object.keys(localStorage).filter((key) => key.startsWith(DRAFTS) && key !== name(lease.task.task_id));
     for (const key of drafts.slice(0, Math.max(0, drafts.length - KEPT))) localStorage.removeItem(key);
   } catch { /* without storage, a draft lasts as long as the page */ }
 }

@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Annotate } from "./annotate";
 import { call, Problem, signedIn, watchConnection, type Person, type Queue } from "./api";
+import { belongsTo } from "./draft";
 import { Lead } from "./lead";
 import { Playground } from "./playground";
 import "./style.css";
@@ -19,7 +20,7 @@ function App() {
 
   useEffect(() => {
     watchConnection(setConnected);
-    signedIn().then((who) => { setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error instanceof Problem ? error.message : String(error)));
+    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error instanceof Problem ? error.message : String(error)));
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
