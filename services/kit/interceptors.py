@@ -29,6 +29,7 @@ from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
 from services.kit.grpcio_workarounds import RequestStream
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.kit.tracing import Span, begin_call, end_call
 
 log = get(__name__)
 LINGER_S = 0.5
@@ -72,8 +73,8 @@ class RpcMetrics:
 class Call:
     """A call in work: its method, who makes it, and what it is about, for the audit trail."""
 
-    def __init__(self, method: str, caller: Caller) -> None:
-        self.method, self.caller = method, caller
+    def __init__(self, method: str, caller: Caller, request_id: str, span: Span) -> None:
+        self.method, self.caller, self.request_id, self.span = method, caller, request_id, span
         self.started = time.perf_counter()
         self.changes = role_for(method) > Role.READ
         self.about: dict[str, str] = {}
@@ -172,7 +173,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         request_id = begin_request(metadata)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         bound = {"traceparent": str(metadata["traceparent"])[:64]} if "traceparent" in metadata else {}
-        call = Call(method, caller())
+        call = Call(method, caller(), request_id, begin_call(method, metadata))
         if call.caller.name:
             bound["caller"] = call.caller.name
         structlog.contextvars.bind_contextvars(request_id=request_id, **bound)
@@ -196,6 +197,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         log.debug("call", method=call.method, code=code, elapsed_ms=round(elapsed_s * 1e3, 2))
         if call.changes and call.caller.name:
             log.info("audit", method=call.method, code=code, **call.about)
+        end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
         """Ends the call with the error's status. Cancellation is raised again.

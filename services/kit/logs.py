@@ -13,6 +13,7 @@ from typing import TextIO, cast
 import structlog
 
 from aeenc.errors import InvalidArgument
+from services.kit import tracing
 
 LOGS_KEPT = 3  # besides the one that is written
 
@@ -75,6 +76,7 @@ def configure(
     output = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _name_span,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -96,6 +98,12 @@ def configure(
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
     logging.basicConfig(level=logging.WARNING, stream=output, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("grpc._cython.cygrpc").addFilter(_shorten)
+
+
+def _name_span(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Adds the ids of the trace and the span that a line belongs to."""
+    event.update(tracing.ids())
+    return event
 
 
 def _shorten(record: logging.LogRecord) -> bool:

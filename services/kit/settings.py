@@ -46,6 +46,10 @@ class ServiceSettings(BaseSettings):
     log_file_bytes: int = Field(
         16 * 1024 * 1024, ge=4096, description="size at which another log file is begun; three are kept beside it"
     )
+    trace_endpoint: str = Field("", description="receiver of spans (OTLP over gRPC, http://host:4317); none: off")
+    trace_share: float = Field(
+        1.0, ge=0, le=1, description="part of the traces that begin here; a caller's trace follows the caller"
+    )
     instance: str = Field("", description="name of this process in logs and rollouts; default: service-host-pid")
     message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
     max_items: int = Field(1024, ge=1, description="most items in one unary call")

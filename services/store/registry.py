@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.concurrency import finish
+from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.formats import check_format
 from services.store.redis import MAX_BLOCK_S, unavailable_if_down
@@ -37,7 +38,8 @@ EVENTS_KEPT = 10_000
 DELETED_TTL_S = 86_400
 
 # KEYS: label row, labels set, events, previous' row, deleted label's revision, the request's record, deleted versions.
-# ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer
+# ARGV: version, expected revision or -1, now, space, name, keep, share or '', request or '', seconds, further answer,
+# traceparent or ''
 # Answers {0, revision, version} at another revision, {-1, format_version, name} for a row of a newer release, {-2}
 # for a deleted version.
 # A move of `stable` takes `previous` along, so that the way back is always loaded. A deleted label that is set again
@@ -49,7 +51,8 @@ local function move(key, name, version, share, last)
   local previous = row[2]
   if previous == version then previous = row[3] end
   redis.call('HSET', key, 'format_version', 1, 'space_id', ARGV[4], 'name', name, 'version', version,
-    'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share)
+    'revision', revision, 'previous', previous or '', 'moved_at', ARGV[3], 'share', share,
+    'traced', revision .. ' ' .. ARGV[11])
   redis.call('SADD', KEYS[2], ARGV[4] .. ' ' .. name)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'space_id', ARGV[4], 'label', name,
     'version', version, 'revision', revision)
@@ -174,7 +177,8 @@ class Registry(CheckpointRegistry):
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
         noted = [text_of(request), REQUEST_TTL_S, answer]
-        arguments = [version, expected, datetime.now(UTC).isoformat(), space_id, name, EVENTS_KEPT, wanted, *noted]
+        at = datetime.now(UTC).isoformat()
+        arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent()]
         async with unavailable_if_down(f"move label {name}"):
             moved, revision, current = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:

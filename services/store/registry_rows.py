@@ -34,6 +34,7 @@ class CheckpointRow:
     created_at: datetime
     size_bytes: int
     dim: int
+    traceparent: str = ""  # of the job that made it
 
     def to_json(self, last: str | None = None) -> str:
         """Writes the row as Redis keeps it, with what a later minor release has added to the `last` one.
@@ -59,6 +60,7 @@ class LabelRow:
     previous: str
     moved_at: datetime
     share: float = 0.0
+    traceparent: str = ""  # of the call that moved it
 
     @classmethod
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
@@ -69,6 +71,7 @@ class LabelRow:
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
         with _data_loss_unless_readable(what):
             check_format(row, FORMAT_VERSION, what)
+            revision, _, traced = row.get("traced", "").partition(" ")
             return cls(
                 space_id=row["space_id"],
                 name=row["name"],
@@ -77,11 +80,14 @@ class LabelRow:
                 previous=row["previous"],
                 moved_at=datetime.fromisoformat(row["moved_at"]),
                 share=float(row.get("share", 0.0)),
+                # An earlier release that moves the label leaves the text of the move before.
+                traceparent=traced if revision == row["revision"] else "",
             )
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""
         row = {"format_version": FORMAT_VERSION, **asdict(self), "moved_at": self.moved_at.isoformat()}
+        row["traced"] = f"{self.revision} {row.pop('traceparent')}"
         return {name: str(value) for name, value in row.items()}
 
 

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from services.encoder.rollout.candidates import PREMISES, CandidateLoader, Space
 from services.encoder.rollout.history import SavedLabel, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, ServedLabel, Versions
 from services.encoder.runtime.model import CROSS_ENCODERS, Model
+from services.kit import tracing
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.kit.readiness import Readiness
@@ -210,7 +212,8 @@ class Follower:
             for row in sorted(rows, key=self._urgency):
                 model = self._spaces.loaded(row.space_id, row.version)
                 if model is not None and not self._is_served(row):
-                    await self._conclude(row, model, "", 0.0)
+                    with _span_of(row):
+                        await self._conclude(row, model, "", 0.0)
             if self._versions.complete and (self._versions.space_id, STABLE) in named:
                 self._withdraw_all_but(rows)
                 if self._stable is not None:  # otherwise the first round says when it is ready
@@ -308,27 +311,33 @@ class Follower:
 
     async def _swap(self, row: LabelRow) -> None:
         """Tries to serve a label's version, and the next one if the label moves meanwhile."""
-        key = (row.space_id, row.name)
-        while True:
-            started = time.monotonic()
-            model, failure = None, ""
-            try:
-                model = await self._load(row)
-            except errors.AeencError as error:
-                failure = error.message
-            async with self._applying:
-                latest = await self._registry.label(*key)
-                if latest is None:
-                    return
-                if latest.version == row.version and (model is not None or failure):
-                    if not self._is_served(latest):
-                        await self._conclude(latest, model, failure, time.monotonic() - started)
-                    return
-            if latest.version != row.version:
-                failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
-                self._history.record(row, time.monotonic() - started, failure)
-                await self._acknowledge(row, ok=False, reason=failure)
-            row = latest
+        wanted: LabelRow | None = row
+        while wanted is not None:
+            with _span_of(wanted):
+                wanted = await self._try(wanted)
+
+    async def _try(self, row: LabelRow) -> LabelRow | None:
+        """Tries to serve a label's version; returns its row where the label has moved meanwhile."""
+        started = time.monotonic()
+        model, failure = None, ""
+        try:
+            model = await self._load(row)
+        except errors.AeencError as error:
+            failure = error.message
+        async with self._applying:
+            latest = await self._registry.label(row.space_id, row.name)
+            if latest is None:
+                return None
+            if latest.version == row.version and (model is not None or failure):
+                if not self._is_served(latest):
+                    await self._conclude(latest, model, failure, time.monotonic() - started)
+                return None
+        if latest.version != row.version:
+            failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
+            self._history.record(row, time.monotonic() - started, failure)
+            tracing.failed()
+            await self._acknowledge(row, ok=False, reason=failure)
+        return latest
 
     async def _load(self, row: LabelRow) -> Model | None:
         """Returns the row's model, loaded already or now; None when the label moved away meanwhile."""
@@ -346,6 +355,7 @@ class Follower:
         self._history.record(row, duration_s, failure)
         if model is None:
             self._failed[key] = (row.revision, row.version)
+            tracing.failed()
         else:
             self._serve(key, model, ServedLabel(row.version, row.revision, row.share))
             self._failed.pop(key, None)
@@ -400,3 +410,8 @@ class Follower:
                 continue
             served = ServedLabel(label.version, label.revision, label.share)
             self._serve((label.space_id, label.name), model, served)
+
+
+def _span_of(row: LabelRow) -> AbstractContextManager[tracing.Span]:
+    """Makes the span of a swap, within the trace of the call that moved the label."""
+    return tracing.span("swap", within=row.traceparent, label=row.name, version=row.version, revision=row.revision)

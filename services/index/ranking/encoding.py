@@ -20,6 +20,7 @@ from aeenc import errors
 from aeenc.calls.encoding import Encoded, Precision, Scored
 from aeenc.encoder import EncoderClient
 from services.index.values import QueueLimit, SearchHits, TextQuery
+from services.kit import tracing
 
 ANSWER_SHARE = 0.9  # of the caller's time for the encoder, so that its failure still reaches the caller
 GRACE = 1.05  # so that the call, which has the same time limit, can say itself why it failed
@@ -62,6 +63,7 @@ class _EncodeRequest:
     request_id: str
     deadline: float
     answer: asyncio.Future[QueryVectors]
+    trace: tracing.Context = field(default_factory=tracing.here)
 
 
 @dataclass(eq=False)
@@ -160,18 +162,21 @@ class QueryEncoder:
                 asked.answer.set_result(QueryVectors(part, encoded.model_version, encoded.space_id))
 
     async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
-        return await self._client.encode(
-            [text for asked in batch for text in asked.texts],
-            role="query",
-            label=key.label,
-            version=key.version,
-            space_id=key.space_id,
-            truncate=key.truncate,
-            precision=key.precision,
-            routing_key=key.routing_key,
-            request_id=batch[0].request_id,
-            timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
-        )
+        # The sender goes on from caller to caller: the call belongs to the first of the batch and links the others.
+        others = [tracing.traceparent(asked.trace) for asked in batch[1:]]
+        with tracing.shared("encode texts", batch[0].trace, others):
+            return await self._client.encode(
+                [text for asked in batch for text in asked.texts],
+                role="query",
+                label=key.label,
+                version=key.version,
+                space_id=key.space_id,
+                truncate=key.truncate,
+                precision=key.precision,
+                routing_key=key.routing_key,
+                request_id=batch[0].request_id,
+                timeout_s=max(max(asked.deadline for asked in batch) - time.monotonic(), 0.001),
+            )
 
 
 def _next(waiting: deque[_EncodeRequest]) -> list[_EncodeRequest]:

@@ -20,6 +20,7 @@ from aeenc.registry import RegistryClient
 from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.kit.tracing import failed, span
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.oracles.budgets import OracleBudgets
@@ -225,6 +226,11 @@ class Runner:
         run = await self._store.get(run_id)
         if await self._store.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
             return
+        with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):
+            await self._work_on(run, lease)
+
+    async def _work_on(self, run: Run, lease: WorkLease) -> None:
+        run_id = run.id
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
         await self._labels.hold(run)
         try:
@@ -261,6 +267,8 @@ class Runner:
         )
 
     async def _end(self, run: Run, state: RunState, error: str) -> None:
+        if state == "FAILED":
+            failed()
         while True:
             try:
                 ended = await self._store.transition(run.id, ("RUNNING",), state, error=error, owner=self._owner)

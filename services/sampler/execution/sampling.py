@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from aeenc import errors
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_k, check_texts
+from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import RunLabels, Runner
@@ -66,6 +67,7 @@ class Sampling:
             created_at=datetime.now(UTC),
             ended_at=None,
             fingerprint=fingerprint,
+            traceparent=traceparent(),
         )
         stored = await self._store.get(await self._store.create(run, hypotheses))
         self._runner.wake()

@@ -78,6 +78,7 @@ class RunStore:
             "filled": int(run.config.rules.filled),
             "trees": len(hypotheses),
             "nodes_pending": len(hypotheses),
+            "traceparent": run.traceparent,
         }
         own = [self._keys.hypotheses(run.id), self._keys.open(run.id)]
         async with unavailable_if_down("store the run"):
@@ -217,4 +218,5 @@ def _run(run_id: str, record: dict[str, str]) -> Run:
         fingerprint=record["fingerprint"],
         imported=record["imported"] == "1",
         event_seq=int(record.get("event_seq", 0)),
+        traceparent=record.get("traceparent", ""),
     )

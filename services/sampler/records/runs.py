@@ -118,6 +118,7 @@ class Run:
     fingerprint: str = ""
     imported: bool = False
     event_seq: int = 0
+    traceparent: str = ""  # of the call that started it
 
     @property
     def ended(self) -> bool:

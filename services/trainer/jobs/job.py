@@ -142,6 +142,7 @@ class Job:
     ended_at: datetime | None
     fingerprint: str = ""
     event_seq: int = 0
+    traceparent: str = ""  # of the call that started it
 
     @property
     def ended(self) -> bool:
@@ -186,6 +187,7 @@ def job_of(job_id: str, record: Mapping[str, str]) -> Job:
         ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
         fingerprint=record["fingerprint"],
         event_seq=int(record.get("event_seq", 0)),
+        traceparent=record.get("traceparent", ""),
     )
 
 

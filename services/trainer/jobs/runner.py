@@ -25,6 +25,7 @@ from aeenc import errors
 from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
+from services.kit.tracing import failed, span
 from services.store.formats import NewerFormat
 from services.store.life_cycles import WorkLease
 from services.trainer.data.pair_sources import DataSets, SampledPairs
@@ -180,6 +181,11 @@ class JobRunner:
         job = await self._store.get(job_id)
         if await self._store.transition(job_id, LIVE, "RUNNING", owner=self._owner) != "OK":
             return
+        with span("job", within=job.traceparent, job_id=job_id):
+            await self._work_on(job)
+
+    async def _work_on(self, job: Job) -> None:
+        job_id = job.id
         log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
         try:
             version = await self._compute(job)
@@ -293,6 +299,8 @@ class JobRunner:
 
     async def _end(self, job_id: str, state: JobState, *, error: str = "", version: str = "") -> str:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
+        if state == "FAILED":
+            failed()
         return await self._patiently(
             lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
         )

@@ -59,6 +59,7 @@ class JobStore:
             "state": job.state,
             "created_at": job.created_at.isoformat(),
             "fingerprint": job.fingerprint,
+            "traceparent": job.traceparent,
         }
         queries = self._validation(job.id)
         async with unavailable_if_down("store the job"):

@@ -13,6 +13,7 @@ from services.corpus.active import read_active
 from services.corpus.generation import open_generation
 from services.kit.convert import position_of
 from services.kit.limits import Limits, check_texts
+from services.kit.tracing import traceparent
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.data.pair_sources import DataSets, SampledPairs
@@ -64,6 +65,7 @@ class TrainingJobs:
             created_at=datetime.now(UTC),
             ended_at=None,
             fingerprint=fingerprint,
+            traceparent=traceparent(),
         )
         stored = await self._store.get(await self._store.create(job, validation))
         self._runner.wake()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.kit.logs import get
+from services.kit.tracing import traceparent
 from services.store.artifacts import ArtifactStore
 from services.store.registry import CheckpointRow, Registry
 
@@ -43,6 +44,7 @@ class Checkpoints:
             created_at=artifact.created_at,
             size_bytes=artifact.size_bytes,
             dim=meta["dim"],
+            traceparent=traceparent(),
         )
         await self._registry.add_checkpoint(row)
         return row

@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from aeenc import errors
 from services.kit.logs import get
+from services.kit.tracing import span
 from services.store.formats import known_fields
-from services.store.registry import LabelRow, Registry, RolloutRow
+from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRow
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.operator_models import STABLE, PretrainedSpace
@@ -116,6 +117,10 @@ class Publisher:
     async def _move(self, move: _Move) -> tuple[LabelRow, Verdict]:
         """Compares a version unless the move is forced, then points the label at it."""
         row = await self._checkpoints.get(move.version)
+        with span("publish", links=[row.traceparent], label=move.label, version=move.version):
+            return await self._move_to(row, move)
+
+    async def _move_to(self, row: CheckpointRow, move: _Move) -> tuple[LabelRow, Verdict]:
         compared, gate = await self._compare(move, row.space_id)
         expected = compared if move.expected_revision is None else move.expected_revision
         moved = await self._registry.set_label(

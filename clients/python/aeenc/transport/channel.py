@@ -23,6 +23,7 @@ from aeenc import errors
 from aeenc.transport import status
 from aeenc.transport.addresses import Address, resolve, split
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
+from aeenc.transport.tracing import traced
 
 T = TypeVar("T")
 _Metadata = list[tuple[str, str]]
@@ -181,7 +182,8 @@ class Channel:
                 return answer
             return await method(request, timeout=left_s, metadata=metadata)
 
-        return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
+        with traced(method, metadata):
+            return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
 
     async def send_stream(
         self,
@@ -206,7 +208,8 @@ class Channel:
                 sent.reraise()
                 raise
 
-        return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
+        with traced(method, metadata):
+            return await self._repeated(attempt, metadata, timeout_s or self.timeout_s, retry)
 
     async def _repeated(
         self, attempt: Callable[[float], Awaitable[T]], metadata: _Metadata, budget_s: float, retry: bool
@@ -245,19 +248,20 @@ class Channel:
         """
         sent = _Sent(request) if isinstance(request, AsyncIterator) else None
         metadata = self.metadata()
-        call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=metadata)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, metadata, timeout_s) from None
-        except asyncio.CancelledError:
-            if sent is not None:
-                sent.reraise()
-            self._refuse_closed()
-            raise
-        finally:
-            call.cancel()
+        with traced(method, metadata):
+            call = method(sent.messages() if sent else request, timeout=timeout_s, metadata=metadata)
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as rpc_error:
+                raise self._translate(rpc_error, metadata, timeout_s) from None
+            except asyncio.CancelledError:
+                if sent is not None:
+                    sent.reraise()
+                self._refuse_closed()
+                raise
+            finally:
+                call.cancel()
 
     async def pages(self, method: Callable[..., Awaitable[Any]], request: Any, field: str) -> AsyncIterator[Any]:
         """Yields the items of a list, page after page; `field` of an answer holds them."""
@@ -276,16 +280,17 @@ class Channel:
         The call is cancelled at the end, which does nothing to one that has ended.
         """
         metadata = self.metadata()
-        call = method(metadata=metadata)
-        try:
-            yield call
-        except grpc.aio.AioRpcError as rpc_error:
-            raise self._translate(rpc_error, metadata) from None
-        except asyncio.CancelledError:
-            self._refuse_closed()
-            raise
-        finally:
-            call.cancel()
+        with traced(method, metadata):
+            call = method(metadata=metadata)
+            try:
+                yield call
+            except grpc.aio.AioRpcError as rpc_error:
+                raise self._translate(rpc_error, metadata) from None
+            except asyncio.CancelledError:
+                self._refuse_closed()
+                raise
+            finally:
+                call.cancel()
 
     async def addresses(self) -> list[Address]:
         """Looks up the servers behind the target now. Raises Unavailable when its name cannot be resolved."""

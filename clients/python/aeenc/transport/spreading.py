@@ -83,7 +83,7 @@ class SpreadChannel:
 
     def _spread(self, kind: str, arguments: Sequence[Any], options: dict[str, Any]) -> SpreadMethod:
         methods = {server: getattr(server.channel, kind)(*arguments, **options) for server in self._servers}
-        return SpreadMethod(methods, self._next)
+        return SpreadMethod(methods, self._next, name=str(arguments[0]))
 
     def _next(self, *, other_than: _Server | None = None) -> _Server | None:
         """Chooses the next connected server; one passed over, or not to be reached, only without any other."""
@@ -104,8 +104,11 @@ class SpreadChannel:
 class SpreadMethod:
     """A method of several servers: called as a method of grpc.aio, it calls the next of them."""
 
-    def __init__(self, methods: dict[_Server, Callable[..., Any]], choose: Callable[..., _Server | None]) -> None:
+    def __init__(
+        self, methods: dict[_Server, Callable[..., Any]], choose: Callable[..., _Server | None], *, name: str
+    ) -> None:
         self._methods, self._choose = methods, choose
+        self._method = name  # as grpc's own callables keep it, for the name of a span
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls one server."""

@@ -7,6 +7,9 @@ import { Search } from "./search";
 import { TreeView } from "./tree";
 
 const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
+const LOOK_MS = 120; // after an event, so that several make one look
+const COUNT_MS = 2000; // between two looks at the counts
+const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
 const KEYS: [string, string][] = [
   ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["s", "read down to here"],
   ["/", "search"], ["n", "note"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
@@ -122,14 +125,20 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     addEventListener("pointerdown", busyNow);
     addEventListener("keydown", busyNow);
     let due: ReturnType<typeof setTimeout> | undefined;
+    let counted = 0;
+    // Whose tree or queue has changed looks at once; events of others, of which there may be many, are counted now and then.
     const stop = follow((event) => {
-      clearTimeout(due);
+      const { lease: held, tree: drawn } = shown.current;
+      const mine = event.event === "connected" || drawn?.nodes.some((node) => node.task_id === event.task);
+      const grows = drawn !== null && !drawn.finished && event.run === drawn.run_id && ["queued", "settled"].includes(event.event);
+      if (Date.now() > counted) { counted = Date.now() + COUNT_MS; reloadQueues(); }
+      if (due !== undefined || (held && !mine) || (!mine && !grows && !OPENS.includes(event.event))) return;
       due = setTimeout(() => {
+        due = undefined;
         const { lease: held, tree: drawn } = shown.current;
-        if (drawn && (event.run === drawn.run_id || event.event === "connected")) void showTree(drawn.run_id, drawn.hypothesis_id, held);
+        if (drawn) void showTree(drawn.run_id, drawn.hypothesis_id, held);
         if (!held && !working.current) void next();
-        reloadQueues();
-      }, 120);
+      }, LOOK_MS);
     });
     return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
   }, []);
