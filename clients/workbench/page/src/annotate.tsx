@@ -37,6 +37,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   // What keys act upon: two keys may come before the page is drawn again.
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
   const asking = useRef(false);
+  const leaving = useRef(false); // "another tree" was pressed while a task was asked for
   const working = useRef(false); // an answer is on its way
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
   const folds = useMemo(() => (lease ? folded(lease.task.candidates) : []), [lease]);
@@ -90,7 +91,10 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
 
   // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
   async function next(elsewhere = false): Promise<void> {
-    if (asking.current) return;
+    if (asking.current) {
+      leaving.current ||= elsewhere;
+      return;
+    }
     asking.current = true;
     try {
       const tree = shown.current.tree;
@@ -112,6 +116,8 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     } finally {
       asking.current = false;
       reloadQueues();
+      if (leaving.current && !shown.current.lease) void next(true);
+      leaving.current = false;
     }
   }
 
