@@ -18,8 +18,9 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import uvloop
@@ -36,7 +37,7 @@ from services.kit.convert import to_timestamp
 from services.kit.credentials.gate import Gate
 from services.kit.interceptors import CallInterceptor, RpcMetrics
 from services.kit.limits import Limits
-from services.kit.readiness import Readiness
+from services.kit.readiness import Readiness, State
 from services.kit.settings import ServiceSettings
 
 log = logs.get(__name__)
@@ -144,6 +145,9 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         in_force = Gauge("aeenc_tokens_file_in_force", "0: the tokens file on disk is wrong", registry=self.metrics)
         in_force.set_function(lambda: not self.gate.problem)
+        state = Gauge("aeenc_state", "1 for the state that GetInfo reports", ["state"], registry=self.metrics)
+        for name in get_args(State):
+            state.labels(name).set_function(partial(self.readiness.is_in, name))
         self._interceptor = CallInterceptor(self.gate, self.readiness, RpcMetrics(self.metrics))
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()

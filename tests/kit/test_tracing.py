@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from contextvars import copy_context
-from pathlib import Path
 
 import pytest
 import structlog
@@ -16,41 +14,20 @@ from opentelemetry.util._once import Once
 
 import aeenc
 from aeenc import errors
-from aeenc.v1 import oracle_pb2_grpc, sampler_pb2, trainer_pb2, types_pb2
-from services.index.__main__ import build as build_index
-from services.index.settings import IndexSettings
+from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.kit import logs, tracing
 from services.kit.settings import ServiceSettings
-from services.sampler.__main__ import build as build_sampler
-from services.sampler.settings import SamplerSettings
-from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from services.trainer.models.base_model import FILES
 from services.trainer.registry.checkpoints import Checkpoints
-from support.models.tiny_checkpoints import (
-    TinyCheckpoint,
-    register,
-    write_tiny_checkpoint,
-    write_tiny_cross_encoder_checkpoint,
-)
+from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
 from support.servers.trace_receiver import TraceReceiver
-from support.worlds.sampler_world import FakeOracle, serving
-from support.worlds.trainer_world import FACTS, PAIRS, SIGNS, Space, serve_encoder, serve_trainer
+from support.worlds.light_fleet import LightFleet, light_fleet
+from support.worlds.trainer_world import FACTS, PAIRS, SIGNS
+
+__all__ = ["light_fleet"]
 
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=["train"]) for n, text in enumerate(FACTS)]
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def space(tiny_checkpoint: TinyCheckpoint, artifact_store: ArtifactStore, tmp_path: Path) -> Space:
-    """A space whose pre-trained encoder was made without torch."""
-    base, of = tmp_path / "base", tiny_checkpoint
-    base.mkdir()
-    for name in FILES:
-        (base / name).touch()  # exported before, says the request
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
-    request = {"artifacts_dir": str(artifact_store.root), "directory": str(base), "base_model": str(base), **options}
-    return Space(artifact_store, base, request, of.version, of.space_id)
 
 
 @pytest.fixture
@@ -67,45 +44,10 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TraceReceiv
 
 
 @pytest.fixture
-async def fleet(
-    receiver: TraceReceiver, space: Space, redis_url: str, namespace: str, tmp_path: Path, registry: Registry
-) -> AsyncIterator[aeenc.AsyncClient]:
-    """A client of all four services, with a corpus `science`, a cross-encoder and an oracle."""
-    place = {"port": 0, "artifacts_dir": space.store.root}
-    async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(
-            serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, FakeOracle())
-        )
-        encoder, _ = await stack.enter_async_context(serve_encoder(space, redis_url, namespace, tmp_path / "encoder"))
-        encoder_target = f"127.0.0.1:{encoder.port}"
-        index = await stack.enter_async_context(build_index(IndexSettings(**place, encoder_target=encoder_target)))
-        index_target = f"127.0.0.1:{index.port}"
-        common = {"redis_url": redis_url, "namespace": namespace, "poll_s": 0.1}
-        oracles = {"mine": {"target": f"127.0.0.1:{port}", "max_attempts": 1}}
-        sampler = await stack.enter_async_context(
-            build_sampler(SamplerSettings(**place, **common, index_target=index_target, oracles=oracles))
-        )
-        trainer, _ = await stack.enter_async_context(
-            serve_trainer(
-                space,
-                redis_url,
-                namespace,
-                tmp_path / "trainer",
-                encoder_target=encoder_target,
-                index_target=index_target,
-                sampler_target=f"127.0.0.1:{sampler.port}",
-            )
-        )
-        client = aeenc.AsyncClient(
-            encoder=encoder_target,
-            index=index_target,
-            sampler=f"127.0.0.1:{sampler.port}",
-            trainer=f"127.0.0.1:{trainer.port}",
-            retry=aeenc.PATIENT,
-        )
-        stack.push_async_callback(client.close)
-        await register(registry, write_tiny_cross_encoder_checkpoint(space.store), label="stable")
-        yield client
+async def fleet(receiver: TraceReceiver, light_fleet: LightFleet, registry: Registry) -> LightFleet:
+    """All four services, recorded, with a cross-encoder."""
+    await register(registry, write_tiny_cross_encoder_checkpoint(light_fleet.store), label="stable")
+    return light_fleet
 
 
 def rpc(service: str, method: str) -> str:
@@ -113,16 +55,16 @@ def rpc(service: str, method: str) -> str:
 
 
 async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_swap(
-    fleet: aeenc.AsyncClient, receiver: TraceReceiver, registry: Registry, space: Space
+    fleet: LightFleet, receiver: TraceReceiver, registry: Registry
 ):
     build, encode = rpc("IndexAdmin", "BuildGeneration"), rpc("Encoder", "EncodeStream")
-    await fleet.index.build("science", PREMISES)
+    await fleet.client.index.build("science", PREMISES)
     await receiver.path(build, build, encode, encode)
 
     retrieve, score = rpc("Index", "Retrieve"), rpc("Encoder", "Score")
     encode = rpc("Encoder", "Encode")
     with tracing.span("a caller's own") as own:
-        await fleet.index.retrieve("science", [FACTS[0]], k=3, rerank=5)
+        await fleet.client.index.retrieve("science", [FACTS[0]], k=3, rerank=5)
     path = await receiver.path("a caller's own", retrieve, retrieve, "encode texts", encode, encode)
     assert path[0].id == f"{own.get_span_context().span_id:016x}"
     assert [span.kind for span in path] == [1, 3, 2, 1, 3, 2], "internal, client and server by turns"
@@ -130,8 +72,8 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     assert path[2].attributes["rpc.response.status_code"] == "OK"
     await receiver.path("a caller's own", retrieve, retrieve, score, score)
 
-    run = await fleet.sampler.start_run([("h1", FACTS[1])], corpus="science", oracle="mine", k=2)
-    assert (await fleet.sampler.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
+    run = await fleet.client.sampler.start_run([("h1", FACTS[1])], corpus="science", oracle="mine", k=2)
+    assert (await fleet.client.sampler.wait(run.id)).state == sampler_pb2.RUN_STATE_SUCCEEDED
     start = rpc("Sampler", "StartRun")
     judged = await receiver.path(start, start, "run", rpc("Oracle", "Judge"))
     assert judged[2].attributes["aeenc.run_id"] == run.id
@@ -140,20 +82,20 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     pairs = [
         types_pb2.Pair(query=p.query, premise_id=p.premise_id, premise=p.premise, sign=SIGNS[p.sign]) for p in PAIRS
     ]
-    imported = await fleet.sampler.import_pairs("science", pairs)
-    job = await fleet.trainer.start_job(run_ids=[imported.run_id], corpus="science")
-    async for _, seen in fleet.trainer.watch(job.id):
+    imported = await fleet.client.sampler.import_pairs("science", pairs)
+    job = await fleet.client.trainer.start_job(run_ids=[imported.run_id], corpus="science")
+    async for _, seen in fleet.client.trainer.watch(job.id):
         if seen.state == trainer_pb2.JOB_STATE_RUNNING:
             break
-    await fleet.trainer.cancel(job.id)  # what it learns is not the question here
+    await fleet.client.trainer.cancel(job.id)  # what it learns is not the question here
     start = rpc("Trainer", "StartJob")
     [*_, of_job] = await receiver.path(start, start, "job")
     assert of_job.attributes["aeenc.job_id"] == job.id
 
-    made = write_tiny_checkpoint(space.store, seed=7, base_version=space.version, space_id=space.space_id)
+    made = write_tiny_checkpoint(fleet.store, seed=7, base_version=fleet.base.version, space_id=fleet.base.space_id)
     with tracing.span("job", within=f"00-{of_job.trace}-{of_job.id}-01") as making:
-        await Checkpoints(space.store, registry).register(made.version)
-    await fleet.registry.publish(made.version, label="next", wait_s=10.0)
+        await Checkpoints(fleet.store, registry).register(made.version)
+    await fleet.client.registry.publish(made.version, label="next", wait_s=10.0)
     publish = rpc("RegistryAdmin", "Publish")
     path = await receiver.path(publish, publish, "publish", "swap")
     assert path[3].attributes["aeenc.version"] == made.version
