@@ -9,7 +9,7 @@ never in a span: texts and credentials belong to callers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,8 +70,7 @@ def begin_call(method: str, metadata: Mapping[str, Any]) -> Span:
 def end_call(span: Span, code: str, request_id: str) -> None:
     """Ends the span of a call with its status."""
     if span.is_recording():
-        about = {"rpc.system.name": "grpc", "rpc.response.status_code": code, "aeenc.request_id": request_id}
-        span.set_attributes(about)
+        span.set_attributes({"rpc.response.status_code": code, "aeenc.request_id": request_id})
         if code in _FAULTS:
             span.set_status(StatusCode.ERROR)
     span.end()
@@ -98,6 +97,20 @@ def span(
     finally:
         detach(token)
         begun.end()
+
+
+@contextmanager
+def shared(name: str, first: Context, others: Sequence[str]) -> Iterator[None]:
+    """Goes on in the trace of the first of several callers; where there are others, in a span that links theirs."""
+    if others:
+        with span(name, within=first, links=others, callers=1 + len(others)):
+            yield
+        return
+    token = attach(first)
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def failed() -> None:

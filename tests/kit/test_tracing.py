@@ -15,6 +15,7 @@ from opentelemetry.util._once import Once
 import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
+from services.index.ranking.encoding import EncodeKey, QueryEncoder
 from services.kit import logs, tracing
 from services.kit.settings import ServiceSettings
 from services.store.registry import Registry
@@ -65,9 +66,9 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     encode = rpc("Encoder", "Encode")
     with tracing.span("a caller's own") as own:
         await fleet.client.index.retrieve("science", [FACTS[0]], k=3, rerank=5)
-    path = await receiver.path("a caller's own", retrieve, retrieve, "encode texts", encode, encode)
+    path = await receiver.path("a caller's own", retrieve, retrieve, encode, encode)
     assert path[0].id == f"{own.get_span_context().span_id:016x}"
-    assert [span.kind for span in path] == [1, 3, 2, 1, 3, 2], "internal, client and server by turns"
+    assert [span.kind for span in path] == [1, 3, 2, 3, 2], "internal, client and server by turns"
     assert {span.service for span in path} == {"aeenc-test"}
     assert path[2].attributes["rpc.response.status_code"] == "OK"
     await receiver.path("a caller's own", retrieve, retrieve, score, score)
@@ -77,7 +78,7 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     start = rpc("Sampler", "StartRun")
     judged = await receiver.path(start, start, "run", rpc("Oracle", "Judge"))
     assert judged[2].attributes["aeenc.run_id"] == run.id
-    await receiver.path(start, start, "run", retrieve, retrieve, "encode texts")
+    await receiver.path(start, start, "run", retrieve, retrieve, encode, encode)
 
     pairs = [
         types_pb2.Pair(query=p.query, premise_id=p.premise_id, premise=p.premise, sign=SIGNS[p.sign]) for p in PAIRS
@@ -100,6 +101,25 @@ async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_sw
     path = await receiver.path(publish, publish, "publish", "swap")
     assert path[3].attributes["aeenc.version"] == made.version
     assert path[2].links == (f"{making.get_span_context().span_id:016x}",), "which job made what is published"
+
+
+async def test_texts_that_are_encoded_together_are_one_span_that_links_all_their_callers(
+    fleet: LightFleet, receiver: TraceReceiver
+):
+    encoder = QueryEncoder(fleet.client.encoder)
+
+    async def ask(number: int) -> str:
+        with tracing.span(f"caller {number}") as own:
+            await encoder.encode([FACTS[number]], EncodeKey(fleet.base.space_id))
+        return f"{own.get_span_context().span_id:016x}"
+
+    await fleet.client.encoder.encode([FACTS[0]])  # once it serves
+    callers = await asyncio.gather(*(ask(number) for number in range(4)))
+    [_, together, *_] = await receiver.path("caller 0", "encode texts", encode := rpc("Encoder", "Encode"), encode)
+    assert together.links == tuple(callers[1:])
+    await ask(5)  # one sender serves all callers, one after another: the next is in its own trace
+    await receiver.path("caller 5", encode, encode)
+    await encoder.close()
 
 
 @pytest.fixture

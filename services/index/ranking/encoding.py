@@ -164,7 +164,7 @@ class QueryEncoder:
     async def _call(self, key: EncodeKey, batch: list[_EncodeRequest]) -> Encoded:
         # The sender goes on from caller to caller: the call belongs to the first of the batch and links the others.
         others = [tracing.traceparent(asked.trace) for asked in batch[1:]]
-        with tracing.span("encode texts", within=batch[0].trace, links=others, callers=len(batch)):
+        with tracing.shared("encode texts", batch[0].trace, others):
             return await self._client.encode(
                 [text for asked in batch for text in asked.texts],
                 role="query",

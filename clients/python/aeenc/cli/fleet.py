@@ -6,16 +6,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from datetime import datetime
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
 
 from aeenc import Client, values
 from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import EndedBadly, Output, fields_table, output_of, table
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
+from aeenc.transport.targets import Targets
 
 
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
@@ -40,16 +47,40 @@ def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, st
     return service, target, answer["state"], "\n".join(line for line in told if line)
 
 
-def status(context: typer.Context) -> None:
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two times of --watch.")] = 2.0,
+) -> None:
     """Shows state, versions, labels, corpora, oracles and work of the four services."""
     targets = targets_of(context)
+    if watch:
+        _watch(output_of(context), targets, every_s)
     answers = asyncio.run(ask(targets))
-    addresses = {service: str(getattr(targets, service)) for service in answers}
     failed = [answer for answer in answers.values() if isinstance(answer, AeencError)]
-    rows = [_row(service, addresses[service], answer) for service, answer in answers.items()]
-    output_of(context).result(report_of(targets, answers), table(["service", "target", "state", "about"], rows))
+    output_of(context).result(report_of(targets, answers), _shown(targets, answers))
     if failed:
         raise failed[0]
+
+
+def _shown(targets: Targets, answers: Mapping[str, ServiceReport], title: str = "") -> Table:
+    rows = [_row(service, str(getattr(targets, service)), answer) for service, answer in answers.items()]
+    return table(["service", "target", "state", "about"], rows, title=title)
+
+
+def _watch(output: Output, targets: Targets, every_s: float) -> NoReturn:
+    """Shows the state again and again: in place on a terminal, otherwise one result after another."""
+    console = Console(highlight=False)
+    in_place = console.is_terminal and not output.as_json
+    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
+        while True:
+            answers = asyncio.run(ask(targets))
+            shown = _shown(targets, answers, f"{datetime.now().astimezone():%H:%M:%S}")
+            if live is not None:
+                live.update(shown, refresh=True)
+            else:
+                output.result(report_of(targets, answers), shown)
+            time.sleep(every_s)
 
 
 OPTIONAL = {"share", "generation"}  # shown when set

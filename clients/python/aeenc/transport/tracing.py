@@ -46,7 +46,7 @@ def traced(method: Callable[..., Any], metadata: list[tuple[str, str]]) -> Itera
         raise
     finally:
         if span.is_recording():
-            span.set_attributes({"rpc.system.name": "grpc", "rpc.response.status_code": code})
+            span.set_attribute("rpc.response.status_code", code)
         span.end()
 
 
