@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import RedisSettings
+from services.kit.settings import RedisSettings, usable_cores
 
 
 class EncoderSettings(RedisSettings):
@@ -27,7 +26,7 @@ class EncoderSettings(RedisSettings):
     runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
     )
-    workers: int = Field(os.cpu_count() or 1, ge=1, description="threads that compute, one session call each")
+    workers: int = Field(usable_cores(), ge=1, description="threads that compute, one session call each")
     batch_items: int = Field(32, ge=1, description="most texts in one batch")
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
     queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +11,7 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.addresses import split
 from services.index.values import EngineOptions
 from services.kit.limits import Limits
-from services.kit.settings import ServiceSettings
+from services.kit.settings import ServiceSettings, usable_cores
 
 
 class IndexSettings(ServiceSettings):
@@ -57,7 +56,7 @@ class IndexSettings(ServiceSettings):
         description="how new generations keep vectors; float16 halves them and rounds cosines by less than 1e-4",
     )
     build_threads: int = Field(
-        os.cpu_count() or 1, ge=1, description="threads that build ivf and hnsw, in a process of its own"
+        usable_cores(), ge=1, description="threads that build ivf and hnsw, in a process of its own"
     )
     build_sync_s: float = Field(
         1.0, gt=0, description="seconds after which a build with a request_id puts what is new on the disk"

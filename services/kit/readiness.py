@@ -26,6 +26,10 @@ class Readiness:
         """Whether health checks say SERVING: not while starting or draining."""
         return self.state in {"SERVING", "DEGRADED"}
 
+    def is_in(self, state: State) -> bool:
+        """Whether this is the state."""
+        return self.state == state
+
     def starting(self, reason: str) -> None:
         """Refuses calls; the reason says what the service waits for."""
         self._set("STARTING", reason)

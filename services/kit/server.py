@@ -147,7 +147,7 @@ class GrpcServer:
         in_force.set_function(lambda: not self.gate.problem)
         state = Gauge("aeenc_state", "1 for the state that GetInfo reports", ["state"], registry=self.metrics)
         for name in get_args(State):
-            state.labels(name).set_function(partial(self._is_in, name))
+            state.labels(name).set_function(partial(self.readiness.is_in, name))
         self._interceptor = CallInterceptor(self.gate, self.readiness, RpcMetrics(self.metrics))
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()
@@ -169,9 +169,6 @@ class GrpcServer:
     def on_stop(self, hook: Hook) -> None:
         """Runs `hook` after the calls in flight have ended; hooks run in reverse order."""
         self._on_stop.append(hook)
-
-    def _is_in(self, state: State) -> bool:
-        return self.readiness.state == state
 
     async def start(self) -> int:
         """Binds, starts answering and runs the start hooks in the background. Returns the port."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,6 +17,43 @@ from pydantic import Field, FilePath, SecretStr, ValidationError, field_validato
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aeenc.transport.channel import PATIENT
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Counts the cores that this process may use: those of its affinity, and no more than its cgroup's quota.
+
+    A quota is rounded down, to at least 1: threads beyond it would be throttled together. `root` is the file system.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *map(int, _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yields the quotas of this process's cgroups and of those above them, in cores; version 2 and version 1."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounted = root / "sys/fs/cgroup" / controllers
+        group = mounted if ".." in path else mounted / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mounted) and (quota := _quota(folder)) is not None:
+                yield quota
+
+
+def _quota(folder: Path) -> float | None:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in {"max", "-1"}:
+                return int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return None
 
 
 class ServiceSettings(BaseSettings):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import RedisSettings
+from services.kit.settings import RedisSettings, usable_cores
 from services.trainer.models.base_model import DEFAULT_NAME
 
 
@@ -44,9 +43,7 @@ class TrainerSettings(RedisSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"
     )
-    threads: int = Field(
-        os.cpu_count() or 1, ge=1, description="threads of a job on the CPU, all its processes together"
-    )
+    threads: int = Field(usable_cores(), ge=1, description="threads of a job on the CPU, all its processes together")
     processes: int = Field(1, ge=1, le=64, description="processes of a job: as many as GPUs it is to use")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="what jobs multiply in; auto: bfloat16 where the machine has instructions for it"

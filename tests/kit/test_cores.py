@@ -1,0 +1,61 @@
+"""The cores that a process may use, read from a file system as Linux shows it, on a node of 64."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.encoder.settings import EncoderSettings
+from services.index.settings import IndexSettings
+from services.kit.settings import usable_cores
+from services.trainer.settings import TrainerSettings
+
+CGROUP, ROOT = "proc/self/cgroup", "sys/fs/cgroup"
+
+
+def v1(quota: int, group: str = "") -> dict[str, str]:
+    """The files of version 1; a container sees its own group at the root of what is mounted."""
+    place = f"{ROOT}/cpu,cpuacct{group}"
+    limit = {f"{place}/cpu.cfs_quota_us": f"{quota}\n", f"{place}/cpu.cfs_period_us": "50000\n"}
+    return {CGROUP: "5:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n", **limit}
+
+
+def v2(limit: str, group: str = "/") -> dict[str, str]:
+    """The files of version 2."""
+    return {CGROUP: f"0::{group}\n", f"{ROOT}/cpu.max": f"{limit} 100000\n"}
+
+
+CASES = {
+    "version 2 in a container": (v2("200000"), 2),
+    "version 2, the limit of a pod above": ({**v2("max", "/pod/a"), f"{ROOT}/pod/cpu.max": "200000 100000\n"}, 2),
+    "version 2, outside of what is mounted": (v2("200000", "/../b"), 2),
+    "version 2, two and a half": (v2("250000"), 2),
+    "version 2, half a core": (v2("50000"), 1),
+    "version 2 without a limit": (v2("max"), 64),
+    "version 1": (v1(100_000, "/docker/a"), 2),
+    "version 1 in a container": (v1(100_000), 2),
+    "version 1 without a limit": (v1(-1), 64),
+    "no cgroups": ({}, 64),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_quota_of_a_cgroup_bounds_the_cores(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files, expected = CASES[case]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert usable_cores(tmp_path) == expected
+
+
+def test_the_affinity_of_the_process_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 7, 8})
+    assert usable_cores(tmp_path) == 3
+
+
+def test_workers_and_threads_are_the_usable_cores_unless_set():
+    defaults = (EncoderSettings().workers, IndexSettings().build_threads, TrainerSettings().threads)
+    assert defaults == (usable_cores(),) * 3
