@@ -10,7 +10,18 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
-from aeenc.evaluation.trec import Run, query_id, ranks_of, read_grades, read_qrels, read_run, write_qrels, write_run
+from aeenc.evaluation.trec import (
+    Run,
+    fuse,
+    query_id,
+    ranks_of,
+    read_grades,
+    read_qrels,
+    read_run,
+    write_fused,
+    write_qrels,
+    write_run,
+)
 
 __all__ = [
     "UNRANKED",
@@ -18,6 +29,7 @@ __all__ = [
     "Metrics",
     "Run",
     "average_precision",
+    "fuse",
     "graded_ndcg",
     "hit",
     "is_graded",
@@ -31,6 +43,7 @@ __all__ = [
     "read_qrels",
     "read_run",
     "recall_by_grade",
+    "write_fused",
     "write_qrels",
     "write_run",
 ]

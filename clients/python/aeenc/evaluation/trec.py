@@ -32,12 +32,39 @@ def document_id(name: str) -> str:
 
 def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
     """Writes the ranking of each query text, (premise id, score) best first."""
-    with path.open("w", encoding="utf-8") as file:
-        for text, hits in rankings:
-            name, last = query_id(text), np.float32(np.inf)
-            for rank, (premise, score) in enumerate(hits, start=1):
-                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-                file.write(f"{name} Q0 {document_id(premise)} {rank} {last:.9g} {tag}\n")
+    _write_ranked(
+        path,
+        ((query_id(text), [(document_id(premise), score) for premise, score in hits]) for text, hits in rankings),
+        tag,
+    )
+
+
+def write_fused(path: Path, runs: Sequence[Run], tag: str) -> int:
+    """Writes what `fuse` makes of runs, with minus the sum of ranks as the score; returns the number of queries."""
+    fused = fuse(runs)
+    _write_ranked(path, ((query, [(name, -total) for name, total in hits]) for query, hits in fused.items()), tag)
+    return len(fused)
+
+
+def fuse(runs: Sequence[Run]) -> dict[str, list[tuple[str, int]]]:
+    """Orders each query's documents by the sum of their ranks, least first, and gives the sums.
+
+    A document that a run lacks has the rank after its last one there. Ties go to the order of the first run, then of
+    the next. Raises InvalidArgument for less than two runs, and for a query that not all of them answer.
+    """
+    if len(runs) < 2:
+        raise InvalidArgument(f"fusion needs at least 2 runs, got {len(runs)}")
+    queries = list(dict.fromkeys(query for run in runs for query in run))
+    for number, run in enumerate(runs, start=1):
+        if absent := next((query for query in queries if query not in run), None):
+            raise InvalidArgument(f"run {number} of {len(runs)} does not answer query {absent}; fuse runs of one split")
+    fused: dict[str, list[tuple[str, int]]] = {}
+    for query in queries:
+        lists = [run[query] for run in runs]
+        names = dict.fromkeys(name for ranks in lists for name in sorted(ranks, key=ranks.__getitem__))
+        sums = [(name, sum(ranks.get(name, len(ranks) + 1) for ranks in lists)) for name in names]
+        fused[query] = sorted(sums, key=lambda one: one[1])  # stable: ties stay in the order of the runs
+    return fused
 
 
 def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[str, float]]]) -> None:
@@ -105,6 +132,15 @@ def ranks_of(run: Run, gold: Mapping[str, Iterable[str]]) -> list[Ranks]:
         np.array([run.get(query, {}).get(name, UNRANKED) for name in names], dtype=np.int64)
         for query, names in gold.items()
     ]
+
+
+def _write_ranked(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for query, hits in rankings:
+            last = np.float32(np.inf)
+            for rank, (name, score) in enumerate(hits, start=1):
+                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+                file.write(f"{query} Q0 {name} {rank} {last:.9g} {tag}\n")
 
 
 def _lines(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:

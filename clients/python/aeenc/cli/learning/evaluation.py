@@ -1,8 +1,8 @@
-"""`aeenc evaluate` and `compare`: retrieval quality on the gold queries of a split, and whether two systems differ.
+"""`aeenc evaluate`, `compare` and `fuse`: quality on a split's gold queries, whether two systems differ, ensembles.
 
 The directory is read here; the services see texts only. Without a corpus given, the candidates of the directory become
-one, named after their content, so that the next evaluation on the same data finds it built. `compare` needs TREC runs
-and no service.
+one, named after their content, so that the next evaluation on the same data finds it built. `compare` and `fuse` read
+TREC runs and need no service.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from aeenc.evaluation import (
     read_grades,
     read_run,
     recall_by_grade,
+    write_fused,
     write_qrels,
     write_run,
 )
@@ -334,3 +335,17 @@ def compare(
             for path, own in zip((first, second), recalls, strict=True)
         ]
     output_of(context).result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+
+
+def fuse(
+    context: typer.Context,
+    runs: Annotated[list[Path], typer.Argument(help="Two or more TREC runs on the same queries.")],
+    out: Annotated[Path, typer.Option(help="The TREC run to write.")],
+    tag: Annotated[str, typer.Option(help="Its last column.")] = "fused",
+) -> None:
+    """Fuses the rankings of several systems by the sum of ranks; ties go to the order of the first run."""
+    if not tag.strip() or len(tag.split()) != 1:
+        raise InvalidArgument(f"--tag is {tag!r}; give a word without spaces")
+    queries = write_fused(out, [read_run(path) for path in runs], tag)
+    result = {"runs": [str(path) for path in runs], "queries": queries, "out": str(out)}
+    output_of(context).result(result, f"{out}: {len(runs)} runs, {queries:,} queries")
