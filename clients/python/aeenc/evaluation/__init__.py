@@ -10,6 +10,7 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
+from aeenc.evaluation.textgraphs import RatedQuery, RatedSet, read_textgraphs
 from aeenc.evaluation.trec import (
     Run,
     fuse,
@@ -27,6 +28,8 @@ __all__ = [
     "UNRANKED",
     "Gain",
     "Metrics",
+    "RatedQuery",
+    "RatedSet",
     "Run",
     "average_precision",
     "fuse",
@@ -42,6 +45,7 @@ __all__ = [
     "read_grades",
     "read_qrels",
     "read_run",
+    "read_textgraphs",
     "recall_by_grade",
     "write_fused",
     "write_qrels",
