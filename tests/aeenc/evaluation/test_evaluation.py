@@ -13,7 +13,17 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation import UNRANKED, metrics_of, query_id, ranks_of, read_qrels, read_run, write_qrels, write_run
+from aeenc.evaluation import (
+    UNRANKED,
+    fuse,
+    metrics_of,
+    query_id,
+    ranks_of,
+    read_qrels,
+    read_run,
+    write_qrels,
+    write_run,
+)
 
 PREMISES = 200
 MEASURES = {"MAP": AP, "NDCG": nDCG, "NDCG@10": nDCG @ 10, "NDCG@50": nDCG @ 50}
@@ -127,3 +137,46 @@ def test_runs_of_other_queries_than_the_qrels_are_refused(tmp_path: Path):
     ended = CliRunner().invoke(app, ["compare", str(run), str(other), "--qrels", str(qrels)])
     assert ended.exit_code == 2
     assert "answers no query" in ended.stderr
+
+
+def test_fusion_orders_by_the_sum_of_ranks_and_ties_by_the_first_run():
+    first = {"q": {"a": 1, "b": 2, "c": 3, "d": 4}}
+    second = {"q": {"c": 1, "b": 2, "a": 3, "e": 4}}
+    assert fuse([first, second]) == {"q": [("a", 4), ("b", 4), ("c", 4), ("d", 9), ("e", 9)]}
+    assert [name for name, _ in fuse([second, first])["q"]] == ["c", "b", "a", "e", "d"]
+
+
+def test_fused_runs_are_those_of_a_naive_sum(tmp_path: Path):
+    paths = []
+    for seed in (5, 6, 7):
+        paths.append(tmp_path / f"{seed}.run")
+        write_run(paths[-1], world(seed, depth=60)[0], "test")
+    out = tmp_path / "fused run"
+    ended = CliRunner().invoke(app, ["--json", "fuse", *map(str, paths), "--out", str(out), "--tag", "three"])
+    assert json.loads(ended.stdout) == {"runs": [str(path) for path in paths], "queries": 40, "out": str(out)}
+    runs, fused = [read_run(path) for path in paths], read_run(out)
+    for query, ranks in fused.items():
+        naive = {name: sum(run[query].get(name, 61) for run in runs) for run in runs for name in run[query]}
+        places = {name: [run[query].get(name, 10**6) for run in runs] for name in naive}
+        assert list(ranks) == sorted(naive, key=lambda name: (naive[name], places[name]))
+    first = out.read_text().splitlines()[0].split()
+    best = next(iter(fuse(runs)[first[0]]))
+    assert first[2:] == [best[0], "1", str(-best[1]), "three"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda words, folder: words[:1], "at least 2 runs"),
+        (lambda words, folder: [*words, "--tag", "two words"], "without spaces"),
+        (lambda words, folder: [words[0], str(folder / "other.run")], "run 2 of 2 does not answer query q-"),
+    ],
+)
+def test_fusion_refuses_what_is_no_ensemble_and_writes_nothing(tmp_path: Path, change, said: str):
+    run, _ = written(tmp_path, *world(8))
+    write_run(tmp_path / "other.run", world(8)[0][1:], "test")
+    words = change([str(run), str(run)], tmp_path)
+    ended = CliRunner().invoke(app, ["fuse", *words, "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert not (tmp_path / "out").exists()

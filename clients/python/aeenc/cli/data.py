@@ -22,6 +22,7 @@ from aeenc import Client, exports, values
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
+from aeenc.evaluation import read_textgraphs
 from aeenc.exports.whole import whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_trees
 
@@ -178,21 +179,30 @@ def export_beir(
     to: Annotated[Path, typer.Option(help="The folder; it must not exist.")],
     run: Run = None,
     data: Data = None,
+    textgraphs: Annotated[
+        Path | None, typer.Option(help="Rated facts instead of a run: a directory of the TextGraphs-2021 release.")
+    ] = None,
     split: Split = "train",
 ) -> None:
-    """Writes corpus, queries and qrels in BEIR's layout: what a run has judged, or what gold trees say."""
-    if data is not None and run is None:
+    """Writes corpus, queries and qrels in BEIR's layout: what a run has judged, gold trees say, or experts rated."""
+    if sum(source is not None for source in (run, data, textgraphs)) != 1:
+        raise InvalidArgument("give one of a run, --data DIR and --textgraphs DIR")
+    if textgraphs is not None:
+        rated = read_textgraphs(textgraphs, split)
+        facts = {text: uid for uid, text in reversed(rated.facts.items())}  # of equal texts, the first id
+        corpus = ((uid, text) for uid, text in rated.facts.items() if facts[text] == uid)
+        judged = exports.rated_judgements(rated.facts, [(query.text, query.grades) for query in rated.queries])
+        written = exports.write_beir(to, corpus, judged, split=split)
+    elif data is not None:
         dataset = Dataset.load(data)
         corpus = ((candidate.id, candidate.text) for candidate in dataset.candidates())
         written = exports.write_beir(to, corpus, exports.gold_judgements(dataset, split), split=split)
-    elif run is not None and data is None:
+    elif run is not None:
         with client(context) as connected:
             of = connected.sampler.get_run(run)
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
             written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split)
-    else:
-        raise InvalidArgument("give either a run or --data DIR")
     output_of(context).result({"to": str(to), **asdict(written)})
 
 

@@ -41,7 +41,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     *(people.queues, people.tree, people.tasks, people.agreement, people.adjudicate, people.close),
     *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
     *(fleet.publish, fleet.rollback, fleet.gc),
-    *(loop.loop, evaluation.evaluate, evaluation.compare),
+    *(loop.loop, evaluation.evaluate, evaluation.compare, evaluation.fuse),
 )
 # name -> help, and its commands by name
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {

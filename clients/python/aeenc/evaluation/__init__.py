@@ -1,5 +1,6 @@
 """The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
 
+from aeenc.evaluation.graded import Gain, graded_ndcg, is_graded, oracle_ndcg, recall_by_grade
 from aeenc.evaluation.metrics import (
     UNRANKED,
     Metrics,
@@ -9,21 +10,44 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
-from aeenc.evaluation.trec import Run, query_id, ranks_of, read_qrels, read_run, write_qrels, write_run
+from aeenc.evaluation.textgraphs import RatedQuery, RatedSet, read_textgraphs
+from aeenc.evaluation.trec import (
+    Run,
+    fuse,
+    query_id,
+    ranks_of,
+    read_grades,
+    read_qrels,
+    read_run,
+    write_fused,
+    write_qrels,
+    write_run,
+)
 
 __all__ = [
     "UNRANKED",
+    "Gain",
     "Metrics",
+    "RatedQuery",
+    "RatedSet",
     "Run",
     "average_precision",
+    "fuse",
+    "graded_ndcg",
     "hit",
+    "is_graded",
     "metrics_of",
     "ndcg",
+    "oracle_ndcg",
     "paired_randomisation_test",
     "query_id",
     "ranks_of",
+    "read_grades",
     "read_qrels",
     "read_run",
+    "read_textgraphs",
+    "recall_by_grade",
+    "write_fused",
     "write_qrels",
     "write_run",
 ]

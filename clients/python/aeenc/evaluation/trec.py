@@ -1,4 +1,4 @@
-"""TREC's run and qrels files, which every retrieval toolkit reads: `qid Q0 docid rank score tag`, `qid 0 docid 1`.
+"""TREC's run and qrels files, which every retrieval toolkit reads: `qid Q0 docid rank score tag`, `qid 0 docid grade`.
 
 Toolkits order a run by its scores and break ties in their own ways. Scores are therefore written strictly falling: one
 that does not fall is lowered to the next smaller float32.
@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation.graded import check_grade, grade_text
 from aeenc.evaluation.metrics import UNRANKED, Ranks
 
 Run = dict[str, dict[str, int]]  # query id -> document id -> rank, from 1
@@ -31,19 +32,52 @@ def document_id(name: str) -> str:
 
 def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
     """Writes the ranking of each query text, (premise id, score) best first."""
-    with path.open("w", encoding="utf-8") as file:
-        for text, hits in rankings:
-            name, last = query_id(text), np.float32(np.inf)
-            for rank, (premise, score) in enumerate(hits, start=1):
-                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-                file.write(f"{name} Q0 {document_id(premise)} {rank} {last:.9g} {tag}\n")
+    _write_ranked(
+        path,
+        ((query_id(text), [(document_id(premise), score) for premise, score in hits]) for text, hits in rankings),
+        tag,
+    )
 
 
-def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Writes the gold premise ids of each query text."""
+def write_fused(path: Path, runs: Sequence[Run], tag: str) -> int:
+    """Writes what `fuse` makes of runs, with minus the sum of ranks as the score; returns the number of queries."""
+    fused = fuse(runs)
+    _write_ranked(path, ((query, [(name, -total) for name, total in hits]) for query, hits in fused.items()), tag)
+    return len(fused)
+
+
+def fuse(runs: Sequence[Run]) -> dict[str, list[tuple[str, int]]]:
+    """Orders each query's documents by the sum of their ranks, least first, and gives the sums.
+
+    A document that a run lacks has the rank after its last one there. Ties go to the order of the first run, then of
+    the next. Raises InvalidArgument for less than two runs, and for a query that not all of them answer.
+    """
+    if len(runs) < 2:
+        raise InvalidArgument(f"fusion needs at least 2 runs, got {len(runs)}")
+    queries = list(dict.fromkeys(query for run in runs for query in run))
+    for number, run in enumerate(runs, start=1):
+        if absent := next((query for query in queries if query not in run), None):
+            raise InvalidArgument(f"run {number} of {len(runs)} does not answer query {absent}; fuse runs of one split")
+    fused: dict[str, list[tuple[str, int]]] = {}
+    for query in queries:
+        lists = [run[query] for run in runs]
+        names = dict.fromkeys(name for ranks in lists for name in sorted(ranks, key=ranks.__getitem__))
+        sums = [(name, sum(ranks.get(name, len(ranks) + 1) for ranks in lists)) for name in names]
+        fused[query] = sorted(sums, key=lambda one: one[1])  # stable: ties stay in the order of the runs
+    return fused
+
+
+def write_qrels(path: Path, gold: Iterable[tuple[str, Sequence[str] | Mapping[str, float]]]) -> None:
+    """Writes the gold premise ids of each query text, or the grades of its rated ones; gold without grades gets 1.
+
+    Grades are written as they are; trec_eval itself reads whole ones only.
+    """
     with path.open("w", encoding="utf-8") as file:
         for text, premises in gold:
-            file.writelines(f"{query_id(text)} 0 {document_id(premise)} 1\n" for premise in premises)
+            grades = premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1)
+            file.writelines(
+                f"{query_id(text)} 0 {document_id(premise)} {grade_text(grade)}\n" for premise, grade in grades.items()
+            )
 
 
 def read_run(path: Path) -> Run:
@@ -63,27 +97,50 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def read_qrels(path: Path) -> dict[str, list[str]]:
-    """Reads the relevant documents of each query. Raises InvalidArgument with file and line."""
-    gold: dict[str, list[str]] = {}
-    for number, fields in _lines(path, 4):
+def read_grades(path: Path) -> dict[str, dict[str, float]]:
+    """Reads the grade of each rated document, of the queries with one above 0. Below 0, TREC's mark of junk, is 0.
+
+    Raises InvalidArgument with file and line.
+    """
+    rated: dict[str, dict[str, float]] = {}
+    for number, (query, _, name, written) in _lines(path, 4):
         try:
-            relevant = int(fields[3]) > 0
+            grade = check_grade(max(float(written), 0.0))
         except ValueError:
             raise InvalidArgument(f"{path}:{number}: the relevance must be a number; pass a TREC qrels file") from None
-        if relevant:
-            gold.setdefault(fields[0], []).append(fields[2])
-    if not gold:
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{path}:{number}: {error.message}") from None
+        grades = rated.setdefault(query, {})
+        if grades.setdefault(name, grade) != grade:
+            raise InvalidArgument(
+                f"{path}:{number}: {name} has grade {grade:g}, and {grades[name]:g} in an earlier line; keep one"
+            )
+    judged = {query: grades for query, grades in rated.items() if any(grades.values())}
+    if not judged:
         raise InvalidArgument(f"{path} holds no relevant document; pass a TREC qrels file")
-    return gold
+    return judged
 
 
-def ranks_of(run: Run, gold: Mapping[str, Sequence[str]]) -> list[Ranks]:
-    """Looks up the ranks of each query's gold documents, in the order of `gold`; UNRANKED where the run lacks one."""
+def read_qrels(path: Path) -> dict[str, list[str]]:
+    """Reads the relevant documents of each query. Raises InvalidArgument with file and line."""
+    return {query: [name for name, grade in rated.items() if grade] for query, rated in read_grades(path).items()}
+
+
+def ranks_of(run: Run, gold: Mapping[str, Iterable[str]]) -> list[Ranks]:
+    """Looks up the ranks of each query's documents, in the order of `gold`; UNRANKED where the run lacks one."""
     return [
         np.array([run.get(query, {}).get(name, UNRANKED) for name in names], dtype=np.int64)
         for query, names in gold.items()
     ]
+
+
+def _write_ranked(path: Path, rankings: Iterable[tuple[str, Sequence[tuple[str, float]]]], tag: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for query, hits in rankings:
+            last = np.float32(np.inf)
+            for rank, (name, score) in enumerate(hits, start=1):
+                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+                file.write(f"{query} Q0 {name} {rank} {last:.9g} {tag}\n")
 
 
 def _lines(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:

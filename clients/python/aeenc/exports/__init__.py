@@ -1,6 +1,6 @@
 """Records of runs as files for other programs: pairs, triplets, the BEIR layout. Trees: `aeenc.trees`."""
 
-from aeenc.exports.beir import Beir, gold_judgements, write_beir, write_pairs_as_beir
+from aeenc.exports.beir import Beir, gold_judgements, rated_judgements, write_beir, write_pairs_as_beir
 from aeenc.exports.judgements import (
     Judgements,
     Triplet,
@@ -20,6 +20,7 @@ __all__ = [
     "gold_judgements",
     "judgements_of",
     "last_words",
+    "rated_judgements",
     "read_pairs",
     "triplets_of",
     "write_beir",

@@ -2,7 +2,7 @@
 
     DIR/corpus.jsonl        {"_id": …, "title": "", "text": …}
     DIR/queries.jsonl       {"_id": …, "text": …}
-    DIR/qrels/<split>.tsv   query-id, corpus-id, score: 1 explains, 0 was seen and refused
+    DIR/qrels/<split>.tsv   query-id, corpus-id, score: the grade, 1 explains, 0 was seen and refused
 
 Unjudged pairs are left out. A premise keeps its id; a premise without one, and a query, get one from their text: the
 same text has the same id in every export.
@@ -41,6 +41,27 @@ def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
     return {
         query.text: Judgements(positives={text: ids[text] for text in query.gold}) for query in dataset.queries(split)
     }
+
+
+def rated_judgements(
+    facts: Mapping[str, str], queries: Iterable[tuple[str, Mapping[str, float]]]
+) -> dict[str, Judgements]:
+    """Sorts rated facts by their text: above 0 explains. Of equal queries or facts, the highest grade counts.
+
+    `facts` are texts by id; a query is its text and the grade of each rated fact by its id.
+    """
+    ids: dict[str, str] = {}
+    for uid, text in facts.items():
+        ids.setdefault(text, uid)
+    by_query: dict[str, Judgements] = {}
+    for query, rated in queries:
+        grades = by_query.setdefault(query, Judgements()).grades
+        for uid, grade in rated.items():
+            grades[facts[uid]] = max(grade, grades.get(facts[uid], 0.0))
+    for judged in by_query.values():
+        for text, grade in judged.grades.items():
+            (judged.positives if grade else judged.negatives)[text] = ids[text]
+    return by_query
 
 
 def write_pairs_as_beir(
@@ -88,8 +109,10 @@ def write_beir(
             for query, judged in by_query.items():
                 query_id = f"query-{_hash(query)}"
                 queries.write(json.dumps({"_id": query_id, "text": query}, ensure_ascii=False) + "\n")
-                for score, side in ((1, judged.positives), (0, judged.negatives)):
+                for plain, side in ((1, judged.positives), (0, judged.negatives)):
                     for text, premise_id in side.items():
+                        grade = judged.grades.get(text, plain)
+                        score = int(grade) if grade == int(grade) else grade
                         qrels.write(f"{query_id}\t{add(premise_id, text)}\t{score}\n")
                 explains += len(judged.positives)
                 refused += len(judged.negatives)

@@ -21,10 +21,11 @@ FORMAT_VERSION = 1
 
 @dataclass
 class Judgements:
-    """One query's premises, text -> id, in the order they were recorded. Ids may be empty."""
+    """One query's premises, text -> id, in the order they were recorded. Ids may be empty; a grade not told is 1."""
 
     positives: dict[str, str] = field(default_factory=dict)
     negatives: dict[str, str] = field(default_factory=dict)
+    grades: dict[str, float] = field(default_factory=dict)
 
 
 def last_words(pairs: Iterable[values.Pair]) -> Iterator[values.Pair]:

@@ -1,1 +1,1 @@
-"""Sampling, training, the loop of both, and evaluation: `aeenc sample`, `train`, `loop`, `evaluate`, `compare` …"""
+"""Sampling, training, the loop of both, evaluation: `aeenc sample`, `train`, `loop`, `evaluate`, `compare`, `fuse` …"""

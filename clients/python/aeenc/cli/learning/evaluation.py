@@ -1,8 +1,8 @@
-"""`aeenc evaluate` and `compare`: retrieval quality on the gold queries of a split, and whether two systems differ.
+"""`aeenc evaluate`, `compare` and `fuse`: quality on a split's gold queries, whether two systems differ, ensembles.
 
 The directory is read here; the services see texts only. Without a corpus given, the candidates of the directory become
-one, named after their content, so that the next evaluation on the same data finds it built. `compare` needs TREC runs
-and no service.
+one, named after their content, so that the next evaluation on the same data finds it built. `compare` and `fuse` read
+TREC runs and need no service.
 """
 
 from __future__ import annotations
@@ -21,20 +21,27 @@ from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
 from aeenc.cli.corpus import NegativeFeedback, Prior, Rerank, RerankWeight, build_corpus, check_model
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
 from aeenc.cli.learning.reports import report_dict, report_tables
-from aeenc.cli.output import METRICS, output_of, table
+from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import (
+    Gain,
     average_precision,
+    graded_ndcg,
+    is_graded,
     metrics_of,
     ndcg,
+    oracle_ndcg,
     paired_randomisation_test,
     ranks_of,
-    read_qrels,
+    read_grades,
     read_run,
+    recall_by_grade,
+    write_fused,
     write_qrels,
     write_run,
 )
+from aeenc.evaluation.graded import grade_text
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
 
@@ -262,27 +269,46 @@ _PER_QUERY: dict[str, Callable[[Ranks], float]] = {
 }
 
 
+# One value per query, of ranks and grades; shown when the qrels have grades.
+_GRADED: dict[str, Callable[[Ranks, list[float]], float]] = {
+    "NDCG linear": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades),
+    "NDCG exponential": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
+    "oracle NDCG@200 linear": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades),
+    "oracle NDCG@200 exponential": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
+}
+_LENGTHS = (10, 25, 50, 100, 200)
+
+
 def compare(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(help="A TREC run, such as `aeenc evaluate --run` writes.")],
     second: Annotated[Path, typer.Argument(help="Another system's run on the same queries.")],
-    qrels: Annotated[Path, typer.Option(help="TREC qrels of both.")],
+    qrels: Annotated[Path, typer.Option(help="TREC qrels of both; grades other than 0 and 1 add graded metrics.")],
     rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
 ) -> None:
     """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
-    gold = read_qrels(qrels)
+    rated = read_grades(qrels)
+    gold = {query: [name for name, grade in grades.items() if grade] for query, grades in rated.items()}
     runs = [read_run(path) for path in (first, second)]
     for path, run in zip((first, second), runs, strict=True):
         if not set(run) & set(gold):
             raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
     ranks = [ranks_of(run, gold) for run in runs]
     metrics = [metrics_of(own).to_dict() for own in ranks]
+    values = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
+    recalls: list[dict[float, list[float]]] = []
+    if is_graded(rated):
+        grades = [list(own.values()) for own in rated.values()]
+        places = [ranks_of(run, rated) for run in runs]
+        for name, graded in _GRADED.items():
+            values[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
+            for own, per_query in zip(metrics, values[name], strict=True):
+                own[name] = float(np.mean(per_query))
+        recalls = [recall_by_grade([one.tolist() for one in own], grades, _LENGTHS) for own in places]
     p_values = {
-        name: paired_randomisation_test(
-            *(np.array([value(one) for one in own]) for own in ranks), rounds=rounds, seed=seed
-        )
-        for name, value in _PER_QUERY.items()
+        name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
+        for name, both in values.items()
     }
     rows = [
         (
@@ -291,8 +317,35 @@ def compare(
             f"{metrics[1][name] - metrics[0][name]:+.4f}",
             f"{p_values[name]:.4f}",
         )
-        for name in METRICS
+        for name in metrics[0]
     ]
-    result = {"queries": len(gold), "first": metrics[0], "second": metrics[1], "p": p_values}
-    shown = table(["metric", first.name, second.name, "change", "p"], rows, right=4)
-    output_of(context).result(result, shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+    result: dict[str, Any] = {"queries": len(gold), "first": metrics[0], "second": metrics[1], "p": p_values}
+    shown = [table(["metric", first.name, second.name, "change", "p"], rows, right=4)]
+    if recalls:
+        result["recall_by_grade"] = {
+            side: {grade_text(grade): dict(zip(map(str, _LENGTHS), row, strict=True)) for grade, row in own.items()}
+            for side, own in zip(("first", "second"), recalls, strict=True)
+        }
+        shown += [
+            table(
+                [f"{path.name}: recall of grade", *(f"@{length}" for length in _LENGTHS)],
+                [(grade_text(grade), *(f"{share:.4f}" for share in row)) for grade, row in own.items()],
+                right=len(_LENGTHS),
+            )
+            for path, own in zip((first, second), recalls, strict=True)
+        ]
+    output_of(context).result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+
+
+def fuse(
+    context: typer.Context,
+    runs: Annotated[list[Path], typer.Argument(help="Two or more TREC runs on the same queries.")],
+    out: Annotated[Path, typer.Option(help="The TREC run to write.")],
+    tag: Annotated[str, typer.Option(help="Its last column.")] = "fused",
+) -> None:
+    """Fuses the rankings of several systems by the sum of ranks; ties go to the order of the first run."""
+    if not tag.strip() or len(tag.split()) != 1:
+        raise InvalidArgument(f"--tag is {tag!r}; give a word without spaces")
+    queries = write_fused(out, [read_run(path) for path in runs], tag)
+    result = {"runs": [str(path) for path in runs], "queries": queries, "out": str(out)}
+    output_of(context).result(result, f"{out}: {len(runs)} runs, {queries:,} queries")

@@ -1,0 +1,103 @@
+"""Metrics over rated premises: NDCG with graded gain, its ceiling for a re-ranker, and recall by grade.
+
+A grade is a real number from 0 (judged irrelevant) to MAX_GRADE; binary gold has grade 1. `ranks` and `grades` of a
+query belong together, one for each rated premise, in any order; ranks count from 1, UNRANKED where a list lacks one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation.metrics import UNRANKED
+
+MAX_GRADE = 100.0  # the exponential gain of larger ones leaves no digits for the others
+
+
+class Gain(Enum):
+    """The gain of a premise, from its grade."""
+
+    LINEAR = "linear"
+    """The grade, as in trec_eval."""
+    EXPONENTIAL = "exponential"
+    """2^grade - 1, as in Burges et al. 2005."""
+
+    def of(self, grade: float) -> float:
+        """Returns the gain of a grade. Raises InvalidArgument for one outside 0 to MAX_GRADE."""
+        check_grade(grade)
+        return grade if self is Gain.LINEAR else 2.0**grade - 1
+
+
+def check_grade(grade: float) -> float:
+    """Returns the grade. Raises InvalidArgument for one outside 0 to MAX_GRADE."""
+    if not 0 <= grade <= MAX_GRADE:
+        raise InvalidArgument(f"a grade must be between 0 and {MAX_GRADE:g}, got {grade}")
+    return grade
+
+
+def grade_text(grade: float) -> str:
+    """Writes a grade in full, a whole one without a point."""
+    whole = int(check_grade(grade))
+    return str(whole if whole == grade else float(grade))
+
+
+def graded_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain.LINEAR, k: int | None = None) -> float:
+    """Discounted gain of the first k (None: all), over that of the best order of all rated premises.
+
+    Raises InvalidArgument if no grade is above 0.
+    """
+    gains = [gain.of(grade) for grade in grades]
+    limit = len(gains) if k is None else k
+    found = (
+        (own, rank)
+        for own, rank in zip(gains, ranks, strict=True)
+        if own and rank < UNRANKED and (k is None or rank <= k)
+    )
+    return _dcg(found) / _ideal(gains, limit)
+
+
+def oracle_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain.LINEAR, length: int = 200) -> float:
+    """NDCG of the first `length` in their own best order: no re-ranker of this list can reach more.
+
+    Raises InvalidArgument if no grade is above 0.
+    """
+    gains = [gain.of(grade) for grade in grades]
+    held = sorted((own for own, rank in zip(gains, ranks, strict=True) if rank <= length), reverse=True)
+    return _dcg(zip(held, range(1, len(held) + 1), strict=True)) / _ideal(gains, len(gains))
+
+
+def recall_by_grade(
+    ranks: Iterable[Sequence[int]], grades: Iterable[Sequence[float]], lengths: Sequence[int]
+) -> dict[float, list[float]]:
+    """Computes, for each grade above 0, the share of its (query, premise) pairs in the first `lengths` of a list.
+
+    Highest grade first. Grades are taken as they are: round real ones before.
+    """
+    places: dict[float, list[int]] = {}
+    for own_ranks, own_grades in zip(ranks, grades, strict=True):
+        for rank, grade in zip(own_ranks, own_grades, strict=True):
+            if check_grade(grade) > 0:
+                places.setdefault(float(grade), []).append(rank)
+    return {
+        grade: [sum(rank <= length for rank in found) / len(found) for length in lengths]
+        for grade, found in sorted(places.items(), reverse=True)
+    }
+
+
+def is_graded(by_query: Mapping[str, Mapping[str, float]]) -> bool:
+    """Says whether any relevant premise has another grade than 1."""
+    return any(grade not in (0, 1) for grades in by_query.values() for grade in grades.values())
+
+
+def _dcg(found: Iterable[tuple[float, int]]) -> float:
+    """Sums gains by rank, from 1. math.fsum rounds once, so that the order of the terms changes no digit."""
+    return math.fsum(gain / math.log2(rank + 1) for gain, rank in found)
+
+
+def _ideal(gains: Sequence[float], k: int) -> float:
+    best = _dcg(zip(sorted(gains, reverse=True)[:k], range(1, k + 1), strict=False))
+    if not best:
+        raise InvalidArgument("no premise of the query has a grade above 0; leave the query out")
+    return best

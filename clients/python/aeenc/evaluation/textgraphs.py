@@ -1,0 +1,147 @@
+"""Reads the release of TextGraphs-2021: facts in tables, and questions whose facts experts have rated.
+
+    DIR/tables/*.tsv                        one fact a row: its id in the column `[SKIP] UID`, its words in the columns
+                                            whose names do not start with [SKIP]
+    DIR/wt-expert-ratings.<split>.json      {"rankingProblems": [{"qid", "queryText", "documents": [{"uuid",
+                                            "relevance", "docText"}]}]}; docText is read where no table has the uuid
+
+`[ANSWER]`, which stands between question and answer, is left out of the query.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aeenc.errors import InvalidArgument, NotFound
+from aeenc.evaluation.graded import check_grade
+
+_SKIP = "[SKIP]"
+
+
+@dataclass(frozen=True)
+class RatedQuery:
+    """A question with its answer, and the grade of each rated fact by its id."""
+
+    id: str
+    text: str
+    grades: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RatedSet:
+    """Facts by id, and the rated queries of one split."""
+
+    facts: dict[str, str]
+    queries: tuple[RatedQuery, ...]
+
+
+def read_textgraphs(folder: Path | str, split: str) -> RatedSet:
+    """Reads the facts and one split. Raises NotFound for another layout, InvalidArgument naming file and place."""
+    root = Path(folder)
+    tables = sorted((root / "tables").glob("*.tsv"))
+    if not tables:
+        raise NotFound(f"{root / 'tables'} has no *.tsv; give the folder of the TextGraphs-2021 release")
+    ratings = root / f"wt-expert-ratings.{split}.json"
+    if not ratings.is_file():
+        raise NotFound(
+            f"{ratings} does not exist; give the folder of the TextGraphs-2021 release and one of its splits"
+        )
+    facts: dict[str, str] = {}
+    for path in tables:
+        for place, uid, text in _rows(path):
+            if facts.setdefault(uid, text) != text:
+                raise InvalidArgument(f"{place}: UID {uid} has another text in an earlier row; give each fact its own")
+    return RatedSet(facts, tuple(_queries(ratings, facts)))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yields the place, id and text of each fact of a table."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter="\t")
+    header = next(reader, [])
+    ids = [column for column, name in enumerate(header) if name.startswith(_SKIP) and "UID" in name]
+    words = [column for column, name in enumerate(header) if not name.startswith(_SKIP)]
+    if not ids or not words:
+        raise InvalidArgument(f"{path}:1: the header needs a column `{_SKIP} UID` and one without {_SKIP}")
+    end = reader.line_num
+    for row in reader:
+        place, end = f"{path}:{end + 1}", reader.line_num
+        if any("\n" in cell for cell in row):
+            raise InvalidArgument(f"{place}: a cell goes over the end of the line; close its quotation mark")
+        if any(cell.strip() for cell in row[len(header) :]):
+            raise InvalidArgument(f"{place}: {len(row)} cells; the header has {len(header)}")
+        cells = row + [""] * (len(header) - len(row))
+        uid, text = cells[ids[0]].strip(), " ".join(word for column in words if (word := cells[column].strip()))
+        if bool(uid) != bool(text):
+            raise InvalidArgument(f"{place}: the fact has no {'text' if uid else 'UID'}; complete or remove the row")
+        if uid:
+            yield place, uid, text
+
+
+def _queries(path: Path, facts: dict[str, str]) -> Iterator[RatedQuery]:
+    """Yields the rated queries of a file; adds facts that no table has to `facts`."""
+    try:
+        told = json.loads(_text(path))
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: not JSON ({error})") from None
+    seen: set[str] = set()
+    for where, problem in _objects(path, "", told, "rankingProblems"):
+        query = _string(where, problem, "qid")
+        if query in seen:
+            raise InvalidArgument(f"{where}.qid is {query!r}, as in an earlier problem; keep one")
+        seen.add(query)
+        text = " ".join(_string(where, problem, "queryText").replace("[ANSWER]", " ").split())
+        if not text:
+            raise InvalidArgument(f"{where}.queryText has no words; write question and answer")
+        grades: dict[str, float] = {}
+        for place, document in _objects(path, where.removeprefix(f"{path}: ") + ".", problem, "documents"):
+            uid = _string(place, document, "uuid")
+            if uid in grades:
+                raise InvalidArgument(f"{place}.uuid is {uid!r}, which the query rates twice; keep one")
+            grades[uid] = _grade(place, document)
+            if uid not in facts:
+                if not document.get("docText"):
+                    raise InvalidArgument(f"{place}.uuid is {uid!r}, which no table has; add the row, or a docText")
+                facts[uid] = _string(place, document, "docText")
+        yield RatedQuery(query, text, grades)
+
+
+def _objects(path: Path, prefix: str, parent: object, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the place and value of each object of a list that must not be empty."""
+    held = parent.get(name) if isinstance(parent, dict) else None
+    if not isinstance(held, list) or not held:
+        raise InvalidArgument(f"{path}: {prefix}{name} must be a list that is not empty")
+    for number, one in enumerate(held):
+        where = f"{path}: {prefix}{name}[{number}]"
+        if not isinstance(one, dict):
+            raise InvalidArgument(f"{where} is {str(one)[:80]!r}; write an object")
+        yield where, one
+
+
+def _string(where: str, record: dict[str, Any], name: str) -> str:
+    value = record.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidArgument(f"{where}.{name} is {str(value)[:80]!r}; write a string that is not empty")
+    return value.strip()
+
+
+def _grade(where: str, record: dict[str, Any]) -> float:
+    value = record.get("relevance")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{where}.relevance is {str(value)[:80]!r}; write a number")
+    try:
+        return float(check_grade(value))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}.relevance: {error.message}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None

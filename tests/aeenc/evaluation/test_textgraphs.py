@@ -1,0 +1,150 @@
+"""The reader of TextGraphs-2021: the sample, 29 kinds of damage with their places, and the export of grades."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aeenc.cli.main import app
+from aeenc.errors import AeencError, InvalidArgument, NotFound
+from aeenc.evaluation import RatedQuery, read_textgraphs
+from aeenc.exports import rated_judgements
+
+SAMPLE = Path(__file__).parents[3] / "data" / "sample" / "textgraphs"
+TABLE = "tables/KINDOF.tsv"
+RATINGS = "wt-expert-ratings.dev.json"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "textgraphs"))
+
+
+def test_the_sample_is_read_with_its_facts_and_grades():
+    rated = read_textgraphs(SAMPLE, "dev")
+    assert len(rated.facts) == 12
+    assert rated.facts["rated-03"] == "a moth is a kind of insect"
+    assert rated.facts["rated-08"] == "metal conducts heat well"
+    assert rated.queries[0] == RatedQuery(
+        "rated-q3",
+        "Why do moths gather around a candle at night? the light attracts them",
+        {"rated-11": 6.0, "rated-03": 5.0, "rated-04": 5.0, "rated-07": 0.0},
+    )
+    assert len(read_textgraphs(SAMPLE, "train").queries) == 2
+
+
+def table(old: str, new: str):
+    return lambda root: edit(root / TABLE, old, new)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def ratings(change):
+    def apply(root: Path) -> None:
+        told = json.loads((root / RATINGS).read_text())
+        (root / RATINGS).write_text(json.dumps(change(told) or told))
+
+    return apply
+
+
+def document(**fields: object):
+    return ratings(lambda told: told["rankingProblems"][1]["documents"][2].update(fields))
+
+
+def problem(**fields: object):
+    return ratings(lambda told: told["rankingProblems"][1].update(fields))
+
+
+ROW = "a moth\tis a kind of\tinsect\t\trated-03"
+DOCUMENT = RATINGS + ": rankingProblems[1].documents[2]"
+DAMAGE = {
+    "no tables": (lambda root: shutil.rmtree(root / "tables"), "tables has no *.tsv"),
+    "no ratings": (lambda root: (root / RATINGS).unlink(), RATINGS + " does not exist"),
+    "a table of another encoding": (lambda root: (root / TABLE).write_bytes(b"a\xff"), TABLE + ": byte 1 is not UTF-8"),
+    "an empty table": (lambda root: (root / TABLE).write_text(""), TABLE + ":1: the header"),
+    "no UID column": (table("[SKIP] UID", "[SKIP] ID"), TABLE + ":1: the header"),
+    "no column of words": (table("SUBJECT\tIS\tKIND", "[SKIP] S\t[SKIP] I\t[SKIP] K"), TABLE + ":1: the header"),
+    "a row too long": (table(ROW, ROW + "\tmore"), TABLE + ":4: 6 cells"),
+    "a fact without UID": (table(ROW, "a moth\tis a kind of\tinsect"), TABLE + ":4: the fact has no UID"),
+    "a fact without text": (table(ROW, "\t\t\t\trated-03"), TABLE + ":4: the fact has no text"),
+    "one UID for two facts": (table("rated-03", "rated-01"), TABLE + ":4: UID rated-01 has another text"),
+    "an open quotation mark": (table("a moth", '"a moth'), TABLE + ":4: a cell goes over"),
+    "ratings of another encoding": (lambda root: (root / RATINGS).write_bytes(b"\xff"), RATINGS + ": byte 0 is not"),
+    "no JSON": (lambda root: edit(root / RATINGS, ":", ""), RATINGS + ": not JSON (Expecting ':' delimiter: line 2"),
+    "another JSON": (ratings(lambda told: [1]), RATINGS + ": rankingProblems must be a list"),
+    "no problem": (ratings(lambda told: {"rankingProblems": []}), RATINGS + ": rankingProblems must be a list"),
+    "a problem that is text": (
+        ratings(lambda told: told["rankingProblems"].append("q")),
+        RATINGS + ": rankingProblems[2] is 'q'",
+    ),
+    "no qid": (problem(qid=None), RATINGS + ": rankingProblems[1].qid is 'None'"),
+    "a qid twice": (problem(qid="rated-q3"), RATINGS + ": rankingProblems[1].qid is 'rated-q3', as in"),
+    "no question": (problem(queryText=" "), RATINGS + ": rankingProblems[1].queryText is ' '"),
+    "a question of the mark alone": (problem(queryText="[ANSWER]"), RATINGS + ": rankingProblems[1].queryText has no"),
+    "no documents": (problem(documents=[]), RATINGS + ": rankingProblems[1].documents must be a list"),
+    "a document that is a number": (problem(documents=[1]), RATINGS + ": rankingProblems[1].documents[0] is '1'"),
+    "no uuid": (document(uuid=3), DOCUMENT + ".uuid is '3'"),
+    "a uuid twice": (document(uuid="rated-05"), DOCUMENT + ".uuid is 'rated-05', which the query rates twice"),
+    "an unknown uuid": (document(uuid="other"), DOCUMENT + ".uuid is 'other', which no table has"),
+    "no relevance": (document(relevance=None), DOCUMENT + ".relevance is 'None'"),
+    "relevance as text": (document(relevance="6"), DOCUMENT + ".relevance is '6'"),
+    "relevance that is no number": (document(relevance=float("nan")), DOCUMENT + ".relevance: a grade must be"),
+    "relevance below 0": (document(relevance=-1), DOCUMENT + ".relevance: a grade must be between 0 and 100, got -1"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_with_file_and_place(copy: Path, kind: str):
+    damage, said = DAMAGE[kind]
+    damage(copy)
+    with pytest.raises(AeencError) as caught:
+        read_textgraphs(copy, "dev")
+    assert type(caught.value) is (NotFound if kind in ("no tables", "no ratings") else InvalidArgument)
+    assert str(copy / said) in caught.value.message
+
+
+def test_a_fact_that_no_table_has_is_read_from_the_ratings(copy: Path):
+    document(uuid="other", docText="a wren is a bird")(copy)
+    assert read_textgraphs(copy, "dev").facts["other"] == "a wren is a bird"
+
+
+def test_empty_rows_short_rows_and_a_byte_order_mark_do_no_harm(copy: Path):
+    path = copy / "tables" / "CAUSES.tsv"
+    lines = [line.rstrip() for line in path.read_text().splitlines()]
+    path.write_text("\ufeff" + "\n".join([*lines, "", "\t\t"]) + "\n", encoding="utf-8")
+    (copy / RATINGS).write_text("\ufeff" + (copy / RATINGS).read_text(), encoding="utf-8")
+    assert read_textgraphs(copy, "dev") == read_textgraphs(SAMPLE, "dev")
+
+
+def test_of_equal_queries_and_facts_the_highest_grade_counts():
+    facts = {"1": "same", "2": "same", "3": "other"}
+    queries = [("q", {"1": 2.0, "2": 4.0, "3": 0.0}), ("q", {"1": 1.0, "3": 0.0})]
+    judged = rated_judgements(facts, queries)["q"]
+    assert (judged.positives, judged.negatives) == ({"same": "1"}, {"other": "3"})
+    assert judged.grades == {"same": 4.0, "other": 0.0}
+
+
+def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
+    out = tmp_path / "beir"
+    edit(copy / RATINGS, '"relevance": 6', '"relevance": 5.5')
+    ended = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--split", "dev", "--to", str(out)])
+    assert ended.exit_code == 0, ended.stderr
+    rows = [line.split("\t") for line in (out / "qrels" / "dev.tsv").read_text().splitlines()[1:]]
+    assert {(name, score) for _, name, score in rows[:4]} == {
+        ("rated-11", "5.5"),
+        ("rated-03", "5"),
+        ("rated-04", "5"),
+        ("rated-07", "0"),
+    }
+    assert len((out / "corpus.jsonl").read_text().splitlines()) == 12
+    both = CliRunner().invoke(app, ["export", "beir", "--textgraphs", str(copy), "--data", "x", "--to", str(out)])
+    assert both.exit_code == 2
+    assert "give one of" in both.stderr
