@@ -170,6 +170,20 @@ async def test_a_person_lets_the_run_go_on_and_sees_tree_and_queue(aeenc, world:
         assert task.task.candidates[0].text in drawn
 
 
+async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, world: SamplerWorld):
+    async with queued(world, 2) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        world.index.stable = "version-2"
+        tried = (await aeenc(*target, "--json", "again", run_id, "--dry-run")).json
+        assert (tried["version"], len(tried["tasks"])) == ("version-2", 2)
+        assert "no changes" in (await aeenc(*target, "changes", run_id)).stdout
+        done = (await aeenc(*target, "--json", "again", run_id, "--annotator", "ann", "--hypothesis", "tree-1")).json
+        assert len(done["tasks"]) == 1
+        [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
+        assert (change["change"], change["person"], change["detail"]) == ("withdraw", "ann", "version-2")
+        assert change["task"] in done["tasks"]
+
+
 async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
     async with queued(world, 2) as (sampler, run_id):
         people = sdk.PeopleClient(sampler.channel)

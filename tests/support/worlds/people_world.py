@@ -184,7 +184,10 @@ async def check(
 ) -> Problems:
     """Reads a finished run of k = 6 again: its tasks, its verdict log, its events, its pairs."""
     tasks = [task async for task in people.client.list_tasks(people.run_id)]
-    lost = [*people.ledger.wrong, *_lost(people.ledger, tasks, await store.verdict_log(people.run_id))]
+    lost = [
+        *people.ledger.wrong,
+        *_lost(people.ledger, tasks, [one.entry for one in await store.verdict_log(people.run_id)]),
+    ]
     settled = [task for task in tasks if task.state == sampler_pb2.TASK_STATE_SETTLED]
     decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}
     unanswered = []

@@ -99,6 +99,9 @@ def sample(
         bool, typer.Option("--conditioned", help="Ask again with what was accepted, until nothing new is.")
     ] = False,
     label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Follow the label: retrieve open nodes again by each version it moves to.")
+    ] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
@@ -117,6 +120,7 @@ def sample(
             max_negatives_per_query=max_negatives,
             negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
             conditioned=conditioned,
+            live=live,
             split=split,
             label=label,
         )
