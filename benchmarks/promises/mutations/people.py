@@ -384,6 +384,13 @@ class RetrieveAgain(PeopleMutation):
         labels = {one.name: one.version async for one in self.world.client.registry.list_labels()}
         other = next(one.version for one in self.world.fleet.versions if one.version != labels["stable"])
         await self.world.client.registry.set_label("stable", other)
+        run_id = self.run_ids[tasks[0]]
+
+        async def follows() -> bool:
+            tried = await self.world.client.people.retrieve_again(run_id, "lead", dry_run=True)
+            return tried.model_version == other
+
+        await eventually(follows, timeout_s=60)
         return [Subject(task, self._maker(task), {"held"}) for task in tasks]
 
     def _maker(self, task: str) -> Any:
