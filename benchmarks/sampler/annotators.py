@@ -180,7 +180,7 @@ def stages(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each stage of an arm, with what is measured after it."""
     trees = list(running.dataset.trees("train"))
-    random.Random(f"order {order}").shuffle(trees)  # noqa: S311 -- an order, no secret
+    random.Random(f"order {order}").shuffle(trees)
     ahead = trees[NEXT_FROM : NEXT_FROM + NEXT]
     version, pretrained = running.pretrained(), running.pretrained()
     judged, position = Judged(), 0
@@ -189,7 +189,7 @@ def stages(
         while judged.read < stage * STAGE_READ:
             nodes = nodes_of(trees[position])
             for number, (node, hits) in enumerate(zip(nodes, world.candidates(nodes), strict=True)):
-                chance = random.Random(f"{order} {seed} {position} {number}")  # noqa: S311
+                chance = random.Random(f"{order} {seed} {position} {number}")
                 judge(node, hits, chance, judged, world if arm == "searching" else None)
             position += 1
         assert position <= NEXT_FROM, "people have reached the trees that nobody is to judge"
@@ -224,7 +224,7 @@ def untrained(running: Research, world: World, order: int, kept: dict[str, Any])
     key = f"annotators-{order}-untrained"
     if key not in kept:
         trees = list(running.dataset.trees("train"))
-        random.Random(f"order {order}").shuffle(trees)  # noqa: S311
+        random.Random(f"order {order}").shuffle(trees)
         world.serve(running.pretrained())
         strict = running.evaluate("dev", version=running.pretrained(), strict_only=True)["strict"]
         ahead = reading(trees[NEXT_FROM : NEXT_FROM + NEXT], world)
