@@ -149,6 +149,17 @@ async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
         assert (await people.submit(lease, [])).answer_id
 
 
+async def test_a_version_that_finds_the_same_keeps_the_task(world: SamplerWorld):
+    kin = f"{FIRST}-of-kin"
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        before = (await open_tasks(people, run_id))["hypothesis 0"].task
+        world.index.stable = kin
+        await people.retrieve_again(run_id, "ann")
+        after = (await retrieved_by(people, run_id, {"hypothesis 0": kin}))["hypothesis 0"].task
+        assert (after.task_id, after.candidates) == (before.task_id, before.candidates)
+        assert len([task async for task in people.list_tasks(run_id)]) == 1
+
+
 async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(following, "FOLLOW_S", 0.05)
     async with at_work(world, 2, run={"live": True}, undo_s=NEVER) as (people, sampler, run_id):

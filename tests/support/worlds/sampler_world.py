@@ -71,7 +71,7 @@ def nearest(
 ) -> list[tuple[str, str, float]]:
     """(id, text, score) of the k best-scored premises, without the query itself and those accepted or excluded (ids).
 
-    What is accepted changes the scores of all others, and so does a version that is not the first.
+    What is accepted changes the scores of all others, and so does a version that is no kin of the first.
     """
     wanted, known, left_out = set(splits), sorted(accepted), set(excluded)
     found = []
@@ -79,7 +79,7 @@ def nearest(
         text, stands_in = f"fact {number}", splits_of(number)
         allowed = not wanted or not stands_in or wanted & set(stands_in)
         if text != query and allowed and f"p{number}" not in {*known, *left_out}:
-            scored = (query, text, *known, *([version] if version not in ("", FIRST) else []))
+            scored = (query, text, *known, *([version] if version and not version.startswith(FIRST) else []))
             found.append((f"p{number}", text, chance("score", *scored)))
     return sorted(found, key=lambda hit: -hit[2])[:k]
 
