@@ -12,6 +12,7 @@ from aeenc import errors, values
 from aeenc.oracle import Candidate, Task
 from services.sampler.execution import following
 from services.sampler.people import steps
+from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually
 from support.worlds.sampler_world import (
@@ -133,6 +134,38 @@ async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs
         ]
         by_query = {(pair.query, pair.provenance.model_version) for pair in await pairs(sampler, run_id)}
         assert by_query == {("hypothesis 0", FIRST), ("hypothesis 1", SECOND)}
+
+
+async def test_a_node_that_is_retrieved_again_asks_no_more_than_its_budget_covers(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_judgements": 2}, undo_s=NEVER) as (people, _, run_id):
+        before = (await open_tasks(people, run_id))["hypothesis 0"].task
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+
+        async def back() -> bool:
+            return [one.task.model_version for one in (await open_tasks(people, run_id)).values()] == [SECOND]
+
+        await eventually(back)
+        after = (await open_tasks(people, run_id))["hypothesis 0"].task
+        assert (len(before.candidates), len(after.candidates)) == (2, 2)
+
+
+async def test_a_task_sent_back_before_its_worker_has_seen_it_is_retrieved_once_more(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        put = TaskStore.put
+
+        async def put_and_publish(store: TaskStore, new: list[TaskRecord]) -> None:
+            await put(store, new)
+            if any(one.task.model_version == SECOND for one in new):
+                world.index.stable = "version-3"
+                await people.retrieve_again(run_id, "ann")
+
+        monkeypatch.setattr(TaskStore, "put", put_and_publish)
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+        await retrieved_by(people, run_id, {"hypothesis 0": "version-3"})
 
 
 async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
