@@ -294,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=3, help="orders of the trees")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of mistakes and training")
+    parser.add_argument("--searching-orders", type=int, default=1, help="orders in which people search, too")
     parser.add_argument("--arms", default="static,live,searching", help="arms, separated by commas")
     options = parser.parse_args()
     check_there()
@@ -306,6 +307,8 @@ def main() -> None:
                 start = untrained(running, world, order, kept)
                 curves.setdefault("untrained", {}).setdefault(0, []).append(start)
                 for arm in options.arms.split(","):
+                    if arm == "searching" and order >= options.searching_orders:
+                        continue
                     for stage, found in stages(running, world, order, seed, arm, kept):
                         curves.setdefault(arm, {}).setdefault(stage, []).append(found)
                         print(f"  order {order}, seed {seed}, {arm}, stage {stage}: {found}", flush=True)
