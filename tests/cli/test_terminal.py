@@ -185,10 +185,12 @@ async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, wor
     async with queued(world, 2) as (sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         world.index.stable = "version-2"
-        tried = (await aeenc(*target, "--json", "again", run_id, "--dry-run")).json
+        tried = (await aeenc(*target, "--json", "retrieve-again", run_id, "--dry-run")).json
         assert (tried["version"], len(tried["tasks"])) == ("version-2", 2)
         assert "no changes" in (await aeenc(*target, "changes", run_id)).stdout
-        done = (await aeenc(*target, "--json", "again", run_id, "--annotator", "ann", "--hypothesis", "tree-1")).json
+        done = (
+            await aeenc(*target, "--json", "retrieve-again", run_id, "--annotator", "ann", "--hypothesis", "tree-1")
+        ).json
         assert len(done["tasks"]) == 1
         [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
         assert (change["change"], change["person"], change["detail"]) == ("withdraw", "ann", "version-2")

@@ -1,4 +1,4 @@
-"""What people judge: `aeenc queues`, `tree`, `tasks`, `again`, `changes`, `agreement`, `adjudicate`, `close`."""
+"""`aeenc queues`, `tree`, `tasks`, `retrieve-again`, `changes`, `agreement`, `adjudicate`, `close`: what people judge."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def tasks(
     output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
 
-def again(
+def retrieve_again(
     context: typer.Context,
     run: RunId,
     hypothesis: Annotated[str, typer.Option(help="Only tasks of this tree.", show_default="all")] = "",
