@@ -1,4 +1,4 @@
-"""`aeenc queues`, `tree`, `tasks`, `retrieve-again`, `changes`, `agreement`, `adjudicate`, `close`: what people judge."""
+"""What people judge: queues, trees, tasks, their log, agreement, and the commands by which adjudicators decide."""
 
 from __future__ import annotations
 
