@@ -16,6 +16,7 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Task
+from services.sampler.people.additions import check_intermediates
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
@@ -114,6 +115,7 @@ def submit(
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
+    check_intermediates(record.task, sent.intermediates)
     chosen, grades = read_verdicts(record.task.candidates, sent.verdicts)
     added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
     took_s = min(max(at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
@@ -121,7 +123,7 @@ def submit(
         id=_answer_id(record),
         annotator=held.annotator,
         lease_id=lease_id,
-        verdicts=complete(record.task, chosen, added, sent.seen_upto),
+        verdicts=complete(record.task, chosen, added, sent),
         grades={**grades, **grades_of_added},
         seen_upto=sent.seen_upto,
         elapsed_s=took_s,
@@ -132,6 +134,7 @@ def submit(
         written=sent.written,
         inference=sent.inference,
         node_verdict=sent.node_verdict,
+        intermediates=sent.intermediates,
     )
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
