@@ -12,7 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from aeenc import errors
 from aeenc.calls.retrieval import Fusion, FusionMethod, Retrieval
 from aeenc.calls.retrieval import Mode as RetrieveMode
-from aeenc.evaluation import UNRANKED, Metrics
+from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
+from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
@@ -102,7 +103,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         items_per_epoch=message.items_per_epoch,
         mode=mode,
     )
-    return config, [(query.text, list(query.premises)) for query in message.validation]
+    return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
@@ -254,6 +255,7 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
         hypothesis_alone=_tree_metrics(evaluation.hypothesis_alone),
         gold_tree=_tree_metrics(evaluation.gold_tree),
         ranks=list(_ranks(report.strict_ranks, report.paper_ranks)) if evaluation.with_ranks else (),
+        graded=_graded(report.graded),
     )
 
 
@@ -286,7 +288,20 @@ def _progress(progress: JobProgress) -> trainer_pb2.JobProgress:
 
 
 def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuery]:
-    return (EvaluationQuery(query.text, tuple(query.premises)) for query in messages)
+    return map(_query, messages)
+
+
+def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
+    if not message.grades:
+        return EvaluationQuery(message.text, tuple(message.premises))
+    if len(message.grades) != len(message.premises):
+        raise errors.InvalidArgument.field(
+            "queries.grades",
+            f"has {len(message.grades)} of {len(message.premises)} premises of {message.text[:80]!r}; give one each",
+        )
+    told = zip(message.premises, message.grades, strict=True)
+    gold = [(premise, grade) for premise, grade in told if check_grade(grade)]
+    return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold))
 
 
 def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
@@ -309,6 +324,26 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
 
 def _metrics(metrics: Metrics | None) -> types_pb2.RetrievalMetrics | None:
     return None if metrics is None else types_pb2.RetrievalMetrics(**asdict(metrics))
+
+
+def _graded(graded: GradedMetrics | None) -> types_pb2.GradedMetrics | None:
+    if graded is None:
+        return None
+    recalls = [
+        types_pb2.GradeRecall(
+            grade=grade,
+            pairs=graded.pairs[grade],
+            **{f"recall_at_{length}": share for length, share in zip(LENGTHS, shares, strict=True)},
+        )
+        for grade, shares in graded.recalls.items()
+    ]
+    return types_pb2.GradedMetrics(
+        ndcg_linear=graded.ndcg_linear,
+        ndcg_exponential=graded.ndcg_exponential,
+        oracle_ndcg_linear=graded.oracle_ndcg_linear,
+        oracle_ndcg_exponential=graded.oracle_ndcg_exponential,
+        recalls=recalls,
+    )
 
 
 def _part(part: Part) -> types_pb2.EvaluationPart:

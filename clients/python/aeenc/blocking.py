@@ -870,6 +870,7 @@ class BlockingTrainerClient(Renamed):
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
         """
         with Caller() as caller:
             return caller.run(

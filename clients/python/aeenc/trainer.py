@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from aeenc import values
@@ -32,12 +32,16 @@ LossName = Literal[
     "regression",
 ]
 BatchingName = Literal["queries", "items"]
-Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
+Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """Makes a gold query from its message or from (text, premise texts)."""
-    return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
+    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text)."""
+    if isinstance(query, types_pb2.GoldQuery):
+        return query
+    text, premises = query
+    grades = premises.values() if isinstance(premises, Mapping) else ()
+    return types_pb2.GoldQuery(text=text, premises=premises, grades=grades)
 
 
 def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
@@ -213,6 +217,7 @@ class TrainerClient(Renamed):
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
         """
         config = trainer_pb2.EvaluateConfig(
             corpus=corpus,

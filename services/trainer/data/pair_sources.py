@@ -1,8 +1,9 @@
 """Sources of judged pairs: runs, read from the sampler, and data sets that the operator has named.
 
-A data set is a directory in EntailmentBank's layout or a file of JSON lines. A directory gives the gold trees of the
-job's split: a query's children as positives, the distractors of its trees as refused. The keys of a line tell a judged
-pair, a triplet and a pair of natural language inference apart; the hypothesis of the latter is our query.
+A data set is a directory in EntailmentBank's layout or TextGraphs-2021's, or a file of JSON lines. The former gives the
+gold trees of the job's split: a query's children as positives, the distractors of its trees as refused; the latter its
+rated facts: those of grade 0 as refused. The keys of a line tell a judged or rated pair, a triplet and a pair of
+natural language inference apart; the hypothesis of the last is our query.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.evaluation import RatedDataset
+from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.sampler import SamplerClient
 from aeenc.trees import Dataset
 from services.trainer.data.training_set import JudgedPair, Sign
@@ -30,7 +33,7 @@ class DataSets:
         self._paths, self._text_bytes = paths, text_bytes
 
     def check(self, names: Sequence[str], split: str) -> None:
-        """Raises NotFound for an unknown name, InvalidArgument for trees without the split. Reads no tree."""
+        """Raises NotFound for an unknown name, InvalidArgument for a directory without the split. Reads no tree."""
         for name in names:
             path = self._paths.get(name)
             if path is None:
@@ -41,8 +44,8 @@ class DataSets:
             if not path.is_dir():
                 continue
             if not split:
-                raise InvalidArgument.field("config.split", f"is empty; data set {name!r} holds trees by split")
-            if split not in (splits := Dataset.splits_in(path)):
+                raise InvalidArgument.field("config.split", f"is empty; data set {name!r} has several splits")
+            if split not in (splits := RatedDataset.splits_in(path) or Dataset.splits_in(path)):
                 raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
 
     def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
@@ -53,7 +56,11 @@ class DataSets:
         pairs: list[JudgedPair] = []
         held_out: set[str] = set()
         for path in (self._paths[name] for name in names):
-            if path.is_dir():
+            if RatedDataset.splits_in(path):
+                rated = RatedDataset.load(path)
+                pairs.extend(_rated(rated, split))
+                held_out |= _foreign_queries(rated, split)
+            elif path.is_dir():
                 dataset = Dataset.load(path)
                 pairs.extend(_gold(dataset, split))
                 held_out |= _foreign(dataset, split)
@@ -75,10 +82,10 @@ class DataSets:
                         f"{path}:{number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}); save the "
                         "file as UTF-8"
                     ) from None
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidArgument):
                     raise InvalidArgument(
                         f"{path}:{number} has no pair; give query, positive, negative, or query, premise, sign, or "
-                        "premise, hypothesis, label"
+                        "query, premise, grade (0 to 100), or premise, hypothesis, label"
                     ) from None
                 if max(sizes, default=0) > self._text_bytes:
                     raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
@@ -93,14 +100,30 @@ def _pairs_of(record: Mapping[str, Any]) -> list[JudgedPair]:
     if "positive" in record:
         query = record["query"]
         return [_pair(query, record["positive"], "POSITIVE"), _pair(query, record["negative"], "NEGATIVE")]
-    sign = _SIGNS[record["sign"].lower()]
-    return [_pair(record["query"], record.get("premise", ""), sign, record.get("premise_id", ""))]
+    if (told := record.get("sign")) is None:
+        grade = check_grade(_number(record["grade"]))
+        sign: Sign = "POSITIVE" if grade else "NEGATIVE"
+    else:
+        sign = _SIGNS[told.lower()]
+        grade = _usable(_number(record.get("grade") or 0.0), sign)
+    return [_pair(record["query"], record.get("premise", ""), sign, record.get("premise_id", ""), grade)]
 
 
-def _pair(query: Any, premise: Any, sign: Sign, premise_id: Any = "") -> JudgedPair:
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _usable(grade: float, sign: Sign) -> float:
+    """Returns the grade of a judged pair, 0 where it has none: an oracle may have another scale, or grade refusals."""
+    return grade if sign == "POSITIVE" and 0 < grade <= MAX_GRADE else 0.0
+
+
+def _pair(query: Any, premise: Any, sign: Sign, premise_id: Any = "", grade: float = 0.0) -> JudgedPair:
     if not all(isinstance(text, str) for text in (query, premise, premise_id)) or not query or not premise + premise_id:
         raise TypeError
-    return JudgedPair(query, premise_id, premise, sign)
+    return JudgedPair(query, premise_id, premise, sign, grade=grade)
 
 
 def _gold(dataset: Dataset, split: str) -> Iterator[JudgedPair]:
@@ -112,6 +135,17 @@ def _gold(dataset: Dataset, split: str) -> Iterator[JudgedPair]:
     for query, distractor in refused:
         if (query, distractor) not in gold:
             yield JudgedPair(query, "", distractor, "NEGATIVE", split, split)
+
+
+def _rated(dataset: RatedDataset, split: str) -> Iterator[JudgedPair]:
+    for query, grades in dataset.queries(split):
+        for fact, grade in grades.items():
+            yield JudgedPair(query, "", fact, "POSITIVE" if grade else "NEGATIVE", split, split, grade)
+
+
+def _foreign_queries(dataset: RatedDataset, split: str) -> set[str]:
+    own = {query for query, _ in dataset.queries(split)}
+    return {query for other in dataset.splits for query, _ in dataset.queries(other)} - own
 
 
 def _foreign(dataset: Dataset, split: str) -> set[str]:
@@ -152,17 +186,17 @@ class SampledPairs:
         """
         for run_id in run_ids:
             split = (await self._sampler.get_run(run_id)).config.split
-            found: dict[tuple[str, str, str], list[Sign]] = {}
+            found: dict[tuple[str, str, str], list[tuple[Sign, float]]] = {}
             async for pair in self._sampler.list_pairs(run_id):
                 sign = _SAMPLER_SIGNS.get(pair.sign)
                 if sign is not None:
                     signs = found.setdefault((pair.query, pair.premise_id, pair.premise), [])
                     if pair.provenance.amended:
                         signs.clear()
-                    signs.append(sign)
+                    signs.append((sign, _usable(pair.provenance.grade, sign)))
             for key, signs in found.items():
-                for sign in signs:
-                    yield JudgedPair(*key, sign, split)
+                for sign, grade in signs:
+                    yield JudgedPair(*key, sign, split, grade=grade)
 
     async def close(self) -> None:
         """Closes the channel to the sampler."""

@@ -78,7 +78,9 @@ class JobFiles:
         self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
     ) -> None:
         """Writes the inputs; their hashes come last and mark them complete."""
-        self._write_lines("pairs.jsonl", (list(astuple(pair)) for pair in pairs))
+        # Without a grade, a line is one that the release before reads, too.
+        fields = (list(astuple(pair)) for pair in pairs)
+        self._write_lines("pairs.jsonl", (one if one[-1] else one[:-1] for one in fields))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
         hashes = {name: sha256_of(self.directory / name) for name in INPUTS}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
 from services.trainer.data.pair_sources import DataSets
@@ -87,6 +88,39 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
     ]
 
 
+def test_a_line_may_have_a_grade_in_place_of_a_sign_or_beside_it(tmp_path: Path):
+    sets = lines(
+        tmp_path / "set.jsonl",
+        {"query": "q", "premise": "best", "grade": 6},
+        {"query": "q", "premise": "irrelevant", "grade": 0},
+        {"query": "q", "premise": "accepted", "sign": "positive", "grade": 2.5},
+        {"query": "q", "premise": "on another scale", "sign": "positive", "grade": -1},
+        {"query": "q", "premise": "refused", "sign": "negative", "grade": 3},
+    )
+    assert [(pair.premise, pair.sign, pair.grade) for pair in sets.read(["set"], "")[0]] == [
+        ("best", "POSITIVE", 6),
+        ("irrelevant", "NEGATIVE", 0),
+        ("accepted", "POSITIVE", 2.5),
+        ("on another scale", "POSITIVE", 0),
+        ("refused", "NEGATIVE", 0),
+    ]
+
+
+def test_rated_facts_are_a_data_set_of_the_jobs_split():
+    sets = DataSets({"rated": SAMPLE / "textgraphs"}, 1024)
+    with pytest.raises(InvalidArgument, match="data set 'rated' has dev, train"):
+        sets.check(["rated"], "test")
+    sets.check(["rated"], "train")
+    pairs, held_out = sets.read(["rated"], "train")
+    own, other = (dict(RatedDataset.load(SAMPLE / "textgraphs").queries(split)) for split in ("train", "dev"))
+    assert {(p.query, p.premise): p.grade for p in pairs} == {
+        (q, f): g for q, told in own.items() for f, g in told.items()
+    }
+    assert {pair.sign for pair in pairs if pair.grade} == {"POSITIVE"}
+    assert {pair.sign for pair in pairs if not pair.grade} == {"NEGATIVE"}
+    assert held_out == set(other)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -97,6 +131,11 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
         '{"query": "", "positive": "p", "negative": "n"}',
         '{"query": "q", "positive": 1, "negative": "n"}',
         '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+        '{"query": "q", "premise": "p", "grade": -1}',
+        '{"query": "q", "premise": "p", "grade": 101}',
+        '{"query": "q", "premise": "p", "grade": NaN}',
+        '{"query": "q", "premise": "p", "grade": true}',
+        '{"query": "q", "premise": "p", "sign": "positive", "grade": "6"}',
         '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
     ],
 )
@@ -129,7 +168,7 @@ def test_names_are_checked_before_a_job_starts(tmp_path: Path):
         sets.check(["golden"], "train")
     with pytest.raises(FailedPrecondition, match="is missing"):
         sets.check(["gone"], "train")
-    with pytest.raises(InvalidArgument, match="holds trees by split"):
+    with pytest.raises(InvalidArgument, match="has several splits"):
         sets.check(["gold"], "")
     with pytest.raises(InvalidArgument, match=r"config.split: is 'tset'; data set 'gold' has train, dev, test"):
         sets.check(["gold"], "tset")

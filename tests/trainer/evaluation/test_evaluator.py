@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors
-from aeenc.evaluation import average_precision, metrics_of
+from aeenc.evaluation import Gain, average_precision, graded_ndcg, metrics_of, oracle_ndcg, recall_by_grade
 from aeenc.trees import Step, Tree
 from aeenc.v1 import types_pb2
 from services.encoder.__main__ import build as build_encoder
@@ -115,6 +115,32 @@ async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Re
         assert told == [own.tolist() for own in ranks[protocol]]
     assert bool(report.model_version) == (retrieval.mode in {"dense", "hybrid"})
     assert (report.queries, report.candidates) == (12, len(PREMISES))
+
+
+async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
+    grades = [(text, {one: float(n % 4 + (n == 0)) for n, one in enumerate(gold)}) for text, gold in GOLD[:12]]
+    graded = await world.evaluate([*grades, (QUERIES[0], {QUERIES[0]: 3.0, FACTS[0]: 5.0})], ranks=True)
+    positive = [(text, tuple(one for one, grade in told.items() if grade)) for text, told in grades]
+    binary = await world.evaluate([*positive, GOLD[-1]])
+    assert (graded.strict, binary.graded) == (binary.strict, None)
+    told = [[5.0, 1.0, 2.0], *[[1.0, 1.0, 2.0]] * 11]  # the own text of the first query is not ranked
+    ranks = [list(one.strict) for one in graded.ranks]
+    found = graded.graded
+    assert found is not None
+    for gain, name in ((Gain.LINEAR, "linear"), (Gain.EXPONENTIAL, "exponential")):
+        each = list(zip(ranks, told, strict=True))
+        assert getattr(found, f"ndcg_{name}") == pytest.approx(np.mean([graded_ndcg(*one, gain) for one in each]))
+        oracle = np.mean([oracle_ndcg(*one, gain) for one in each])
+        assert getattr(found, f"oracle_ndcg_{name}") == pytest.approx(oracle)
+    recalls = [(one.grade, one.pairs, one.recall_at_10, one.recall_at_200) for one in found.recalls]
+    shares = recall_by_grade(ranks, told, (10, 200))
+    pairs = {5.0: 1, 2.0: 12, 1.0: 23}
+    assert recalls == [(grade, pairs[grade], *shares[grade]) for grade in (5.0, 2.0, 1.0)]
+    message = types_pb2.GoldQuery(text=QUERIES[1], premises=FACTS[:2], grades=[1])
+    with pytest.raises(errors.InvalidArgument, match="has 1 of 2 premises"):
+        await world.evaluate([message])
+    with pytest.raises(errors.InvalidArgument, match="between 0 and 100, got 101"):
+        await world.evaluate([(QUERIES[1], {FACTS[1]: 101.0})])
 
 
 async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):

@@ -16,6 +16,7 @@ from aeenc.calls.inputs import begins_again
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import DataLoss, InvalidArgument
+from aeenc.evaluation import RatedDataset
 from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
@@ -43,7 +44,12 @@ class CorpusBuild:
     facts_per_s: float
 
 
-def premises_of(dataset: Dataset) -> list[values.Premise]:
+def load_data(directory: Path) -> Dataset | RatedDataset:
+    """Reads a directory of rated facts (TextGraphs-2021), or one in EntailmentBank's layout."""
+    return RatedDataset.load(directory) if RatedDataset.splits_in(directory) else Dataset.load(directory)
+
+
+def premises_of(dataset: Dataset | RatedDataset) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
         values.Premise(id=found.id, text=found.text, aliases=tuple(found.aliases), splits=tuple(found.splits))
@@ -54,7 +60,7 @@ def premises_of(dataset: Dataset) -> list[values.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | Iterable[values.Premise],
+    source: Dataset | RatedDataset | Iterable[values.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
@@ -66,7 +72,7 @@ def build_corpus(
     `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
     read to its end before anything is sent, so that a malformed line costs nothing.
     """
-    premises = premises_of(source) if isinstance(source, Dataset) else source
+    premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
     sent = count = sum(1 for _ in premises) if begins_again(premises) else 0
 
     def progressed(received: int, encoded: int) -> None:
@@ -137,17 +143,17 @@ def read_source(
     file_format: Format | None = None,
     id_column: str = "",
     text_column: str = "",
-) -> Dataset | Iterable[values.Premise]:
+) -> Dataset | RatedDataset | Iterable[values.Premise]:
     """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
-        return Dataset.load(data)
+        return load_data(data)
     if facts is not None and data is None:
         return read_facts(facts, file_format=file_format, id_column=id_column, text_column=text_column)
     raise InvalidArgument("give either --data DIR or --facts FILE")
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | Iterable[values.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Dataset | RatedDataset | Iterable[values.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:

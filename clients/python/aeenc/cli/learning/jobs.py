@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
+from aeenc.cli.corpus import load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
+from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
+Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
 class Loss(StrEnum):
@@ -50,6 +54,11 @@ class Mode(StrEnum):
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
     """Lists (text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def gold_of(dataset: Dataset | RatedDataset, split: str) -> list[Gold]:
+    """Lists the gold queries of a split, with the grades of their premises where it has some."""
+    return [*(dataset.queries(split) if isinstance(dataset, RatedDataset) else validation_of(dataset, split))]
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def train(
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
-    validation = validation_of(Dataset.load(data), split) if data is not None else []
+    validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
     with client(context) as connected:
         job = connected.trainer.start_job(
