@@ -238,11 +238,27 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class LexicalSettings:
+    """How new generations rank by words: BM25's k1 and b, what counts as a word, and the rounds of iterative BM25.
+
+    A round takes `growth` times as many premises as the one before, from 1. The weights of the words that it adds are
+    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020).
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    words: Literal["stems", "lemmas", "words"] = "stems"
+    first_scale: float = 1.25
+    downscale: float = 1.25
+    growth: float = 2.0
+
+
+@dataclass(frozen=True)
 class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation. What a request has done is known for `request_keep_s`.
+    `engines` search the generation, by words as `lexical` says. What a request has done is known for `request_keep_s`.
     """
 
     batch: int = 128
@@ -252,6 +268,7 @@ class BuildOptions:
     keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
     request_keep_s: float = 7 * 24 * 3600.0
+    lexical: LexicalSettings = field(default_factory=LexicalSettings)
 
 
 @dataclass(frozen=True)
