@@ -22,7 +22,18 @@ from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
 from services.trainer.garbage.collection import Garbage
-from services.trainer.jobs.job import Batching, Job, JobConfig, JobProgress, Loss, Mode, defaults_of
+from services.trainer.jobs.job import (
+    Batching,
+    Candidates,
+    Job,
+    JobConfig,
+    JobProgress,
+    Loss,
+    Mode,
+    Negatives,
+    Targets,
+    defaults_of,
+)
 from services.trainer.registry.publishing import Publication
 from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.tandems import Tandem
@@ -48,6 +59,24 @@ _MODES: dict[int, Mode] = {
 _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
+}
+_TARGETS: dict[int, Targets] = {
+    trainer_pb2.TARGETS_UNSPECIFIED: "BINARY",
+    trainer_pb2.TARGETS_BINARY: "BINARY",
+    trainer_pb2.TARGETS_GRADES: "GRADES",
+}
+_NEGATIVES: dict[int, Negatives] = {
+    trainer_pb2.NEGATIVES_UNSPECIFIED: "RETRIEVED",
+    trainer_pb2.NEGATIVES_RETRIEVED: "RETRIEVED",
+    trainer_pb2.NEGATIVES_RANDOM: "RANDOM",
+    trainer_pb2.NEGATIVES_NONE: "NONE",
+}
+_CANDIDATES: dict[int, Candidates] = {
+    index_pb2.RETRIEVE_MODE_UNSPECIFIED: "",
+    index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
+    index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
+    index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
+    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
 }
 _RETRIEVE_MODES: dict[int, RetrieveMode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "dense",
@@ -102,6 +131,9 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         initial_share=_short(message.initial_share),
         items_per_epoch=message.items_per_epoch,
         mode=mode,
+        targets=decode_enum(_TARGETS, message.targets, "config.targets", "BINARY"),
+        candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
+        negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
     )
     return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 
@@ -116,6 +148,9 @@ def to_job(job: Job) -> trainer_pb2.Job:
                 "loss": f"LOSS_{job.config.loss}",
                 "batching": f"BATCHING_{job.config.batching}",
                 "mode": f"MODE_{job.config.mode}",
+                "targets": f"TARGETS_{job.config.targets}",
+                "candidates": f"RETRIEVE_MODE_{job.config.candidates or 'UNSPECIFIED'}",
+                "negatives": f"NEGATIVES_{job.config.negatives}",
             }
         ),
         state=f"JOB_STATE_{job.state}",

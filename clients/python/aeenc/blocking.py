@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, SamplerClient, SignName
-    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, TrainerClient
+    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, NegativesName, TargetsName, TrainerClient
     from aeenc.transport.channel import Retry
     from aeenc.trees import Tree
     from aeenc.v1 import sampler_pb2, types_pb2
@@ -757,6 +757,9 @@ class BlockingTrainerClient(Renamed):
         hard_negatives: int | None = None,
         guide_version: str = "",
         guide_margin: float | None = None,
+        targets: TargetsName | int | None = None,
+        candidates: Mode | int | None = None,
+        negatives: NegativesName | int | None = None,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -774,9 +777,11 @@ class BlockingTrainerClient(Renamed):
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
         `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
-        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
-        checkpoint.
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
+        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
+        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
+        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -806,6 +811,9 @@ class BlockingTrainerClient(Renamed):
                 hard_negatives=hard_negatives,
                 guide_version=guide_version,
                 guide_margin=guide_margin,
+                targets=targets,
+                candidates=candidates,
+                negatives=negatives,
                 seed=seed,
                 note=note,
                 idempotency_key=idempotency_key,

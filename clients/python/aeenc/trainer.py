@@ -10,11 +10,11 @@ from aeenc import values
 from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import Items, each, enum_value
 from aeenc.calls.renamed import Renamed
-from aeenc.calls.retrieval import Retrieval
+from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
-from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
+from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
@@ -31,6 +31,8 @@ LossName = Literal[
     "nli_classification",
     "regression",
 ]
+TargetsName = Literal["binary", "grades"]
+NegativesName = Literal["retrieved", "random", "none"]
 BatchingName = Literal["queries", "items"]
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
@@ -89,6 +91,9 @@ class TrainerClient(Renamed):
         hard_negatives: int | None = None,
         guide_version: str = "",
         guide_margin: float | None = None,
+        targets: TargetsName | int | None = None,
+        candidates: Mode | int | None = None,
+        negatives: NegativesName | int | None = None,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -106,9 +111,11 @@ class TrainerClient(Renamed):
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
         `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
-        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
-        checkpoint.
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
+        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
+        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
+        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -138,6 +145,9 @@ class TrainerClient(Renamed):
             guide_margin=guide_margin,
             accumulation=accumulation,
             items_per_epoch=items_per_epoch,
+            targets=enum_value(trainer_pb2.Targets, targets, "targets"),
+            candidates=enum_value(index_pb2.RetrieveMode, candidates, "candidates"),
+            negatives=enum_value(trainer_pb2.Negatives, negatives, "negatives"),
             mode=enum_value(trainer_pb2.Mode, mode, "mode"),
             initial_share=initial_share,
         )

@@ -13,13 +13,16 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aeenc.calls.retrieval import Mode
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
+from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.trees import Dataset
-from services.trainer.data.training_set import JudgedPair, Sign
+from services.trainer.data.training_set import CANDIDATES, JudgedPair, Sign
 
+TEXTS_PER_CALL = 16
 _LABELS: dict[str, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "contradiction": "CONTRADICTED"}
 _SIGNS: dict[str, Sign] = {"positive": "POSITIVE", "negative": "NEGATIVE", "skipped": "SKIPPED"}
 _SAMPLER_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}  # of a Pair message
@@ -152,6 +155,24 @@ def _foreign(dataset: Dataset, split: str) -> set[str]:
     own = {text for tree in dataset.trees(split) for text in tree.texts.values()} | set(dataset.facts.values())
     others = [tree for name in dataset.splits if name != split for tree in dataset.trees(name)]
     return {text for tree in others for text in tree.texts.values()} - own
+
+
+class Retrieved:
+    """What the index retrieves for the queries of a job: the candidates that a cross-encoder learns to re-rank."""
+
+    def __init__(self, index: IndexClient) -> None:
+        self._index = index
+
+    async def read(self, corpus: str, generation: str, mode: Mode, texts: Sequence[str]) -> dict[str, list[str]]:
+        """Returns the ids of the first CANDIDATES premises of each text, best first, without the text itself."""
+        found: dict[str, list[str]] = {}
+        for start in range(0, len(texts), TEXTS_PER_CALL):
+            part = texts[start : start + TEXTS_PER_CALL]
+            answer = await self._index.retrieve(
+                corpus, part, k=CANDIDATES, mode=mode, generation=generation, truncate=True, precision="float32"
+            )
+            found |= {text: [hit.id for hit in hits] for text, hits in zip(part, answer, strict=True)}
+        return found
 
 
 class SampledPairs:

@@ -22,6 +22,7 @@ Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
 Ordinals = NDArray[np.int64]
 Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
 
+CANDIDATES = 200  # premises of a retrieved ranking that a cross-encoder learns to re-rank
 REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 

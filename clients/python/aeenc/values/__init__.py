@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
-    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica
+    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
     from aeenc.values.oracle import Candidate, Judgement, OracleTask, Verdict
     from aeenc.values.registry import GateComparison, Label, Publication, QualityGate, Rollback, Rollout, Rollouts
     from aeenc.values.sampler import (
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
         JobState,
         Loss,
         Mode,
+        Negatives,
         Tandem,
+        Targets,
         TrainerInfo,
     )
     from aeenc.values.types import (
@@ -118,6 +120,7 @@ _HOMES = {
     "ModelSelector": "types",
     "ModelType": "encoder",
     "NegativeFilter": "sampler",
+    "Negatives": "trainer",
     "NodeVerdict": "sampler",
     "OracleTask": "oracle",
     "Pair": "types",
@@ -130,6 +133,7 @@ _HOMES = {
     "QualityGate": "registry",
     "Queue": "sampler",
     "RetrievalMetrics": "types",
+    "RetrieveMode": "index",
     "Rollback": "registry",
     "Rollout": "registry",
     "Rollouts": "registry",
@@ -144,6 +148,7 @@ _HOMES = {
     "SubmittedVerdicts": "sampler",
     "SwapOutcome": "encoder",
     "Tandem": "trainer",
+    "Targets": "trainer",
     "TaskAnswer": "sampler",
     "TaskCounts": "sampler",
     "TaskEvent": "sampler",
@@ -199,6 +204,7 @@ __all__ = [
     "ModelSelector",
     "ModelType",
     "NegativeFilter",
+    "Negatives",
     "NodeVerdict",
     "OracleTask",
     "Pair",
@@ -211,6 +217,7 @@ __all__ = [
     "QualityGate",
     "Queue",
     "RetrievalMetrics",
+    "RetrieveMode",
     "Rollback",
     "Rollout",
     "Rollouts",
@@ -225,6 +232,7 @@ __all__ = [
     "SubmittedVerdicts",
     "SwapOutcome",
     "Tandem",
+    "Targets",
     "TaskAnswer",
     "TaskCounts",
     "TaskEvent",

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
+from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
 from aeenc.evaluation import RatedDataset
+from aeenc.trainer import NegativesName, TargetsName
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
@@ -157,6 +159,18 @@ def train(
         str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
     ] = "",
     guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
+    targets: Annotated[
+        TargetsName | None,
+        typer.Option(show_default="binary", help="A cross-encoder's score comes close to 1, or to a premise's grade."),
+    ] = None,
+    candidates: Annotated[
+        RetrieveMode | None,
+        typer.Option(show_default="what encoders rank first", help="A cross-encoder re-ranks the first 200 of these."),
+    ] = None,
+    negatives: Annotated[
+        NegativesName | None,
+        typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
@@ -187,6 +201,9 @@ def train(
             hard_negatives=hard_negatives,
             guide_version=guide_version,
             guide_margin=guide_margin,
+            targets=targets,
+            candidates=candidates,
+            negatives=negatives,
             seed=seed,
             split=TRAINING_SPLIT,
         )
