@@ -113,7 +113,8 @@ class TextQuery:
     """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
 
     `accepted` lists premise ids for each text, or is empty. The cross-encoder re-ranks the first `rerank` premises (0:
-    none); `rerank_weight` is the weight of its score beside that of the first ranking (0: its score alone decides).
+    none), or an ensemble of `rerank_versions` does; `rerank_weight` is the weight of its score beside that of the first
+    ranking (0: its score alone decides).
     `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
     first ranking have in common. `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the
     choice.
@@ -129,6 +130,7 @@ class TextQuery:
     accepted: tuple[tuple[str, ...], ...] = ()
     rerank: int = 0
     rerank_weight: float = 0.0
+    rerank_versions: tuple[str, ...] = ()
     prior: float = 0.0
     negative_feedback: float = 0.0
     lexical_weight: float = LEXICAL_WEIGHT

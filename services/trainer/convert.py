@@ -352,6 +352,7 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
         prior=message.prior,
         rerank=message.rerank,
         rerank_weight=message.rerank_weight,
+        rerank_versions=tuple(message.rerank_versions),
         conditioned=message.conditioned,
         negative_feedback=message.negative_feedback,
     )

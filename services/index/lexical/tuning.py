@@ -19,6 +19,7 @@ import typer
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED, RatedDataset, average_precision, recall_by_grade
+from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
 from services.index.values import LexicalSettings
 
@@ -61,21 +62,30 @@ class Measured:
 
     def value(self, settings: LexicalSettings) -> float:
         """Measures settings, strictly: a query does not find its own text."""
+        if self.graded:
+            return self.recall(settings)
+        gold = [own[np.array(told) > 0] for own, told in zip(self._ranks(settings), self._grades, strict=True)]
+        return float(np.mean([average_precision(own) for own in gold]))
+
+    def recall(self, settings: LexicalSettings) -> float:
+        """The recall of settings in the first LENGTH, the mean over grades."""
+        recalls = recall_by_grade([own.tolist() for own in self._ranks(settings)], self._grades, (LENGTH,))
+        return float(np.mean([recall for (recall,) in recalls.values()]))
+
+    @property
+    def _grades(self) -> list[list[float]]:
+        return [list(told.values()) for _, told in self.queries]
+
+    def _ranks(self, settings: LexicalSettings) -> list[Ranks]:
         from services.index.lexical.bm25 import LexicalIndex
 
         index = LexicalIndex.of(self.texts, settings)
         ordinal = {text: n for n, text in enumerate(self.texts)}
-        ranks = [self._ranks(index, text, grades, ordinal) for text, grades in self.queries]
-        grades = [list(told.values()) for _, told in self.queries]
-        if self.graded:
-            recalls = recall_by_grade([own.tolist() for own in ranks], grades, (LENGTH,))
-            return float(np.mean([recall for (recall,) in recalls.values()]))
-        gold = [own[np.array(told) > 0] for own, told in zip(ranks, grades, strict=True)]
-        return float(np.mean([average_precision(own) for own in gold]))
+        return [self._ranks_of(index, text, grades, ordinal) for text, grades in self.queries]
 
-    def _ranks(
+    def _ranks_of(
         self, index: LexicalIndex, text: str, grades: Mapping[str, float], ordinal: Mapping[str, int]
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    ) -> Ranks:
         from services.index.lexical.bm25 import best
 
         allowed = None

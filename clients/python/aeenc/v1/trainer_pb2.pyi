@@ -370,7 +370,7 @@ class EvaluateConfig(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
 
 class RetrievalOptions(_message.Message):
-    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight")
+    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight", "rerank_versions")
     MODE_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +378,7 @@ class RetrievalOptions(_message.Message):
     CONDITIONED_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     mode: _index_pb2.RetrieveMode
     fusion: _index_pb2.Fusion
     prior: float
@@ -385,7 +386,8 @@ class RetrievalOptions(_message.Message):
     conditioned: bool
     negative_feedback: float
     rerank_weight: float
-    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ...) -> None: ...
+    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)
