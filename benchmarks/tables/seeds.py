@@ -88,7 +88,8 @@ def reranking(rows: Rows, queries: int, epochs: int, items: int) -> None:
     with ladder(DATA, "dev", most=queries) as running:
         first = running.retrieved()
         versions = [running.train(seed, epochs=epochs, items_per_epoch=items) for seed in range(3)]
-        orders = [running.reranked(version) for version in versions]
+        running.serve(versions)
+        orders = [running.retrieved(by=[version]) for version in versions]
         gold = running.gold
     before = np.array(average_precisions(first, gold))
     each = np.array([average_precisions(one, gold) for one in orders])

@@ -62,14 +62,20 @@ class Ladder:
     corpus: str
     gold: dict[str, Mapping[str, float]]
 
-    def retrieved(self, *, rerank: int = 0) -> Orders:
-        """The first 200 of iterative BM25, re-ranked by the cross-encoder that serves if asked for."""
+    def retrieved(self, *, by: Sequence[str] = ()) -> Orders:
+        """The first 200 of iterative BM25, re-ranked by cross-encoders if some are named."""
         found: Orders = {}
         texts = list(self.gold)
         for start in range(0, len(texts), TEXTS):
             part = texts[start : start + TEXTS]
             answer = self.client.index.retrieve(
-                self.corpus, part, k=LENGTH, mode="iterative_lexical", rerank=rerank, timeout_s=1800
+                self.corpus,
+                part,
+                k=LENGTH,
+                mode="iterative_lexical",
+                rerank=LENGTH if by else 0,
+                rerank_versions=by,
+                timeout_s=1800,
             )
             found |= {text: [hit.text for hit in hits] for text, hits in zip(part, answer, strict=True)}
         return found
@@ -107,11 +113,12 @@ class Ladder:
             raise SystemExit(f"job {ended.id} of seed {seed} has failed: {ended.error}")
         return ended.version
 
-    def reranked(self, version: str) -> Orders:
-        """The first 200 in the order of one cross-encoder."""
-        if not self.client.registry.publish(version, wait_s=120, force=True).complete:
-            raise SystemExit(f"the encoder does not serve {version}")
-        return self.retrieved(rerank=LENGTH)
+    def serve(self, versions: Sequence[str]) -> None:
+        """Has the encoder serve cross-encoders, each under a label of its own."""
+        for number, version in enumerate(versions):
+            for label in (f"rank-{number}",) if number else ("stable", "rank-0"):
+                if not self.client.registry.publish(version, label=label, wait_s=120, force=True).complete:
+                    raise SystemExit(f"the encoder does not serve {version}")
 
 
 def fused(systems: Sequence[Orders]) -> Orders:
@@ -203,9 +210,9 @@ def main() -> None:
         systems = {"TF-IDF": running.tf_idf(), "I-BM25": first}
         if given.only == "all":
             versions = [running.train(seed, epochs=given.epochs) for seed in range(given.seeds)]
-            orders = [running.reranked(version) for version in versions]
-            systems |= {f"cross-encoder, seed {seed}": order for seed, order in enumerate(orders)}
-            systems[f"ensemble of {given.seeds}"] = fused(orders)
+            running.serve(versions)
+            systems |= {f"cross-encoder {n}": running.retrieved(by=[one]) for n, one in enumerate(versions)}
+            systems[f"ensemble of {len(versions)}"] = running.retrieved(by=versions)
         gold = running.gold
     print(f"\n{given.data}, {given.split}: {len(gold)} queries, the first {LENGTH} premises")
     print(f"{'system':<26} {'NDCG':>7} {'NDCG exp':>9} {'oracle':>7} {'MAP':>7}  paper (dev)")

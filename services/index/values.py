@@ -113,7 +113,7 @@ class TextQuery:
     """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
 
     `accepted` lists premise ids for each text, or is empty. The cross-encoder re-ranks the first `rerank` premises (0:
-    none), or an ensemble of `rerank_versions` does; `rerank_weight` is the weight of its score beside that of the first
+    none), those of `rerank_versions` do together; `rerank_weight` is the weight of its score beside that of the first
     ranking (0: its score alone decides).
     `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
     first ranking have in common. `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the

@@ -253,7 +253,7 @@ class BlockingIndexClient(Renamed):
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
-        its own; several `rerank_versions`, 2 to 8 that labels name, re-rank by the sum of their ranks.
+        its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
         `negative_feedback` is the share of the five best premises' common direction that is taken off the
         query for a second ranking; 0.1 is a good start.
         `precision` and `routing_key` are those of the encoder's calls.

@@ -127,15 +127,15 @@ def _check_reranking(query: TextQuery, limits: Limits) -> None:
 
 def _check_ensemble(query: TextQuery) -> None:
     versions = query.rerank_versions
-    if not 2 <= len(set(versions)) == len(versions) <= ENSEMBLE:
+    if not len(set(versions)) == len(versions) <= ENSEMBLE:
         raise errors.InvalidArgument.field(
-            "rerank_versions", f"has {', '.join(versions)}; give 2 to {ENSEMBLE} different versions, or none"
+            "rerank_versions", f"has {', '.join(versions)}; give at most {ENSEMBLE} different versions"
         )
     if not query.rerank:
         raise errors.InvalidArgument.field(
             "rerank_versions", "are given and rerank is 0; say how many premises to re-rank, or leave them out"
         )
-    if query.rerank_weight:
+    if query.rerank_weight and len(versions) > 1:
         raise errors.InvalidArgument.field(
             "rerank_weight", f"is {query.rerank_weight:g}; an ensemble ranks by its sum of ranks alone, set it to 0"
         )

@@ -4,12 +4,16 @@ A data set is a directory in EntailmentBank's layout or TextGraphs-2021's, or a 
 gold trees of the job's split: a query's children as positives, the distractors of its trees as refused; the latter its
 rated facts: those of grade 0 as refused. The keys of a line tell a judged or rated pair, a triplet and a pair of
 natural language inference apart; the hypothesis of the last is our query.
+
+A data set of kind `nli` (`nli:PATH`) is natural language inference the other way round, as sentence encoders are
+trained on it: the premise is the anchor, entailed hypotheses explain it, those that contradict it are refused, neutral
+ones are neither. It has the lines of SNLI and MultiNLI, labels by name or by number, or AllNLI's triplets and pairs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +24,43 @@ from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.trees import Dataset
+from services.kit.logs import get
 from services.trainer.data.training_set import CANDIDATES, JudgedPair, Sign
+
+log = get(__name__)
 
 TEXTS_PER_CALL = 16
 _LABELS: dict[str, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "contradiction": "CONTRADICTED"}
 _SIGNS: dict[str, Sign] = {"positive": "POSITIVE", "negative": "NEGATIVE", "skipped": "SKIPPED"}
 _SAMPLER_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}  # of a Pair message
 _NO_LABEL = "-"  # SNLI's annotators did not agree
+_NLI = "nli:"  # before the path of a data set of this kind
+_NLI_SIGNS: dict[str | int, Sign] = {
+    "entailment": "POSITIVE",
+    "neutral": "NEUTRAL",
+    "contradiction": "CONTRADICTED",
+    _NO_LABEL: "SKIPPED",
+    0: "POSITIVE",
+    1: "NEUTRAL",
+    2: "CONTRADICTED",
+    -1: "SKIPPED",
+}
+
+
+_FORMS = (
+    "query, positive, negative, or query, premise, sign, or query, premise, grade (0 to 100), or premise, hypothesis, "
+    "label"
+)
+_NLI_FORMS = "gold_label, sentence1, sentence2, or premise, hypothesis, label, or anchor, positive, negative"
 
 
 class DataSets:
     """The data sets of one deployment, by name. Reading one takes seconds: do it off the event loop."""
 
     def __init__(self, paths: Mapping[str, Path], text_bytes: int) -> None:
-        self._paths, self._text_bytes = paths, text_bytes
+        self._paths = {name: Path(str(path).removeprefix(_NLI)) for name, path in paths.items()}
+        self._nli = {name for name, path in paths.items() if str(path).startswith(_NLI)}
+        self._text_bytes = text_bytes
 
     def check(self, names: Sequence[str], split: str) -> None:
         """Raises NotFound for an unknown name, InvalidArgument for a directory without the split. Reads no tree."""
@@ -44,6 +71,8 @@ class DataSets:
                 raise NotFound(f"there is no data set {name!r}; AEENC_TRAINER_DATA_SETS names: {known}")
             if not path.exists():
                 raise FailedPrecondition(f"data set {name!r} is missing ({path}); correct AEENC_TRAINER_DATA_SETS")
+            if name in self._nli and path.is_dir():
+                raise FailedPrecondition(f"data set {name!r} is a directory ({path}); kind nli is a file of JSON lines")
             if not path.is_dir():
                 continue
             if not split:
@@ -58,8 +87,11 @@ class DataSets:
         """
         pairs: list[JudgedPair] = []
         held_out: set[str] = set()
-        for path in (self._paths[name] for name in names):
-            if RatedDataset.splits_in(path):
+        for name in names:
+            path = self._paths[name]
+            if name in self._nli:
+                pairs.extend(self._inferences(path))
+            elif RatedDataset.splits_in(path):
                 rated = RatedDataset.load(path)
                 pairs.extend(_rated(rated, split))
                 held_out |= _foreign_queries(rated, split)
@@ -68,16 +100,26 @@ class DataSets:
                 pairs.extend(_gold(dataset, split))
                 held_out |= _foreign(dataset, split)
             else:
-                pairs.extend(self._lines(path))
+                pairs.extend(self._lines(path, _pairs_of, _FORMS))
         return pairs, held_out
 
-    def _lines(self, path: Path) -> Iterator[JudgedPair]:
+    def _inferences(self, path: Path) -> list[JudgedPair]:
+        """Reads a data set of kind nli, without the lines that its annotators did not agree on; logs their number."""
+        found = list(self._lines(path, _inferences_of, _NLI_FORMS))
+        agreed = [pair for pair in found if pair.sign != "SKIPPED"]
+        if skipped := len(found) - len(agreed):
+            log.info("skipped lines without a label", path=str(path), lines=skipped, pairs=len(agreed))
+        return agreed
+
+    def _lines(
+        self, path: Path, pairs_of: Callable[[Mapping[str, Any]], list[JudgedPair]], forms: str
+    ) -> Iterator[JudgedPair]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
-                    pairs = _pairs_of(json.loads(line.decode()))
+                    pairs = pairs_of(json.loads(line.decode()))
                     texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
                     sizes = [len(text.encode()) for text in texts]
                 except UnicodeDecodeError as error:
@@ -86,10 +128,7 @@ class DataSets:
                         "file as UTF-8"
                     ) from None
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidArgument):
-                    raise InvalidArgument(
-                        f"{path}:{number} has no pair; give query, positive, negative, or query, premise, sign, or "
-                        "query, premise, grade (0 to 100), or premise, hypothesis, label"
-                    ) from None
+                    raise InvalidArgument(f"{path}:{number} has no pair; give {forms}") from None
                 if max(sizes, default=0) > self._text_bytes:
                     raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
                 yield from pairs
@@ -110,6 +149,20 @@ def _pairs_of(record: Mapping[str, Any]) -> list[JudgedPair]:
         sign = _SIGNS[told.lower()]
         grade = _usable(_number(record.get("grade") or 0.0), sign)
     return [_pair(record["query"], record.get("premise", ""), sign, record.get("premise_id", ""), grade)]
+
+
+def _inferences_of(record: Mapping[str, Any]) -> list[JudgedPair]:
+    """Reads the pairs of a line of kind nli. Raises KeyError or TypeError if it has none."""
+    if "anchor" in record:
+        anchor, negative = record["anchor"], record.get("negative")
+        entailed = _pair(anchor, record["positive"], "POSITIVE")
+        return [entailed, _pair(anchor, negative, "CONTRADICTED")] if negative is not None else [entailed]
+    if "gold_label" in record:
+        return [_pair(record["sentence1"], record["sentence2"], _NLI_SIGNS[record["gold_label"]])]
+    label = record["label"]
+    if isinstance(label, bool):
+        raise TypeError
+    return [_pair(record["premise"], record["hypothesis"], _NLI_SIGNS[label])]
 
 
 def _number(value: Any) -> float:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 
-# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises.
-Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
+# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises. NEUTRAL is
+# neither positive nor refused; only the classification of inferences learns from it.
+Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "NEUTRAL", "SKIPPED"]
 Ordinals = NDArray[np.int64]
 Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
 
@@ -47,7 +48,8 @@ class JudgedPair:
 class Example:
     """One query with the ordinals of its positive and refused premises, and the `grades` of the positive ones.
 
-    `excluded` premises are neither positive nor negative; `contradicted` are refused ones that contradict the query.
+    `excluded` premises are neither positive nor negative, and `neutral` ones are among them; `contradicted` are refused
+    ones that contradict the query.
     """
 
     query: str
@@ -56,11 +58,12 @@ class Example:
     excluded: Ordinals
     contradicted: Ordinals
     grades: NDArray[np.float64]
+    neutral: Ordinals
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Examples with a positive or a refused premise, in order of first appearance.
+    """Examples with a positive, refused or neutral premise, in order of first appearance.
 
     `outside` holds the texts of premises that the generation lacks, whose ordinals follow its own; they can be positive
     or refused. `excluded` (n,) marks premises that no query may learn from, because they stand only in other splits.
@@ -137,7 +140,7 @@ def build_training_set(
         own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
         example = _example(query, signs, by_text.get(query, outside.get(query)), own_grades)
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
-        if len(example.positives) or len(example.refused):
+        if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
     unsplit = np.array([bool(split) and not p.splits and p.text in held_out for p in premises], dtype=bool)
     return TrainingSet(examples, list(outside), excluded | unsplit, dropped)
@@ -165,4 +168,6 @@ def _example(query: str, signs: dict[int, set[Sign]], own: int | None, grades: d
     if own is not None:
         undecided.add(own)
     excluded = np.array(sorted(undecided), dtype=np.int64)
-    return Example(query, positives, refused, excluded, contradicted, np.array([grades[int(n)] for n in positives]))
+    neutral = where(lambda found: found == {"NEUTRAL"})
+    own_grades = np.array([grades[int(n)] for n in positives])
+    return Example(query, positives, refused, excluded, contradicted, own_grades, neutral)

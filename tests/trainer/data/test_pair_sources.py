@@ -13,6 +13,8 @@ from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.data.training_set import build_training_set
+from services.trainer.learning.loss.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
+from services.trainer.learning.loss.pair_objectives import classified
 
 SAMPLE = Path(__file__).resolve().parents[3] / "data" / "sample"
 
@@ -86,6 +88,63 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
         ("a man runs", "a man sleeps", "CONTRADICTED"),
         ("he is tired", "a man sleeps", "NEGATIVE"),
     ]
+
+
+def test_inferences_have_their_premise_as_anchor(tmp_path: Path):
+    path = tmp_path / "nli.jsonl"
+    rows = [
+        {"gold_label": "entailment", "sentence1": "a man sleeps", "sentence2": "a person sleeps", "pairID": "1"},
+        {"gold_label": "-", "sentence1": "a man sleeps", "sentence2": "nobody agreed"},
+        {"premise": "a man sleeps", "hypothesis": "a man runs", "label": 2},
+        {"premise": "a man sleeps", "hypothesis": "he is tired", "label": "neutral"},
+        {"premise": "a man sleeps", "hypothesis": "unlabelled", "label": -1},
+        {"anchor": "a dog barks", "positive": "a dog is loud", "negative": "a dog is silent"},
+        {"anchor": "a dog barks", "positive": "an animal barks"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = DataSets({"nli": Path(f"nli:{path}"), "folder": Path(f"nli:{tmp_path}")}, 1024)
+    sets.check(["nli"], "train")
+    with pytest.raises(FailedPrecondition, match="kind nli is a file"):
+        sets.check(["folder"], "train")
+    pairs, _ = sets.read(["nli"], "")
+    assert [(pair.query, pair.premise, pair.sign) for pair in pairs] == [
+        ("a man sleeps", "a person sleeps", "POSITIVE"),
+        ("a man sleeps", "a man runs", "CONTRADICTED"),
+        ("a man sleeps", "he is tired", "NEUTRAL"),
+        ("a dog barks", "a dog is loud", "POSITIVE"),
+        ("a dog barks", "a dog is silent", "CONTRADICTED"),
+        ("a dog barks", "an animal barks", "POSITIVE"),
+    ]
+    man, _dog = build_training_set(pairs, [], "").examples
+    assert (man.positives.tolist(), man.refused.tolist(), man.contradicted.tolist()) == ([0], [1], [1])
+    assert (man.neutral.tolist(), man.excluded.tolist()) == ([2], [2])
+    for neutral, classes in ((True, [ENTAILMENT, NEUTRAL, CONTRADICTION]), (False, [ENTAILMENT, CONTRADICTION])):
+        items, found = classified(build_training_set(pairs[:3], [], ""), neutral=neutral)
+        assert sorted(zip(found.tolist(), items[:, 1].tolist(), strict=True)) == sorted(
+            zip(classes, [0, 2, 1] if neutral else [0, 1], strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"gold_label": "perhaps", "sentence1": "a", "sentence2": "b"}',
+        '{"gold_label": "entailment", "sentence1": "a"}',
+        '{"premise": "a", "hypothesis": "b", "label": 3}',
+        '{"premise": "a", "hypothesis": "b", "label": true}',
+        '{"premise": "a", "hypothesis": "b", "label": [1]}',
+        '{"premise": "a", "hypothesis": "", "label": 0}',
+        '{"anchor": "a", "positive": "b", "negative": 1}',
+        '{"anchor": "a", "negative": "b"}',
+        '{"query": "a", "premise": "b", "sign": "positive"}',
+        "[]",
+    ],
+)
+def test_a_line_that_is_no_inference_is_named(tmp_path: Path, line: str):
+    path = tmp_path / "nli.jsonl"
+    path.write_text('{"anchor": "a", "positive": "b"}\n' + line + "\n")
+    with pytest.raises(InvalidArgument, match=r"nli\.jsonl:2 has no pair; give gold_label"):
+        DataSets({"nli": Path(f"nli:{path}")}, 64).read(["nli"], "")
 
 
 def test_a_line_may_have_a_grade_in_place_of_a_sign_or_beside_it(tmp_path: Path):

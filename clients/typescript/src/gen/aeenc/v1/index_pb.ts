@@ -372,10 +372,10 @@ export type RetrieveRequest = Message<"aeenc.v1.RetrieveRequest"> & {
   rerankWeight: number;
 
   /**
-   * An ensemble of cross-encoders, 2 to 8 versions that labels name at the moment: re-ranks by the sum of the ranks that
-   * they give, ties by insertion order. Empty: the cross-encoder that label `stable` names.
+   * The cross-encoders that re-rank, 1 to 8 versions that labels name at the moment. Several re-rank by the sum of the
+   * ranks that they give, ties by insertion order. Empty: the cross-encoder that label `stable` names.
    *
-   * INVALID_ARGUMENT: one version or more than 8, one twice, without `rerank`, or with `rerank_weight`.
+   * INVALID_ARGUMENT: more than 8, one twice, without `rerank`, or several with `rerank_weight`.
    *
    * @generated from field: repeated string rerank_versions = 19;
    */

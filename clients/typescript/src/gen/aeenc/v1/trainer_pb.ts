@@ -1075,7 +1075,7 @@ export type RetrievalOptions = Message<"aeenc.v1.RetrievalOptions"> & {
   rerankWeight: number;
 
   /**
-   * An ensemble of cross-encoders, as for Retrieve. INVALID_ARGUMENT: as for Retrieve.
+   * The cross-encoders that re-rank, as for Retrieve. INVALID_ARGUMENT: as for Retrieve.
    *
    * @generated from field: repeated string rerank_versions = 8;
    */
