@@ -107,7 +107,9 @@ def main() -> None:
     fleet.down()
     try:
         targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
-        with aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}) as client:
+        with aeenc.connect(
+            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
+        ) as client:
             if CORPUS not in {found.corpus for found in client.index.info().corpora}:
                 client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
             measured = Measured(client, entailed(pairs), given.items)

@@ -166,7 +166,9 @@ def ladder(directory: Path, split: str, *, most: int = 0, seed: int = 0, home: P
     fleet.down()
     try:
         targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
-        with aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}) as client:
+        with aeenc.connect(
+            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
+        ) as client:
             yield Ladder(client, dataset, ensure_corpus(client, dataset), gold)
     finally:
         fleet.down()
