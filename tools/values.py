@@ -43,6 +43,8 @@ RETURNED = {
     "Lease": "Lease",
     "SubmitVerdictsResponse": "SubmittedVerdicts",
     "JudgedTask": "JudgedTask",
+    "RetrieveAgainResponse": "RetrievedAgain",
+    "TaskChange": "TaskChange",
     "TreeState": "TreeState",
     "Queue": "Queue",
     "GetAgreementResponse": "Agreement",
@@ -69,6 +71,7 @@ MAY_MISS = (
     "Run.ended_at",
     "RunConfig.model",
     "RunConfig.negative_filter",
+    "TaskChange.answer",
 )
 GIVEN = ("Premise", "Pair", "RunConfig")  # what callers hand back: these have `to_message`
 

@@ -40,8 +40,8 @@ async def people(rows: Rows, *, hypotheses: int = 200, kills: int = 30) -> None:
 async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip: float) -> None:
     roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
     with tempfile.TemporaryDirectory(prefix="aeenc-") as directory:
-        redis = RedisProcess(Path(directory))
-        async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, FakeIndex()) as index_port:
+        redis, index = RedisProcess(Path(directory)), FakeIndex()
+        async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as index_port:
             process = ServiceProcess.of(
                 "sampler",
                 Path(directory),
@@ -61,6 +61,7 @@ async def _crowd(rows: Rows, *, overlap: int, hypotheses: int, kills: int, flip:
             names = [f"person-{n}" for n in range(PEOPLE)]
             tasks = [asyncio.create_task(crowd.person(name)) for name in names]
             tasks.append(asyncio.create_task(crowd.adjudicator()))
+            tasks.append(asyncio.create_task(crowd.publisher(index)))
             begun = time.monotonic()
             ended = asyncio.create_task(sampler.wait(run.id))
             killed = said = 0
@@ -100,8 +101,11 @@ async def _report(
     counts = crowd.ledger.counts
     said = f"{len(crowd.ledger.said)} answers, {counts['late']} late, {len(crowd.ledger.undone)} undone, {took_s:.0f} s"
     rows.note(f"{name}: {', '.join(MOODS)}", "/".join(str(counts[mood]) for mood in MOODS), "times", said)
-    refused = {reason: counts[reason] for reason in ("TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED")}
-    ok = run.state == sampler_pb2.RUN_STATE_SUCCEEDED and min(counts[mood] for mood in MOODS) > 0
+    refused = {
+        reason: counts[reason] for reason in ("TASK_ANSWERED", "LEASE_ANSWERED", "LEASE_RELEASED", "TASK_WITHDRAWN")
+    }
+    ok = run.state == sampler_pb2.RUN_STATE_SUCCEEDED and min(counts[mood] for mood in (*MOODS, "sent back")) > 0
+    rows.note(f"{name}: sent back to be retrieved again", counts["sent back"], "tasks")
     rows.add(f"{name}: run finished", ok, "", "True", ok, refused)
     rows.at_most(f"{name}: tasks in more hands than answers wanted", len(found.held_twice), "times", 0)
     rows.at_most(f"{name}: acknowledged verdicts lost or changed", len(found.lost), "answers", 0)

@@ -22,8 +22,8 @@ import numpy as np
 
 import aeenc
 from aeenc import values
-from aeenc.cli.corpus import load_data
-from aeenc.cli.learning.evaluation import ensure_corpus, grades_of, strict_gold
+from aeenc.cli.corpus import ensure_corpus, load_data
+from aeenc.cli.learning.evaluation import grades_of, strict_gold
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, gold_of
 from aeenc.evaluation import (
     UNRANKED,

@@ -8,9 +8,11 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import sampler_pb2_grpc
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
+from services.sampler.execution.following import Following
+from services.sampler.execution.labels import RunLabels
 from services.sampler.execution.retention import Retention
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.execution.runner import RunLabels, Runner
+from services.sampler.execution.runner import Runner
 from services.sampler.execution.sampling import Sampling
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetrics
@@ -46,6 +48,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         else None
     )
     labels = RunLabels(registry)
+    following = Following(store, retrieval, labels)
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
     controls = {name: read_controls(one.controls) for name, one in settings.queues.items() if one.controls}
@@ -63,6 +66,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         oracles,
         OracleBudgets(redis, keys),
         labels,
+        following,
         server.readiness,
         instance=settings.instance,
         wave_nodes=settings.wave_nodes,
@@ -73,7 +77,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, pairs, premises, gateways)
+    review = Review(store, nodes, tasks, pairs, premises, gateways, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues)
     retention = Retention(
         store,

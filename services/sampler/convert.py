@@ -19,8 +19,16 @@ from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_
 from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.review import AnnotatorReport
-from services.sampler.people.task_store import TaskEvent
-from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKinds
+from services.sampler.people.task_store import LoggedChange, TaskEvent
+from services.sampler.people.tasks import (
+    NodeVerdict,
+    TaskAnswer,
+    TaskRecord,
+    TaskState,
+    VerdictKinds,
+    answer_from,
+    kinds_of,
+)
 from services.sampler.records.runs import (
     MAX_NOTE,
     Hypothesis,
@@ -50,6 +58,7 @@ _STATES: dict[sampler_pb2.TaskState, TaskState | None] = {
     sampler_pb2.TASK_STATE_DECIDED: "DECIDED",
     sampler_pb2.TASK_STATE_CONFLICT: "CONFLICT",
     sampler_pb2.TASK_STATE_SETTLED: "SETTLED",
+    sampler_pb2.TASK_STATE_WITHDRAWN: "WITHDRAWN",
 }
 
 _NODE_VERDICTS: dict[sampler_pb2.NodeVerdict, NodeVerdict] = {
@@ -91,6 +100,8 @@ def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
     """The configuration, with the defaults of sampler.proto."""
     if message.collect not in sampler_pb2.Collect.values():
         raise errors.InvalidArgument.field("config.collect", f"is {message.collect}; give BOTH or POSITIVES_ONLY")
+    if message.live and message.model.version:
+        raise errors.InvalidArgument.field("config.live", "needs a label to follow; leave config.model.version out")
     return RunConfig(
         corpus=message.corpus,
         oracle=message.oracle,
@@ -108,6 +119,7 @@ def from_config(message: sampler_pb2.RunConfig) -> RunConfig:
         label=message.model.label,
         version=message.model.version,
         split=message.split,
+        live=message.live,
     )
 
 
@@ -139,6 +151,7 @@ def to_config(config: RunConfig) -> sampler_pb2.RunConfig:
         max_judgements=rules.max_judgements,
         collect=sampler_pb2.COLLECT_POSITIVES_ONLY if rules.positives_only else sampler_pb2.COLLECT_BOTH,
         split=config.split,
+        live=config.live,
         max_negatives_per_query=rules.max_negatives_per_query,
         max_nodes_per_tree=rules.max_nodes_per_tree,
         conditioned=rules.conditioned,
@@ -163,6 +176,7 @@ def to_run(run: Run) -> sampler_pb2.Run:
         progress=to_progress(run.progress),
         created_at=to_timestamp(run.created_at),
         ended_at=to_timestamp(run.ended_at),
+        current_version=run.version,
     )
 
 
@@ -297,25 +311,44 @@ def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask
     return sampler_pb2.JudgedTask(
         task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
-        answers=[
-            sampler_pb2.TaskAnswer(
-                answer_id=answer.id,
-                annotator=answer.annotator,
-                verdicts=_verdicts(answer.verdicts, answer.grades),
-                late=answer.late,
-                at=to_timestamp(to_time(answer.at)),
-                note=answer.note,
-                additions=[candidate.to_proto() for candidate in answer.added],
-                written=answer.written,
-                inference=answer.inference,
-                node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
-            )
-            for answer in record.answers
-            if not only or answer.annotator == only
-        ],
+        answers=[_to_answer(answer) for answer in record.answers if not only or answer.annotator == only],
         decision=_verdicts(record.decision, {}),
         conflicts=record.conflicts,
         adjudicator=record.adjudicator,
+    )
+
+
+def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
+    return sampler_pb2.TaskAnswer(
+        answer_id=answer.id,
+        annotator=answer.annotator,
+        verdicts=_verdicts(answer.verdicts, answer.grades),
+        late=answer.late,
+        at=to_timestamp(to_time(answer.at)),
+        note=answer.note,
+        additions=[candidate.to_proto() for candidate in answer.added],
+        written=answer.written,
+        inference=answer.inference,
+        node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
+    )
+
+
+def to_change(change: LoggedChange) -> sampler_pb2.TaskChange:
+    """An entry of the verdict log."""
+    entry, kind = change.entry, change.entry["op"]
+    answer = answer_from(entry) if kind in ("ANSWER", "AMEND") else None
+    return sampler_pb2.TaskChange(
+        seq=change.seq,
+        kind=f"TASK_CHANGE_KIND_{kind}",
+        task_id=change.task_id,
+        person=(answer.by or answer.annotator) if answer else entry["annotator"],
+        at=to_timestamp(to_time(entry["at"])),
+        answer=_to_answer(answer) if answer else None,
+        former_answer_id=entry.get("supersedes", "") or (entry["answer_id"] if kind == "UNDO" else ""),
+        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), {}),
+        reason=entry.get("reason", ""),
+        overlap=entry.get("overlap", 0),
+        model_version=entry.get("version", ""),
     )
 
 
@@ -348,6 +381,8 @@ def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
         overlap=now.overlap,
         inferences=now.inferences,
         node_verdicts=[f"NODE_VERDICT_{verdict}" for verdict in now.verdicts],
+        model_version=now.version,
+        generation=tree.generation,
     )
 
 

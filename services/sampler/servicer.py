@@ -137,6 +137,23 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         record = await self._review.lower(request.run_id, request.task_id, request.overlap, who, request.request_id)
         return sampler_pb2.LowerOverlapResponse(task=convert.to_judged_task(record))
 
+    async def RetrieveAgain(
+        self, request: sampler_pb2.RetrieveAgainRequest, context: Any
+    ) -> sampler_pb2.RetrieveAgainResponse:
+        wanted = Wanted(request.run_id, hypothesis_id=request.hypothesis_id, task_id=request.task_id)
+        who = caller().person(request.annotator, "annotator")
+        run, tasks = await self._review.retrieve_again(wanted, request.lease_id, who, dry_run=request.dry_run)
+        return sampler_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
+
+    async def ListChanges(
+        self, request: sampler_pb2.ListChangesRequest, context: Any
+    ) -> sampler_pb2.ListChangesResponse:
+        after = position_of(request.page_token)
+        found, position = await self._review.changes(request.run_id, request.task_id, after, request.page_size)
+        return sampler_pb2.ListChangesResponse(
+            changes=[convert.to_change(change) for change in found], next_page_token=str(position or "")
+        )
+
     async def GetTree(self, request: sampler_pb2.GetTreeRequest, context: Any) -> sampler_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
         return sampler_pb2.GetTreeResponse(tree=convert.to_tree(tree))

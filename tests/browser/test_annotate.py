@@ -9,6 +9,7 @@ import pytest
 
 from aeenc import values
 from support.waiting import eventually
+from support.worlds.sampler_world import nearest
 
 pytestmark = pytest.mark.browser
 
@@ -163,3 +164,29 @@ async def test_a_new_task_appears_by_itself(bench: Any) -> None:
         await page.get_by_text("Nothing waits for you").wait_for()
         await at.run(["hypothesis 5"], max_depth=0)
         await shown(page, "hypothesis 5")
+
+
+async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 1"], k=8, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 1")
+        [before] = [task.task async for task in at.people.list_tasks(run_id)]
+        after = [premise_id for premise_id, _, _ in nearest("hypothesis 1", 8, version="version-2")]
+        kept = next(n for n, one in enumerate(before.candidates, 1) if one.premise_id in after)
+        await page.keyboard.press(str(kept))
+        await page.keyboard.press("n")
+        await page.keyboard.type("my note")
+        await page.keyboard.press("Escape")
+        at.world.index.stable = "version-2"
+        await page.get_by_text("A newer encoder was published").wait_for()
+        await page.keyboard.press("e")
+        await page.get_by_text("new", exact=True).first.wait_for()
+        [now] = [task.task async for task in at.people.list_tasks(run_id, state="waiting")]
+        assert [one.premise_id for one in now.candidates] == after
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted: “hypothesis 1”").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id) if one.answers]
+        accepted = [one.premise_id for one in task.answers[0].verdicts if one.judgement.name == "EXPLAINS"]
+        assert accepted == [before.candidates[kept - 1].premise_id]
+        assert (task.answers[0].note, task.task.model_version) == ("my note", "version-2")

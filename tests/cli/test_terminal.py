@@ -170,6 +170,33 @@ async def test_a_person_lets_the_run_go_on_and_sees_tree_and_queue(aeenc, world:
         assert task.task.candidates[0].text in drawn
 
 
+async def test_a_person_has_the_task_on_the_screen_ranked_again(world: SamplerWorld):
+    async with queued(world, 1, undo_s=3600.0) as (sampler, run_id):
+        world.index.stable = "version-2"
+        answered, screens = await judge(sampler.channel.target, run_id, "rr" + "1\n")
+        assert answered == 1
+        assert any("Ranked again by version-2" in screen for screen in screens)
+        assert any("No newer encoder" in screen for screen in screens)
+        tasks = [task async for task in sdk.PeopleClient(sampler.channel).list_tasks(run_id) if task.answers]
+        assert [task.task.model_version for task in tasks] == ["version-2"]
+
+
+async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, world: SamplerWorld):
+    async with queued(world, 2) as (sampler, run_id):
+        target = ("--sampler", sampler.channel.target)
+        world.index.stable = "version-2"
+        tried = (await aeenc(*target, "--json", "retrieve-again", run_id, "--dry-run")).json
+        assert (tried["version"], len(tried["tasks"])) == ("version-2", 2)
+        assert "no changes" in (await aeenc(*target, "changes", run_id)).stdout
+        done = (
+            await aeenc(*target, "--json", "retrieve-again", run_id, "--annotator", "ann", "--hypothesis", "tree-1")
+        ).json
+        assert len(done["tasks"]) == 1
+        [change] = (await aeenc(*target, "--json", "changes", run_id)).json["changes"]
+        assert (change["change"], change["person"], change["detail"]) == ("withdraw", "ann", "version-2")
+        assert change["task"] in done["tasks"]
+
+
 async def test_what_can_no_longer_be_undone_is_said(world: SamplerWorld):
     async with queued(world, 2) as (sampler, run_id):
         people = sdk.PeopleClient(sampler.channel)

@@ -36,8 +36,9 @@ NEEDS_TOKEN = {
     "aeenc.v1.EncoderService": "Encode EncodeStream GetInfo Score",
     "aeenc.v1.IndexService": "GetInfo GetPremises ListCorpora ListPremises Retrieve Search",
     "aeenc.v1.SamplerService": "Adjudicate AmendVerdicts CancelRun CloseTask ExportTrees GetAgreement GetInfo GetRun "
-    "GetTree ImportPairs LeaseTask ListAnswers ListPairs ListQueues ListRuns ListTasks LowerOverlap ReleaseTask "
-    "RenewLease ResumeRun SettleTask StartRun SubmitVerdicts UndoVerdicts WatchRun WatchTasks WatchTree",
+    "GetTree ImportPairs LeaseTask ListAnswers ListChanges ListPairs ListQueues ListRuns ListTasks LowerOverlap "
+    "ReleaseTask RenewLease ResumeRun RetrieveAgain SettleTask StartRun SubmitVerdicts UndoVerdicts WatchRun "
+    "WatchTasks WatchTree",
     "aeenc.v1.TrainerService": "CancelJob Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs ResumeJob "
     "StartJob WatchJob",
 }
@@ -53,10 +54,10 @@ NEEDS_THE_ORACLES_TOKEN = {"aeenc.v1.OracleService": "Judge"}
 # The same for named credentials: what a role needs beyond `read`. All other RPCs above need `read`.
 NEEDS_ROLE = {
     "annotate": {
-        "aeenc.v1.SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease SettleTask "
-        "SubmitVerdicts UndoVerdicts"
+        "aeenc.v1.SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain "
+        "SettleTask SubmitVerdicts UndoVerdicts"
     },
-    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate CloseTask LowerOverlap"},
+    "adjudicate": {"aeenc.v1.SamplerService": "Adjudicate CloseTask ListChanges LowerOverlap"},
     "admin": {
         "aeenc.v1.SamplerService": "CancelRun ImportPairs ResumeRun StartRun",
         "aeenc.v1.TrainerService": "CancelJob ResumeJob StartJob",

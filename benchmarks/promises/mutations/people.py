@@ -83,7 +83,7 @@ class PeopleMutation(RunMutation):
         """How often an operation stands in the verdict log, by task."""
         run_ids = {self.run_ids[subject.name] for subject in subjects}
         logs = await asyncio.gather(*(self.tasks.verdict_log(run_id) for run_id in run_ids))
-        return Counter(str(entry["task"]) for log in logs for entry in log if entry["op"] == operation)
+        return Counter(change.task_id for log in logs for change in log if change.entry["op"] == operation)
 
     def first(self, task: str) -> str:
         """The first candidate of a leased task."""
@@ -372,6 +372,48 @@ class LowerOverlap(PeopleMutation):
         ]
 
 
+class RetrieveAgain(PeopleMutation):
+    """RetrieveAgain, of tasks of a version that the label no longer names. It has no request id: again is in vain."""
+
+    rpc = "SamplerService.RetrieveAgain"
+    refusal = ""
+    ignored = ("task_ids",)
+
+    async def prepare(self, count: int) -> list[Subject]:
+        tasks = await self.lease(count)
+        labels = {one.name: one.version async for one in self.world.client.registry.list_labels()}
+        other = next(one.version for one in self.world.fleet.versions if one.version != labels["stable"])
+        await self.world.client.registry.set_label("stable", other)
+        run_id = self.run_ids[tasks[0]]
+
+        async def follows() -> bool:
+            tried = await self.world.client.people.retrieve_again(run_id, "lead", dry_run=True)
+            return tried.model_version == other
+
+        await eventually(follows, timeout_s=60)
+        return [Subject(task, self._maker(task), {"held"}) for task in tasks]
+
+    def _maker(self, task: str) -> Any:
+        request = sampler_pb2.RetrieveAgainRequest(
+            run_id=self.run_ids[task],
+            task_id=task,
+            lease_id=self.leases[task].lease_id,
+            annotator=self.names[task],
+        )
+        return lambda: (request, None, "sent back")
+
+    async def states(self, subjects: Sequence[Subject]) -> list[str]:
+        records, logged = await self.records(subjects), await self.logged(subjects, "WITHDRAW")
+        words = {0: "held", 1: "sent back"}
+        return [
+            agreed(
+                "held" if record.held(record.leases[0].taken_at) else "sent back",
+                words.get(logged[subject.name], f"{logged[subject.name]} times"),
+            )
+            for subject, record in zip(subjects, records, strict=True)
+        ]
+
+
 MUTATIONS = (
     LeaseTask,
     RenewLease,
@@ -383,4 +425,5 @@ MUTATIONS = (
     CloseTask,
     SettleTask,
     LowerOverlap,
+    RetrieveAgain,
 )

@@ -55,7 +55,7 @@ class StartRun(RunMutation):
     """StartRun under an idempotency key."""
 
     rpc = "SamplerService.StartRun"
-    ignored = ("existed", "run.progress", "run.state", "run.model_version", "run.generation")
+    ignored = ("existed", "run.progress", "run.state", "run.model_version", "run.generation", "run.current_version")
 
     async def prepare(self, count: int) -> list[Subject]:
         return [Subject(key, self._maker(key), {"absent"}) for key in (fresh("start") for _ in range(count))]
@@ -104,7 +104,7 @@ class ResumeRun(RunMutation):
     """ResumeRun of runs that were cancelled."""
 
     rpc = "SamplerService.ResumeRun"
-    ignored = ("run.progress", "run.state", "run.model_version", "run.generation")
+    ignored = ("run.progress", "run.state", "run.model_version", "run.generation", "run.current_version")
 
     async def prepare(self, count: int) -> list[Subject]:
         runs = [await self.start() for _ in range(count + 1)]

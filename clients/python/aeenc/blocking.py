@@ -444,6 +444,7 @@ class BlockingSamplerClient(Renamed):
         collect: CollectName | int | None = None,
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
         conditioned: bool = False,
+        live: bool = False,
         split: str = "",
         label: str | None = None,
         version: str | None = None,
@@ -460,7 +461,8 @@ class BlockingSamplerClient(Renamed):
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
         `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
         hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
-        `label` or `version` names the query encoder (default: label `stable`), which is resolved once.
+        `label` or `version` names the query encoder (default: label `stable`), which is resolved once; a `live` run
+        follows its label, and retrieves what nobody has begun to judge again by each version that it moves to.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
         which cannot begin again. `config` is a whole configuration; options given beside it win.
@@ -481,6 +483,7 @@ class BlockingSamplerClient(Renamed):
                     collect=collect,
                     negative_filter=negative_filter,
                     conditioned=conditioned,
+                    live=live,
                     split=split,
                     label=label,
                     version=version,
@@ -681,6 +684,32 @@ class BlockingPeopleClient(Renamed):
     ) -> values.JudgedTask:
         """Lets `overlap` answers decide a task, where more were wanted. Returns the task."""
         return run(self._awaiting.lower_overlap(run_id, task_id, overlap, adjudicator, request_id=request_id))
+
+    def retrieve_again(
+        self,
+        run_id: str,
+        annotator: str,
+        *,
+        hypothesis_id: str = "",
+        task_id: str = "",
+        lease_id: str = "",
+        dry_run: bool = False,
+    ) -> values.RetrievedAgain:
+        """Lets a run retrieve by the version that its label names now, of open tasks those that nobody has begun.
+
+        Only those of a hypothesis, or a single one, if named; `lease_id` gives one back that the person holds. Returns
+        the version and the tasks; with `dry_run` nothing changes. Raises FailedPrecondition: RUN_ENDED, VERSION_FIXED.
+        """
+        return run(
+            self._awaiting.retrieve_again(
+                run_id, annotator, hypothesis_id=hypothesis_id, task_id=task_id, lease_id=lease_id, dry_run=dry_run
+            )
+        )
+
+    def list_changes(self, run_id: str, *, task_id: str = "", page_size: int = 200) -> Iterator[values.TaskChange]:
+        """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
+        with Caller() as caller:
+            yield from caller.iterate(self._awaiting.list_changes(run_id, task_id=task_id, page_size=page_size))
 
     def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""

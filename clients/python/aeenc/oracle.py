@@ -57,7 +57,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Task:
-    """One node to judge: which `candidates` explain `query`? `path` holds the texts from the root to its parent."""
+    """One node to judge: which `candidates` explain `query`? `path` holds the texts from the root to its parent.
+
+    `model_version` is the encoder version that retrieved the candidates; empty: it was not noted.
+    """
 
     task_id: str
     run_id: str
@@ -65,6 +68,7 @@ class Task:
     path: tuple[str, ...]
     accepted: tuple[Candidate, ...]
     candidates: tuple[Candidate, ...]
+    model_version: str = ""
 
     def to_proto(self) -> oracle_pb2.OracleTask:
         """Converts to the message, which leaves the run to the request around it."""
@@ -74,6 +78,7 @@ class Task:
             path=self.path,
             accepted=[candidate.to_proto() for candidate in self.accepted],
             candidates=[candidate.to_proto() for candidate in self.candidates],
+            model_version=self.model_version,
         )
 
 
@@ -208,6 +213,7 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             path=tuple(message.path),
             accepted=tuple(_candidate(candidate) for candidate in message.accepted),
             candidates=tuple(_candidate(candidate) for candidate in message.candidates),
+            model_version=message.model_version,
         )
         verdicts = await ask(self._oracle, task, self._threads)
         answer = oracle_pb2.OracleAnswer(

@@ -23,7 +23,7 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import oracle_pb2, sampler_pb2, sampler_pb2_grpc
 
 Ticks = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]
-StateName = Literal["waiting", "decided", "conflict", "settled"]
+StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
 NodeVerdictName = Literal["complete", "premise_missing", "not_explainable"]
 PAGE = 200
 
@@ -192,6 +192,39 @@ class PeopleClient(Renamed):
         )
         response: sampler_pb2.LowerOverlapResponse = await self.channel.unary(self._stub.LowerOverlap, request)
         return values.JudgedTask.from_message(response.task)
+
+    async def retrieve_again(
+        self,
+        run_id: str,
+        annotator: str,
+        *,
+        hypothesis_id: str = "",
+        task_id: str = "",
+        lease_id: str = "",
+        dry_run: bool = False,
+    ) -> values.RetrievedAgain:
+        """Lets a run retrieve by the version that its label names now, of open tasks those that nobody has begun.
+
+        Only those of a hypothesis, or a single one, if named; `lease_id` gives one back that the person holds. Returns
+        the version and the tasks; with `dry_run` nothing changes. Raises FailedPrecondition: RUN_ENDED, VERSION_FIXED.
+        """
+        request = sampler_pb2.RetrieveAgainRequest(
+            run_id=run_id,
+            hypothesis_id=hypothesis_id,
+            task_id=task_id,
+            lease_id=lease_id,
+            annotator=annotator,
+            dry_run=dry_run,
+        )
+        return values.RetrievedAgain.from_message(await self.channel.unary(self._stub.RetrieveAgain, request))
+
+    async def list_changes(
+        self, run_id: str, *, task_id: str = "", page_size: int = PAGE
+    ) -> AsyncIterator[values.TaskChange]:
+        """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
+        request = sampler_pb2.ListChangesRequest(run_id=run_id, task_id=task_id, page_size=page_size)
+        async for change in self.channel.pages(self._stub.ListChanges, request, "changes"):
+            yield values.TaskChange.from_message(change)
 
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""

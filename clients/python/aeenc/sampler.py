@@ -49,6 +49,7 @@ class SamplerClient(Renamed):
         collect: CollectName | int | None = None,
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
         conditioned: bool = False,
+        live: bool = False,
         split: str = "",
         label: str | None = None,
         version: str | None = None,
@@ -65,7 +66,8 @@ class SamplerClient(Renamed):
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
         `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the
         hypotheses' own: the oracle never sees premises that occur only in trees of other splits.
-        `label` or `version` names the query encoder (default: label `stable`), which is resolved once.
+        `label` or `version` names the query encoder (default: label `stable`), which is resolved once; a `live` run
+        follows its label, and retrieves what nobody has begun to judge again by each version that it moves to.
 
         Makes an idempotency key where none is given, and repeats the call under it unless `hypotheses` is an iterator,
         which cannot begin again. `config` is a whole configuration; options given beside it win.
@@ -83,6 +85,7 @@ class SamplerClient(Renamed):
             model=selector(label, version),
             split=split,
             conditioned=conditioned,
+            live=live,
             max_negatives_per_query=max_negatives_per_query,
             max_nodes_per_tree=max_nodes_per_tree,
             negative_filter=negative_filter if isinstance(negative_filter, Mapping) else _message(negative_filter),

@@ -82,6 +82,15 @@ class UndoBody(Body):
     request: str = ""
 
 
+class AgainBody(Body):
+    """A task to retrieve again, with the person's lease on it."""
+
+    run: str
+    task: str
+    lease: str
+    dry_run: bool = False
+
+
 class SearchBody(Body):
     """A search in a run's corpus, with its encoder version and generation."""
 
@@ -195,6 +204,18 @@ async def settle(call: Call) -> Any:
     return await call.client.people.settle(body.run, body.task, call.person.name, request_id=body.request)
 
 
+async def again(call: Call) -> Any:
+    """Has the person's task retrieved again by a newer encoder version, or (dry run) tells whether there is one."""
+    body = await call.body(AgainBody)
+    return await call.client.people.retrieve_again(
+        body.run,
+        call.person.name,
+        task_id=body.task,
+        lease_id=call.leases.open(body.lease, call.person),
+        dry_run=body.dry_run,
+    )
+
+
 async def search(call: Call) -> Any:
     """Premises of a run's corpus that a query finds."""
     body = await call.body(SearchBody)
@@ -205,7 +226,7 @@ async def search(call: Call) -> Any:
         [body.text],
         k=body.k,
         mode=body.mode,
-        version=run.model_version if dense else None,
+        version=run.current_version if dense else None,
         accepted=[body.accepted] if body.accepted and dense else (),
         exclude=body.exclude,
         splits=("facts", run.config.split) if run.config.split else (),
@@ -302,6 +323,7 @@ _CHANGES: dict[str, Handler] = {
     "/api/answer": answer,
     "/api/undo": undo,
     "/api/settle": settle,
+    "/api/again": again,
     "/api/search": search,
     "/api/compare": compare,
     "/api/adjudicate": adjudicate,

@@ -26,10 +26,10 @@ _TABLE = {
         "TrainerService": "Evaluate GetCheckpoint GetInfo GetJob ListCheckpoints ListJobs WatchJob",
     },
     Role.ANNOTATE: {
-        "SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease SettleTask SubmitVerdicts "
-        "UndoVerdicts"
+        "SamplerService": "AmendVerdicts LeaseTask ListAnswers ReleaseTask RenewLease RetrieveAgain SettleTask "
+        "SubmitVerdicts UndoVerdicts"
     },
-    Role.ADJUDICATE: {"SamplerService": "Adjudicate CloseTask LowerOverlap"},
+    Role.ADJUDICATE: {"SamplerService": "Adjudicate CloseTask ListChanges LowerOverlap"},
     Role.ADMIN: {
         "IndexAdminService": "ActivateGeneration BuildGeneration DeleteGeneration ListGenerations PutExplanations "
         "VerifyGeneration",

@@ -121,10 +121,14 @@ class AcceptedPremise:
 
 @dataclass(frozen=True)
 class Result:
-    """The tree's share of a judged node. A failed node was never answered: it accepted only what was known before."""
+    """The tree's share of a judged node. A failed node was never answered: it accepted only what was known before.
+
+    `version` is the encoder version that its candidates were retrieved with; empty: it was not noted.
+    """
 
     accepted: tuple[AcceptedPremise, ...] = ()
     failed: bool = False
+    version: str = ""
 
 
 @dataclass

@@ -42,7 +42,7 @@ class NodeRound:
     """A node in one round of retrieval; a run that is not conditioned has one round a node.
 
     `nearest` and `candidates` are those of all rounds so far; another tree may ask about more of the nearest.
-    `accepted` (ids) is what this round was conditioned on.
+    `accepted` (ids) is what this round was conditioned on, `version` the encoder version that retrieved last.
     """
 
     tree: Tree
@@ -53,6 +53,7 @@ class NodeRound:
     asked: list[RetrievedPremise]
     accepted: tuple[str, ...] = ()
     round: int = 0
+    version: str = ""
 
     @classmethod
     def first(cls, tree: Tree, node: Node, known: Known) -> NodeRound:
@@ -78,7 +79,8 @@ class NodeRound:
         """The outcome of the round; without an answer nothing had to be asked."""
         answered, added = (answer.states, answer.added) if answer else ({}, ())
         known = replace(self.known, added=_together(self.known.added, added))
-        return algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
+        outcome = algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
+        return replace(outcome, result=replace(outcome.result, version=self.version))
 
     def failure(self, rules: Rules) -> Outcome:
         """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
@@ -91,8 +93,14 @@ class NodeRound:
             return None
         return replace(self, known=outcome.known, asked=[], accepted=accepted, round=self.round + 1)
 
-    def with_nearest(self, found: Sequence[RetrievedPremise], k: int) -> NodeRound:
-        """The round with what it has retrieved, of which it asks about the first k that may be candidates."""
+    def anew(self) -> NodeRound:
+        """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
+        judged = self.known.states.keys()
+        nearest = [one for one in self.nearest if one.id in judged]
+        return replace(self, nearest=nearest, candidates=[one for one in self.candidates if one.id in judged], asked=[])
+
+    def with_nearest(self, found: Sequence[RetrievedPremise], k: int, version: str = "") -> NodeRound:
+        """The round with what a version has retrieved; it asks about the first k that may be candidates."""
         chosen = algorithm.choose(self.tree.path(self.node), self.node.text, found, k)
         before = {candidate.id for candidate in self.candidates}
         new = {candidate.id: candidate for candidate in chosen if candidate.id not in before}
@@ -101,7 +109,7 @@ class NodeRound:
         nearest += [candidate for candidate in found if candidate.id not in seen]
         candidates = [*self.candidates, *new.values()]
         asked = [candidate for candidate in candidates if candidate.id not in self.known.states]
-        return replace(self, nearest=nearest, candidates=candidates, asked=asked)
+        return replace(self, nearest=nearest, candidates=candidates, asked=asked, version=version)
 
     def _with_added(self, known: Known) -> list[RetrievedPremise]:
         """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""

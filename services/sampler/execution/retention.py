@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from aeenc import errors
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.execution.runner import RunLabels
+from services.sampler.execution.labels import RunLabels
 from services.sampler.records.run_store import RunStore
 from services.store.formats import NewerFormat
 from services.store.life_cycles import Expired

@@ -34,8 +34,11 @@ class Retrieval:
         self._index = index
         self._patience_s = patience_s
 
-    async def resolve(self, config: RunConfig, text: str) -> tuple[str, str]:
-        """The encoder version and the generation that a run of this configuration uses from now on."""
+    async def resolve(self, config: RunConfig, text: str, generation: str = "") -> tuple[str, str]:
+        """The encoder version and the generation that a run of this configuration uses from now on.
+
+        With a `generation`, the version is the one that the label names in its space.
+        """
         # The label is named, so that a run is not part of a canary's share.
         label = None if config.version else config.label or "stable"
         found = await self._index.retrieve(
@@ -44,19 +47,21 @@ class Retrieval:
             k=1,
             label=label,
             version=config.version or None,
+            generation=generation,
             precision="float32",
             truncate=True,
         )
         return found.model_version, found.generation
 
-    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[RetrievedPremise]]:
+    async def nearest(self, run: Run, queries: Sequence[Query], version: str = "") -> list[list[RetrievedPremise]]:
         """The nearest premises of each query, as many as the run's rules look up, best first.
 
-        The query itself and those accepted are not among them. Raises what Retrieve raises.
+        `version` retrieves them, by default the run's. The query itself and those accepted are not among them. Raises
+        what Retrieve raises.
         """
         found: list[list[RetrievedPremise]] = []
         for chunk in _chunks(queries, run.config.rules.reach):
-            found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
+            found += [_ranked(hits) for hits in await self._retrieve(run, chunk, version or run.version)]
         return found
 
     async def premises(self, run: Run, ids: Sequence[str]) -> list[Candidate]:
@@ -76,7 +81,7 @@ class Retrieval:
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
-    async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
+    async def _retrieve(self, run: Run, queries: Sequence[Query], version: str) -> list[list[Hit]]:
         conditioned = any(accepted for _, accepted in queries)
         give_up_at = time.monotonic() + self._patience_s
         while True:
@@ -86,7 +91,7 @@ class Retrieval:
                     [text for text, _ in queries],
                     k=run.config.rules.reach,
                     accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
-                    version=run.model_version,
+                    version=version,
                     splits=run.config.splits(),
                     generation=run.generation,
                     precision="float32",

@@ -23,7 +23,7 @@ from services.kit.logs import get
 from services.sampler.acs.algorithm import Node, Outcome, RetrievedPremise, Tree, affordable
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.oracles.answers import UnansweredTask
+from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
 from services.sampler.records.node_store import NodeCommit, NodeStore, TreeAdvance, Written
@@ -163,15 +163,16 @@ class RunWorker:
             self._progressed.set()
 
     async def _retrieve(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        """The rounds with what they retrieve."""
+        """The rounds with what they retrieve by the version that the run follows now."""
         if not rounds:
             return []
         queries = [(one.node.text, one.accepted) for one in rounds]
+        version = await self._patiently(lambda: self._store.version(self._run.id))
         try:
-            found = await self._retrieval.nearest(self._run, queries)
+            found = await self._retrieval.nearest(self._run, queries, version)
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
-        return [one.with_nearest(nearest, self._rules.k) for one, nearest in zip(rounds, found, strict=True)]
+        return [one.with_nearest(nearest, self._rules.k, version) for one, nearest in zip(rounds, found, strict=True)]
 
     def _within_budget(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
         """The rounds that the run's budget still covers, the last one perhaps in part."""
@@ -211,13 +212,21 @@ class RunWorker:
         return [one for one, may in zip(rounds, granted, strict=True) if may]
 
     async def _judge_batch(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
-        if not self._lease.sure:  # else we might repeat what a successor has asked and stored
-            await self._make_sure()
-        by_task = {one.node_id: one for one in rounds}
-        outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])
-        following = await self._commit([(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)])
-        self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
+        following: list[NodeRound] = []
+        while rounds:
+            if not self._lease.sure:  # else we might repeat what a successor has asked and stored
+                await self._make_sure()
+            by_task = {one.node_id: one for one in rounds}
+            outcomes = await self._oracle.judge(self._run.id, [_task(self._run, one) for one in rounds])
+            following += await self._commit([(by_task[o.task_id], o) for o in outcomes if isinstance(o, NodeAnswer)])
+            self._unanswered += [(by_task[o.task_id], o) for o in outcomes if isinstance(o, UnansweredTask)]
+            rounds = await self._again([by_task[o.task_id] for o in outcomes if isinstance(o, WithdrawnTask)])
         return following
+
+    async def _again(self, withdrawn: Sequence[NodeRound]) -> list[NodeRound]:
+        """Rounds that nobody has judged, retrieved again. They ask no more than before: a budget has covered that."""
+        found = await self._retrieve([one.anew() for one in withdrawn])
+        return [one.asking(len(before.asked)) for one, before in zip(found, withdrawn, strict=True)]
 
     async def _give_up(self, *, idle: bool) -> None:
         """Counts nodes as failed if they are to blame: the oracle answered others meanwhile, or they failed before.
@@ -324,6 +333,7 @@ def _task(run: Run, node_round: NodeRound) -> Task:
         path=node_round.tree.path(node_round.node),
         accepted=_candidates(node_round.explaining(node_round.known)),
         candidates=_candidates(node_round.asked),
+        model_version=node_round.version,
     )
 
 

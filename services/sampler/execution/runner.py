@@ -16,11 +16,12 @@ import uuid
 from collections.abc import Mapping
 
 from aeenc import errors
-from aeenc.registry import RegistryClient
 from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
+from services.sampler.execution.following import Following
+from services.sampler.execution.labels import RunLabels
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.oracles.budgets import OracleBudgets
@@ -34,43 +35,6 @@ from services.store.life_cycles import LIVE, WorkLease
 log = get(__name__)
 
 LEASES_A_TERM = 3  # how often a lease is renewed before it would end
-
-
-class RunLabels:
-    """Sets and deletes the labels of runs. Does nothing without a registry."""
-
-    def __init__(self, registry: RegistryClient | None) -> None:
-        self._registry = registry
-
-    async def hold(self, run: Run) -> None:
-        """Points the run's label at its version."""
-        if self._registry is None:
-            return
-        try:
-            await self._registry.set_label(self._label(run.id), run.model_version)
-        except errors.AeencError as error:
-            log.warning("run goes on without its label", run=run.id, label=self._label(run.id), reason=error.message)
-
-    async def drop(self, run_id: str) -> bool:
-        """Deletes the run's label. False: it stays for now."""
-        if self._registry is None:
-            return True
-        try:
-            with contextlib.suppress(errors.NotFound):
-                await self._registry.delete_label(self._label(run_id))
-        except errors.AeencError as error:
-            log.warning("the label of an ended run stays", run=run_id, label=self._label(run_id), reason=error.message)
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        if self._registry is not None:
-            await self._registry.channel.close()
-
-    @staticmethod
-    def _label(run_id: str) -> str:
-        return f"run-{run_id}"
 
 
 class Runner:
@@ -87,6 +51,7 @@ class Runner:
         oracles: Mapping[str, Gateway],
         budgets: OracleBudgets,
         labels: RunLabels,
+        following: Following,
         readiness: Readiness,
         *,
         instance: str,
@@ -98,7 +63,7 @@ class Runner:
     ) -> None:
         self._store, self._nodes, self._retrieval = store, nodes, retrieval
         self._oracles, self._budgets = oracles, budgets
-        self._labels, self._readiness = labels, readiness
+        self._labels, self._following, self._readiness = labels, following, readiness
         # A restarted process gets another owner: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._wave_nodes = wave_nodes
@@ -234,7 +199,7 @@ class Runner:
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
         await self._labels.hold(run)
         try:
-            await self._worker(run, lease).work()
+            await self._worked(run, lease)
         except RunStopped:
             log.info("run was stopped", run=run_id)
         except RunFailed as error:
@@ -250,12 +215,12 @@ class Runner:
             log.info("run succeeded", run=run_id)
             await self._end(run, "SUCCEEDED", "")
 
-    def _worker(self, run: Run, lease: WorkLease) -> RunWorker:
+    async def _worked(self, run: Run, lease: WorkLease) -> None:
         oracle = self._oracles.get(run.config.oracle)
         if oracle is None:
             raise RunFailed(f"oracle {run.config.oracle!r} is no longer configured; configure it, then resume the run")
         oracle.begin()
-        return RunWorker(
+        worker = RunWorker(
             run,
             lease,
             self._store,
@@ -265,6 +230,11 @@ class Runner:
             self._budgets,
             self._wave_nodes,
         )
+        keeping_up = [asyncio.create_task(self._following.keep_up(run.id, oracle))] if run.config.live else []
+        try:
+            await worker.work()
+        finally:
+            await cancel_all(keeping_up)
 
     async def _end(self, run: Run, state: RunState, error: str) -> None:
         if state == "FAILED":

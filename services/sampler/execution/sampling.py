@@ -13,8 +13,9 @@ from services.kit.convert import position_of
 from services.kit.limits import Limits, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.execution import tree_export
+from services.sampler.execution.labels import RunLabels
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.execution.runner import RunLabels, Runner
+from services.sampler.execution.runner import Runner
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import IMPORT, PairLog
 from services.sampler.records.run_store import RunStore

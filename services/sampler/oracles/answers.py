@@ -32,6 +32,13 @@ class UnansweredTask:
     since: float
 
 
+@dataclass(frozen=True)
+class WithdrawnTask:
+    """A task that was taken back before anybody answered it, so that its node is retrieved again."""
+
+    task_id: str
+
+
 def read_answers(tasks: Sequence[Task], answers: Iterable[Answer]) -> list[NodeAnswer]:
     """The tasks that were answered: by exactly one answer, with a verdict on at least one candidate."""
     by_task: dict[str, list[Answer]] = {}

@@ -28,8 +28,9 @@ from aeenc.oracles.client import OracleClient
 from aeenc.transport.channel import Channel
 from services.kit.logs import get
 from services.sampler.acs.nodes import NodeAnswer
-from services.sampler.oracles.answers import UnansweredTask, read_answers
+from services.sampler.oracles.answers import UnansweredTask, WithdrawnTask, read_answers
 from services.sampler.oracles.breaker import Breaker, BreakerDown
+from services.sampler.records.runs import Run
 from services.sampler.settings import OracleSettings, QueueSettings
 
 log = get(__name__)
@@ -79,8 +80,11 @@ class Gateway(Protocol):
     def begin(self) -> None:
         """A run begins or goes on."""
 
-    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
+    async def judge(self, run_id: str, tasks: Sequence[Task]) -> Sequence[NodeAnswer | UnansweredTask | WithdrawnTask]:
         """Puts tasks before the oracle and waits for its answers. Raises OracleFailed."""
+
+    async def send_back(self, run: Run) -> None:
+        """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this oracle."""
@@ -160,6 +164,9 @@ class OracleGateway:
     def begin(self) -> None:
         """A run begins or goes on: tries the oracle at once, however it was before."""
         self._breaker.try_at_once()
+
+    async def send_back(self, run: Run) -> None:
+        """Does nothing: what a remote oracle has been asked it answers."""
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
         """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.

@@ -21,10 +21,10 @@ from aeenc.oracles.client import Answer as OracleAnswer
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.nodes import NodeAnswer
-from services.sampler.oracles.answers import Addition, UnansweredTask, read_answers, with_additions
+from services.sampler.oracles.answers import Addition, WithdrawnTask, read_answers, with_additions
 from services.sampler.people import steps
 from services.sampler.people.decisions import verdict_of
-from services.sampler.people.queue import TaskQueue
+from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord, VerdictKind, task_name
 from services.sampler.records.run_store import RunStore
@@ -63,8 +63,13 @@ class PeopleGateway:
         """Looks at once for what was decided; otherwise it does so every POLL_S."""
         self._awake.set()
 
-    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
-        """Puts tasks before people and waits until each is decided and can no longer be taken back."""
+    async def send_back(self, run: Run) -> None:
+        """Withdraws the tasks that nobody has begun and that another than the run's version has retrieved."""
+        if await self._queue.send_back(run, Wanted(run.id)):
+            self.wake()
+
+    async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | WithdrawnTask]:
+        """Puts tasks before people and waits until each is withdrawn, or decided and can no longer be taken back."""
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
         keys = [(run_id, task_name(task.query, task.candidates)) for task in tasks]
         for key, task, future in zip(keys, tasks, futures, strict=True):
@@ -78,9 +83,12 @@ class PeopleGateway:
             for key in keys:
                 self._new.pop(key, None)
                 self._waiting.pop(key, None)
-        given = read_answers(tasks, [_answer(record, task) for record, task in zip(records, tasks, strict=True)])
-        added = {task.task_id: _added(record) for record, task in zip(records, tasks, strict=True)}
-        return [with_additions(answer, added[answer.task_id]) for answer in given]
+        ended = list(zip(records, tasks, strict=True))
+        settled = [(record, task) for record, task in ended if not record.withdrawn]
+        given = read_answers([task for _, task in settled], [_answer(record, task) for record, task in settled])
+        added = {task.task_id: _added(record) for record, task in settled}
+        answers = [with_additions(answer, added[answer.task_id]) for answer in given]
+        return [*answers, *(WithdrawnTask(task.task_id) for record, task in ended if record.withdrawn)]
 
     def describe(self, reason: str) -> str:
         """The message of a run that failed because of this queue."""
@@ -138,10 +146,21 @@ class PeopleGateway:
         for stored in found:
             record = await self._lowered(stored)
             key = (run_id, record.task.task_id)
+            record = await self._put_back(record, self._new.get(key))
             if waiting := self._new.pop(key, None):
                 self._waiting[key] = waiting
                 if record.settled:  # by a worker that died before it committed it
                     self._resolve(record)
+
+    async def _put_back(self, record: TaskRecord, asked: Waiting | None) -> TaskRecord:
+        """The task, which waits again if it was withdrawn before it was asked now."""
+        if asked is None or not record.withdrawn:
+            return record
+        task, _ = asked
+        if record.withdrawn == "ASKED" and record.task.model_version == task.model_version:
+            return record  # sent back since it was put
+        run = await self._run(record.run_id)
+        return (await self._tasks.apply(run, record.task.task_id, lambda old, _: steps.put_back(old, task)))[0]
 
     def _leave(self, run_id: str, error: NewerFormat) -> None:
         """Tells those who wait for a run's tasks that this release cannot read them."""
@@ -166,7 +185,7 @@ class PeopleGateway:
             if waiting := self._waiting.get((run.id, name)):
                 settle = partial(steps.settle, undo_s=self.settings.undo_s, node_id=waiting[0].task_id)
                 record, _ = await self._tasks.apply(run, name, settle)
-                if record.settled:
+                if record.settled or record.withdrawn:
                     self._resolve(record)
 
     def _resolve(self, record: TaskRecord) -> None:

@@ -25,7 +25,7 @@ PAGE = 100
 EVENTS = 500
 RUNS_COUNTED = 64  # whose tasks are remembered; about 200 bytes each
 WATCH_WAIT_MS = 1000
-_CHANGES_OTHERS = {"QUEUED", "SETTLED"}  # events after which a tree may have other tasks
+_CHANGES_OTHERS = {"QUEUED", "SETTLED", "WITHDRAWN"}  # events after which a tree may have other tasks
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class NodeNow:
     """A node, what has become of it, and the task that asks its query (empty: it was not put before people).
 
     What people say of the node as a whole is empty until the task is decided: nobody sees it before their own answer.
+    `version` is the encoder version that its candidates were retrieved with; empty: none yet, or it was not noted.
     """
 
     node: Node
@@ -44,17 +45,19 @@ class NodeNow:
     overlap: int = 0
     inferences: tuple[str, ...] = ()
     verdicts: tuple[NodeVerdict, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True)
 class TreeNow:
-    """A tree as it is. `finished`: nothing of it is left to judge."""
+    """A tree as it is. `finished`: nothing of it is left to judge. Its premises are those of one `generation`."""
 
     run_id: str
     hypothesis_id: str
     index: int
     nodes: tuple[NodeNow, ...]
     finished: bool
+    generation: str = ""
 
 
 @dataclass
@@ -106,7 +109,7 @@ class _Brief:
 @dataclass
 class _Counted:
     seq: int = 0
-    tasks: dict[str, _Brief | None] = field(default_factory=dict)  # None: a control item
+    tasks: dict[str, _Brief | None] = field(default_factory=dict)  # None: a control item, or withdrawn
 
 
 class Overview:
@@ -120,14 +123,14 @@ class Overview:
 
     async def tree(self, run_id: str, hypothesis_id: str) -> TreeNow:
         """The tree of a hypothesis. Raises NotFound."""
-        await self._runs.get(run_id)
+        run = await self._runs.get(run_id)
         tree = await self._nodes.tree_of(run_id, hypothesis_id)
         ids = await self._tasks.asking(run_id, [node.text for node in tree.nodes])
         found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
         by_id = {record.task.task_id: record for record in found}
         nodes = tuple(_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True))
         finished = await self._nodes.is_finished(run_id, tree.index)
-        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished)
+        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation)
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[TreeNow]:
         """The tree now and whenever it has changed, until its run has ended."""
@@ -208,7 +211,7 @@ class Overview:
 
     async def _read(self, run_id: str, ids: Sequence[str], counted: _Counted) -> None:
         for record in (await self._tasks.read_many(run_id, ids))[0]:
-            counted.tasks[record.task.task_id] = None if record.control else _brief(record)
+            counted.tasks[record.task.task_id] = None if record.control or record.withdrawn else _brief(record)
 
 
 def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeNow:
@@ -221,7 +224,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
     state: NodeState
     if result is not None:
         state = "FAILED" if result.failed else "JUDGED"
-    elif record is None:
+    elif record is None or record.withdrawn:
         state = "PENDING"
     elif record.state == "WAITING":
         state = "LEASED" if holders else "OPEN"
@@ -237,6 +240,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
         overlap=record.overlap if record else 0,
         inferences=tuple(answer.inference for answer in decided if answer.inference),
         verdicts=tuple(answer.node_verdict for answer in decided if answer.node_verdict),
+        version=(result.version if result else "") or (record.task.model_version if record else ""),
     )
 
 

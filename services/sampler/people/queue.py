@@ -134,6 +134,32 @@ class TaskQueue:
         )
         return answer_id, any(answer.id == answer_id and answer.late for answer in record.answers)
 
+    async def send_back(
+        self, run: Run, wanted: Wanted, lease_id: str = "", who: str = "", *, dry_run: bool = False
+    ) -> list[str]:
+        """Withdraws the wanted tasks that nobody has begun and that another than the run's version has retrieved.
+
+        With a lease, its task, too, if `who` holds it (empty: anybody). Gives the tasks, which a dry run leaves alone.
+        """
+        only = await self._only(run, wanted)
+        ids = dict.fromkeys(await self._tasks.waiting(run.id))
+        held = parts_of(lease_id, "lease")[1] if lease_id else ""
+        if held:
+            ids[held] = None
+        found: list[str] = []
+        for task_id in ids if only is None else [one for one in ids if one in only]:
+            mine = lease_id if task_id == held else ""
+
+            def step(old: TaskRecord, at: float, mine: str = mine) -> steps.Change:
+                return steps.send_back(old, run.version, at, mine, who)
+
+            if dry_run:
+                [record], at = await self._tasks.read_many(run.id, [task_id])
+                found += [task_id] if step(record, at).id else []
+            elif (await self._tasks.apply(run, task_id, step))[1]:
+                found.append(task_id)
+        return found
+
     async def sweep(self, run: Run) -> None:
         """Ends the leases of a run whose time is over, so that their tasks wait again."""
         for task_id in await self._tasks.overdue(run.id):

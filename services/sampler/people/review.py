@@ -1,4 +1,4 @@
-"""Handles answers after they were given: undo, amend, adjudicate, close, list, measure agreement, watch.
+"""Handles tasks once they are there: undo, amend, adjudicate, close, retrieve again, list, measure agreement, watch.
 
 amend or adjudicate ─▶ the run has recorded the node? ─▶ step ─▶ corrected pairs, appended to the run's pair log
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all
@@ -23,7 +24,8 @@ from services.sampler.people.agreement import Agreement, agreement_apart
 from services.sampler.people.controls import right_and_judged
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.people.gateway import PeopleGateway
-from services.sampler.people.task_store import TaskEvent, TaskStore
+from services.sampler.people.queue import TaskQueue, Wanted
+from services.sampler.people.task_store import LoggedChange, TaskEvent, TaskStore
 from services.sampler.people.tasks import TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.pair_log import PairLog
@@ -39,6 +41,12 @@ WATCH_WAIT_MS = 1000
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
+
+
+class Follow(Protocol):
+    """Lets a run follow its label: see `execution.following`."""
+
+    async def __call__(self, run_id: str, *, dry_run: bool = False) -> Run: ...
 
 
 @dataclass
@@ -63,9 +71,12 @@ class Review:
         pairs: PairLog,
         premises: Premises,
         gateways: Mapping[str, PeopleGateway],
+        queue: TaskQueue,
+        follow: Follow,
     ) -> None:
         self._runs, self._nodes, self._tasks, self._pairs = runs, nodes, tasks, pairs
         self._premises, self._gateways = premises, gateways
+        self._queue, self._follow = queue, follow
         self._agreeing = asyncio.Lock()  # one agreement process at a time
         self._repairing: asyncio.Task[None] | None = None
 
@@ -186,6 +197,31 @@ class Review:
         )
         self._wake(run)
         return record
+
+    async def retrieve_again(
+        self, wanted: Wanted, lease_id: str, who: str, *, dry_run: bool
+    ) -> tuple[Run, Sequence[str]]:
+        """Lets a run follow its label, and withdraws the wanted tasks that nobody has begun, or that `who` holds.
+
+        Gives the run with its version, and the tasks; a dry run changes nothing.
+        """
+        if lease_id and parts_of(lease_id, "lease")[0] != wanted.run_id:
+            raise errors.InvalidArgument.field("lease_id", f"{lease_id} is not of run {wanted.run_id!r}")
+        before = await self._runs.get(wanted.run_id)
+        await self._queue.send_back(before, wanted, lease_id, who, dry_run=True)  # refuses what there is not
+        run = await self._follow(wanted.run_id, dry_run=dry_run)
+        tasks = await self._queue.send_back(run, wanted, lease_id, who, dry_run=dry_run)
+        if tasks and not dry_run:
+            self._wake(run)
+        return run, tasks
+
+    async def changes(self, run_id: str, task_id: str, after: int, limit: int) -> tuple[list[LoggedChange], int]:
+        """A page of the verdict log of a run, and the position to go on from (0: that was all)."""
+        await self._runs.get(run_id)
+        size = min(limit or PAGE, MAX_PAGE)
+        found = await self._tasks.verdict_log(run_id, after, size)
+        shown = [one for one in found if not task_id or one.task_id == task_id]
+        return shown, found[-1].seq if len(found) == size else 0
 
     def _wake(self, run: Run) -> None:
         """Lets this process look at the queue at once; another sampler that works on the run looks a moment later."""
@@ -336,7 +372,19 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
         filtered, _ = refusals.reason(candidate.text, candidate.rank, candidate.score)
         sign, reason = _sign(verdict, filtered or "", positives_only=run.config.rules.positives_only)
         query, node_id = record.task.query, record.node_id
-        pairs.append(run.pair(query, candidate, sign, reason=reason, node_id=node_id, annotator=who, amended=True))
+        version = record.task.model_version
+        pairs.append(
+            run.pair(
+                query,
+                candidate,
+                sign,
+                reason=reason,
+                node_id=node_id,
+                annotator=who,
+                amended=True,
+                version=version,
+            )
+        )
     return pairs
 
 

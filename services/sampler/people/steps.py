@@ -4,6 +4,7 @@
        ▲                                          │ ▲
        └───────────────── undo ───────────────────┘ └── adjudicate, close ── CONFLICT ◀── people disagree
     WAITING ─ close ─▶ DECIDED by the answers that there are; without any, everything is unseen
+    WAITING ─ send_back, before anybody has begun ─▶ WITHDRAWN ─ put_back, where the same is asked again ─▶ WAITING
 
 No clock, no storage, no randomness: times and ids are arguments. A step that is not allowed raises and changes nothing.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aeenc import errors
+from aeenc.oracle import Task
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
@@ -38,7 +40,8 @@ class Change:
     """A step: the record after it, entries for the verdict log and the watchers, and the id that the caller gets.
 
     `answered` is an answer that holds from now on, `undone` one that no longer holds, `person` the one who gave them;
-    both together: the one takes the other's place. `corrects` names who changed what the run has gone on with.
+    both together: the one takes the other's place. `corrects` names who changed what the run has gone on with. `asks`
+    anew: the task's candidates are the same, their scores and version are not.
     """
 
     record: TaskRecord
@@ -50,6 +53,7 @@ class Change:
     undone: str = ""
     person: str = ""
     corrects: str = ""
+    asks: bool = False
 
 
 def expire(record: TaskRecord, at: float) -> Change:
@@ -104,6 +108,9 @@ def submit(
     if held.ended == "RELEASED":
         message = f"lease {lease_id} was given back; lease the task again"
         raise errors.FailedPrecondition(message, reason="LEASE_RELEASED")
+    if record.withdrawn:
+        message = f"the task of lease {lease_id} was retrieved again after its lease had ended; lease the new one"
+        raise errors.FailedPrecondition(message, reason="TASK_WITHDRAWN")
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
@@ -231,7 +238,7 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
 
 def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
     """Lets fewer people judge the task, which may decide it; more are not asked of a task that waits already."""
-    if record.control or record.settled or overlap >= record.overlap:
+    if record.control or record.settled or record.withdrawn or overlap >= record.overlap:
         return Change(record)
     entry = {"op": "LOWER", "annotator": who, "overlap": overlap, "at": at}
     return _decided(Change(replace(record, overlap=overlap), (("LOWERED", who),), (entry,), id="lowered"), at)
@@ -261,7 +268,7 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
     if record.settled:
         message = f"run {record.run_id} has gone on with task {record.task.task_id!r}; amend or adjudicate it instead"
         raise errors.FailedPrecondition(message, reason="TASK_SETTLED")
-    if record.control or record.state == "DECIDED":
+    if record.control or record.state in ("DECIDED", "WITHDRAWN"):
         return Change(record)
     leases = tuple(replace(lease, ended="MOOT") if lease.live(at) else lease for lease in record.leases)
     answered = _decided(Change(replace(record, leases=leases, overlap=len(record.answers))), at).record
@@ -274,10 +281,41 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
 
 
 def settle(record: TaskRecord, at: float, undo_s: float, node_id: str) -> Change:
-    """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens."""
+    """Hands the decision to a node of the run once it can no longer be taken back; until then nothing happens.
+
+    Of a task that was sent back, the node learns at once.
+    """
+    if record.withdrawn == "ASKED":
+        return Change(replace(record, withdrawn="DONE"))
     if record.state != "DECIDED" or (at < record.decided_at + undo_s and not record.final):
         return Change(record)
     return Change(replace(record, settled=record.decision, node_id=node_id), (("SETTLED", ""),))
+
+
+def send_back(record: TaskRecord, version: str, at: float, lease_id: str = "", who: str = "") -> Change:
+    """Withdraws a task, so that an encoder version retrieves its node again.
+
+    Nothing happens where somebody has answered, somebody else than the holder of `lease_id` is at work, or this version
+    has retrieved it.
+    """
+    if lease_id:
+        _lease(record, lease_id, who)
+    if record.control or record.state != "WAITING" or record.answers or record.task.model_version == version:
+        return Change(record)
+    if any(held.id != lease_id for held in record.held(at)):
+        return Change(record)
+    leases = tuple(replace(lease, ended="RELEASED") if lease.live(at) else lease for lease in record.leases)
+    entry = {"op": "WITHDRAW", "annotator": who, "version": version, "at": at}
+    withdrawn = replace(record, leases=leases, withdrawn="ASKED")
+    return Change(withdrawn, (("WITHDRAWN", who),), (entry,), id="withdrawn")
+
+
+def put_back(record: TaskRecord, task: Task) -> Change:
+    """Lets a withdrawn task wait again, where its node was retrieved again and asks the same."""
+    if not record.withdrawn:
+        return Change(record)
+    asked = replace(task, task_id=record.task.task_id)
+    return Change(replace(record, task=asked, withdrawn=""), (("QUEUED", ""),), asks=True)
 
 
 def corrections(record: TaskRecord) -> VerdictKinds:

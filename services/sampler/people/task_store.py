@@ -92,6 +92,7 @@ _WRITE = (
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
+if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
 place(KEYS[2], plan.waiting, plan.task)
 for _, lease in ipairs(plan.leases) do redis.call('ZADD', KEYS[3], lease[2], lease[1]) end
 for _, lease in ipairs(plan.ended) do redis.call('ZREM', KEYS[3], lease) end
@@ -131,6 +132,15 @@ class TaskEvent:
     task_id: str
     annotator: str
     at: float
+
+
+@dataclass(frozen=True)
+class LoggedChange:
+    """An entry of the verdict log of a run, as a step has written it (`op`, `annotator`, `at`, and more)."""
+
+    seq: int
+    task_id: str
+    entry: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -244,7 +254,8 @@ class TaskStore:
             "waiting": _score(after, at),
             "leases": [[held.id, _ms(held.expires_at)] for held in after.leases if not held.ended],
             "ended": [held.id for held in after.leases if held.ended],
-            "decided": "" if after.state != "DECIDED" else "0" if after.final else _ms(after.decided_at),
+            "decided": _due(after),
+            "asks": records.task_json(after.task) if change.asks else "",
             "log": [json.dumps(entry) for entry in change.log],
             "events": change.events,
             "events_kept": EVENTS_KEPT,
@@ -339,7 +350,7 @@ class TaskStore:
         return sorted({lease.split(".")[1] for lease in leases})
 
     async def decided(self, run_id: str, undo_s: float) -> list[str]:
-        """The tasks whose decision can no longer be taken back and has not gone to the run."""
+        """The tasks whose decision can no longer be taken back and has not gone to the run, and those to send back."""
         async with unavailable_if_down(f"read the decisions of run {run_id}"):
             at = await self._now_s()
             found: list[str] = await self._redis.zrangebyscore(self._keys.decided(run_id), "-inf", _ms(at - undo_s))
@@ -388,13 +399,16 @@ class TaskStore:
             check_format(values, records.FORMAT_VERSION, "an event of a task")
         return [_event(entry_id, values) for entry_id, values in entries]
 
-    async def verdict_log(self, run_id: str) -> list[dict[str, Any]]:
-        """The whole verdict log of a run, oldest first."""
+    async def verdict_log(self, run_id: str, after_seq: int = 0, limit: int | None = None) -> list[LoggedChange]:
+        """The verdict log of a run after a position, oldest first."""
         async with unavailable_if_down(f"read the verdict log of run {run_id}"):
-            entries = await self._redis.xrange(self._keys.verdicts(run_id))
+            entries = await self._redis.xrange(self._keys.verdicts(run_id), min=f"({after_seq}-0", count=limit)
         for _, values in entries:
             check_format(values, records.FORMAT_VERSION, f"a verdict of run {run_id}")
-        return [{"task": values["task"], **json.loads(values["entry"])} for _, values in entries]
+        return [
+            LoggedChange(int(entry_id.partition("-")[0]), values["task"], json.loads(values["entry"]))
+            for entry_id, values in entries
+        ]
 
     async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's tasks and of what people did with them, in parts; what finds others comes last."""
@@ -451,6 +465,13 @@ def _score(record: TaskRecord, at: float) -> str:
         return ""
     begun = _BEGUN if record.answers else 0
     return str(record.place + _BACK * record.returned - begun - (_FIRST if record.undone else 0))
+
+
+def _due(record: TaskRecord) -> str:
+    """The millisecond of the decision that a worker waits for, or 0: it may have it at once. Empty: there is none."""
+    if record.withdrawn == "ASKED" or (record.state == "DECIDED" and record.final):
+        return "0"
+    return _ms(record.decided_at) if record.state == "DECIDED" else ""
 
 
 def _ms(at: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
@@ -22,7 +22,8 @@ FORMAT_VERSION = 1
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
-TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED"]
+TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED", "WITHDRAWN"]
+Withdrawn = Literal["", "ASKED", "DONE"]
 EventName = Literal[
     "QUEUED",
     "LEASED",
@@ -35,6 +36,7 @@ EventName = Literal[
     "AMENDED",
     "SETTLED",
     "LOWERED",
+    "WITHDRAWN",
 ]
 
 
@@ -110,8 +112,8 @@ class TaskRecord:
     `answers` are those that hold, `made` counts all that were ever given. `gold` (premise id to whether it explains)
     makes it a control item. `decided_at` is 0 while answers are missing or in conflict. `node_id` is the node that asks
     first, and `settled` the decision that the run went on with there; `corrected` are the candidates whose verdict has
-    changed since. The decision of a `final` task goes to the run at once. `further` is what a later minor release has
-    added.
+    changed since. The decision of a `final` task goes to the run at once. A `withdrawn` one is retrieved again:
+    somebody has ASKED for it, or its worker knows (DONE). `further` is what a later minor release has added.
     """
 
     run_id: str
@@ -133,6 +135,7 @@ class TaskRecord:
     node_id: str = ""
     corrected: tuple[str, ...] = ()
     final: bool = False
+    withdrawn: Withdrawn = ""
     place: int = 0
     revision: int = 0
     further: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +158,8 @@ class TaskRecord:
             return "CONFLICT"
         if self.settled:
             return "SETTLED"
+        if self.withdrawn:
+            return "WITHDRAWN"
         return "DECIDED" if self.decided_at else "WAITING"
 
     def held(self, at: float) -> list[Lease]:
@@ -197,9 +202,9 @@ def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
     check_format(record, FORMAT_VERSION, f"task {task.task_id} of run {task.run_id}")
     stored, further = known_fields(TaskRecord, record), unknown_fields(TaskRecord, record)
     for name in ("adjudicated", "decision", "settled"):
-        stored[name] = _kinds(stored[name])
+        stored[name] = kinds_of(stored[name])
     stored["leases"] = tuple(Lease(**known_fields(Lease, lease)) for lease in stored["leases"])
-    stored["answers"] = tuple(_answer(answer) for answer in stored["answers"])
+    stored["answers"] = tuple(answer_from(answer) for answer in stored["answers"])
     for name in ("conflicts", "corrected"):
         stored[name] = tuple(stored[name])
     return TaskRecord(task.run_id, task, **stored, place=place, revision=revision, further=further)
@@ -234,11 +239,12 @@ def answer_dict(answer: TaskAnswer) -> dict[str, Any]:
     return {**stored, "choices": codes(answer.verdicts)}
 
 
-def _answer(stored: dict[str, Any]) -> TaskAnswer:
+def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
+    """Reads what `answer_dict` made here or in a later minor release."""
     known = known_fields(TaskAnswer, stored)
     known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known.get("added", ()))
     known["written"] = tuple(known.get("written", ()))
-    return TaskAnswer(**known, verdicts=_kinds(stored["choices"]))
+    return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))
 
 
 def codes(verdicts: VerdictKinds) -> dict[str, str]:
@@ -246,7 +252,8 @@ def codes(verdicts: VerdictKinds) -> dict[str, str]:
     return {premise_id: verdict.value for premise_id, verdict in verdicts.items()}
 
 
-def _kinds(stored: dict[str, str]) -> VerdictKinds:
+def kinds_of(stored: Mapping[str, str]) -> VerdictKinds:
+    """Reads what `codes` made."""
     return {premise_id: VerdictKind(code) for premise_id, code in stored.items()}
 
 

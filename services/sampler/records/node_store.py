@@ -254,6 +254,7 @@ def _pairs(run: Run, node_round: NodeRound, outcome: Outcome, answer: NodeAnswer
             grade=answer.grades.get(candidate.id, 0.0) if answer else 0.0,
             note=answer.note if answer else "",
             amended=sign == "POSITIVE" and candidate.id in node_round.known.states,  # added, though refused before
+            version=node_round.version,
         )
 
 
@@ -280,7 +281,8 @@ def _node_json(node: Node) -> str:
 
 
 def _result_json(result: Result) -> str:
-    return json.dumps([FORMAT_VERSION, result.failed, [astuple(premise) for premise in result.accepted]])
+    accepted = [astuple(premise) for premise in result.accepted]
+    return json.dumps([FORMAT_VERSION, result.failed, accepted, result.version])
 
 
 def _known_json(known: Known) -> str:
@@ -313,7 +315,7 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             node_text, premise_id, parent, depth = _row(value, 4)
             nodes.append(Node(int(ordinal), node_text, premise_id, parent, depth))
         elif kind == "r":
-            failed, accepted = _row(value, 2)
-            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:4]) for row in accepted), failed)
+            failed, accepted, *further = _row(value, 3)
+            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:4]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
     return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)))

@@ -50,6 +50,15 @@ return redis.call('SADD', KEYS[2], unpack(ARGV))
 """
 
 
+# KEYS: run.  ARGV: version.  Answers whether the run still works
+_FOLLOW = """
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'PENDING' and state ~= 'RUNNING' then return 0 end
+redis.call('HSET', KEYS[1], 'current_version', ARGV[1])
+return 1
+"""
+
+
 class RunStore:
     """Records of all runs of one namespace."""
 
@@ -58,6 +67,7 @@ class RunStore:
         self._keys = keys
         self._cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
         self._suspect: Any = redis.register_script(_SUSPECT)
+        self._follow: Any = redis.register_script(_FOLLOW)
         self.requests = self._cycles.requests
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
@@ -137,6 +147,18 @@ class RunStore:
         return await self._cycles.transition(
             run_id, allowed, state, error=error, owner=owner, request=request, fields=fields
         )
+
+    async def follow(self, run_id: str, version: str) -> bool:
+        """Lets a run retrieve with another encoder version from now on. False: it has ended."""
+        async with unavailable_if_down(f"store the version of run {run_id}"):
+            return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
+
+    async def version(self, run_id: str) -> str:
+        """The encoder version that a run's nodes are retrieved with now."""
+        async with unavailable_if_down(f"read the version of run {run_id}"):
+            names = ("current_version", "model_version")
+            current, first = await self._redis.hmget(self._keys.record(run_id), *names)
+        return str(current or first or "")
 
     def lease(self, run_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of a run, not taken yet."""
@@ -219,4 +241,5 @@ def _run(run_id: str, record: dict[str, str]) -> Run:
         imported=record["imported"] == "1",
         event_seq=int(record.get("event_seq", 0)),
         traceparent=record.get("traceparent", ""),
+        current_version=record.get("current_version", ""),
     )

@@ -33,7 +33,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The task of a run. `label` or `version` names the query encoder; without either it is the label `stable`."""
+    """The task of a run. `label` or `version` names the query encoder; without either it is the label `stable`.
+
+    A `live` run follows its label: what is not judged yet is retrieved again by each version that the label moves to.
+    """
 
     corpus: str
     oracle: str
@@ -42,11 +45,14 @@ class RunConfig:
     label: str = ""
     version: str = ""
     split: str = ""
+    live: bool = False
 
     def to_json(self) -> str:
         """The configuration as stored. `rules.filled` is a field of the run's record: callers do not choose it."""
         stored = asdict(self)
         del stored["rules"]["filled"]
+        if not self.live:  # the fingerprint of a run must not depend on the release that computes it
+            del stored["live"]
         return json.dumps({"format_version": FORMAT_VERSION, **stored}, sort_keys=True)
 
     @classmethod
@@ -104,7 +110,10 @@ class RankedPremise(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is stored. `imported` runs hold pairs that were judged elsewhere."""
+    """A run as it is stored. `imported` runs hold pairs that were judged elsewhere.
+
+    `model_version` is the version that it began with, `current_version` the one that it follows now (empty: the same).
+    """
 
     id: str
     config: RunConfig
@@ -119,6 +128,12 @@ class Run:
     imported: bool = False
     event_seq: int = 0
     traceparent: str = ""  # of the call that started it
+    current_version: str = ""
+
+    @property
+    def version(self) -> str:
+        """The encoder version that nodes are retrieved with from now on."""
+        return self.current_version or self.model_version
 
     @property
     def ended(self) -> bool:
@@ -137,8 +152,9 @@ class Run:
         grade: float = 0.0,
         note: str = "",
         amended: bool = False,
+        version: str = "",
     ) -> Pair:
-        """A pair that this run records now."""
+        """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
         return Pair(
             query=query,
             premise_id=premise.id,
@@ -148,7 +164,7 @@ class Run:
             node_id=node_id,
             rank=premise.rank,
             score=premise.score,
-            model_version=self.model_version,
+            model_version=version or self.model_version,
             generation=self.generation,
             oracle=self.config.oracle,
             annotator=annotator,

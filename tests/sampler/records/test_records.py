@@ -136,6 +136,17 @@ async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: 
     assert registry.moves[-1] == (f"run-{run.id}", "")
 
 
+async def test_the_label_of_a_run_names_the_version_that_it_follows(world: SamplerWorld):
+    registry = FakeRegistry()
+    async with (
+        serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
+        at_work(world, 1, changes={"trainer_target": f"127.0.0.1:{port}"}) as (people, _, run_id),
+    ):
+        world.index.stable = "version-2"
+        await people.retrieve_again(run_id, "ann")
+        assert registry.moves == [(f"run-{run_id}", "version-1"), (f"run-{run_id}", "version-2")]
+
+
 @pytest.mark.slow
 async def test_a_registry_that_is_away_does_not_stop_a_run(world: SamplerWorld):
     async with world.sampler(trainer_target="127.0.0.1:1") as client:

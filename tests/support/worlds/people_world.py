@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import sampler_pb2
 from services.sampler.people.task_store import TaskStore
 from support import agreement_reference
-from support.worlds.sampler_world import brute_force, chance, explains, is_leaf, pair_set
+from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
 
 T = TypeVar("T")
 # What people do with a task besides thinking, in 25 tasks; the cards are dealt round by round to whoever has one.
@@ -29,6 +30,7 @@ DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
 UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
 PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
 WAIT_S = 0.05
+PUBLISH_S = 0.3  # between two encoders
 
 
 @dataclass
@@ -96,6 +98,16 @@ class People:
                     await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
                     self.ledger.counts["adjudicated"] += 1
             await asyncio.sleep(WAIT_S)
+
+    async def publisher(self, index: FakeIndex) -> None:
+        """Publishes encoders that rank alike, and has what nobody has begun retrieved again, until `done`."""
+        versions = itertools.cycle([f"{FIRST}-again", FIRST])
+        while not self.done.is_set():
+            index.stable = next(versions)
+            with contextlib.suppress(errors.FailedPrecondition):  # the run has ended
+                again = await self._insist(lambda: self.client.retrieve_again(self.run_id, "publisher"))
+                self.ledger.counts["sent back"] += len(again.task_ids)
+            await asyncio.sleep(PUBLISH_S)
 
     async def _conflicts(self) -> list[sampler_pb2.JudgedTask]:
         return [t async for t in self.client.list_tasks(self.run_id, state=sampler_pb2.TASK_STATE_CONFLICT)]
@@ -184,7 +196,10 @@ async def check(
 ) -> Problems:
     """Reads a finished run of k = 6 again: its tasks, its verdict log, its events, its pairs."""
     tasks = [task async for task in people.client.list_tasks(people.run_id)]
-    lost = [*people.ledger.wrong, *_lost(people.ledger, tasks, await store.verdict_log(people.run_id))]
+    lost = [
+        *people.ledger.wrong,
+        *_lost(people.ledger, tasks, [one.entry for one in await store.verdict_log(people.run_id)]),
+    ]
     settled = [task for task in tasks if task.state == sampler_pb2.TASK_STATE_SETTLED]
     decided = {(task.task.query, c.premise_id) for task in settled for c in task.task.candidates}
     unanswered = []

@@ -34,6 +34,7 @@ from support.waiting import eventually
 FACTS = 60
 QUEUE = {"undo_s": 0.0, "min_lease_s": 30.0, "first_lease_s": 30.0}
 NEVER = 3600.0
+FIRST = "version-1"
 HYPOTHESES = [(f"tree-{n}", f"hypothesis {n}") for n in range(8)] + [("tree-fact", "fact 7")]
 E_, R_, A_, U_ = (
     oracle_pb2.JUDGEMENT_EXPLAINS,
@@ -61,11 +62,16 @@ def is_leaf(premise: str) -> bool:
 
 
 def nearest(
-    query: str, k: int, splits: Iterable[str] = (), accepted: Iterable[str] = (), excluded: Iterable[str] = ()
+    query: str,
+    k: int,
+    splits: Iterable[str] = (),
+    accepted: Iterable[str] = (),
+    excluded: Iterable[str] = (),
+    version: str = "",
 ) -> list[tuple[str, str, float]]:
     """(id, text, score) of the k best-scored premises, without the query itself and those accepted or excluded (ids).
 
-    What is accepted changes the scores of all others.
+    What is accepted changes the scores of all others, and so does a version that is no kin of the first.
     """
     wanted, known, left_out = set(splits), sorted(accepted), set(excluded)
     found = []
@@ -73,7 +79,8 @@ def nearest(
         text, stands_in = f"fact {number}", splits_of(number)
         allowed = not wanted or not stands_in or wanted & set(stands_in)
         if text != query and allowed and f"p{number}" not in {*known, *left_out}:
-            found.append((f"p{number}", text, chance("score", query, text, *known)))
+            scored = (query, text, *known, *([version] if version and not version.startswith(FIRST) else []))
+            found.append((f"p{number}", text, chance("score", *scored)))
     return sorted(found, key=lambda hit: -hit[2])[:k]
 
 
@@ -83,12 +90,13 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
     def __init__(self) -> None:
         self.requests: list[index_pb2.RetrieveRequest] = []
         self.active = "generation-1"
-        self.stable = "version-1"
+        self.stable = FIRST
         self.suffix = ""  # of every text
         self.delay_s = 0.0
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
         self.requests.append(request)
+        version = request.model.version or self.stable
         await asyncio.sleep(self.delay_s)
         if request.corpus != "science":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
@@ -96,14 +104,16 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
             index_pb2.RetrievedPremises(
                 premises=[
                     index_pb2.RetrievedPremise(id=i, text=t + self.suffix, score=s)
-                    for i, t, s in nearest(text, request.k, request.filter.any_split, accepted, request.exclude_ids)
+                    for i, t, s in nearest(
+                        text, request.k, request.filter.any_split, accepted, request.exclude_ids, version
+                    )
                 ]
             )
             for text, accepted in zip(request.texts, _accepted(request), strict=True)
         ]
         return index_pb2.RetrieveResponse(
             results=results,
-            model_version=request.model.version or self.stable,
+            model_version=version,
             space_id="s0",
             generation=request.generation or self.active,
         )
@@ -318,10 +328,18 @@ async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:
 
 @asynccontextmanager
 async def at_work(
-    world: SamplerWorld, hypotheses: int = 2, *, run: Mapping[str, Any] | None = None, **queue: Any
+    world: SamplerWorld,
+    hypotheses: int = 2,
+    *,
+    run: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    **queue: Any,
 ) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str]]:
-    """A run of some hypotheses whose oracle is the queue `team`. Its trees do not grow, unless `run` lets them."""
-    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
+    """A run of some hypotheses whose oracle is the queue `team`. Its trees do not grow, unless `run` lets them.
+
+    `changes` are those of the sampler's settings.
+    """
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}, **(changes or {})) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
         config = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0, **(run or {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
 
+Source = Dataset | RatedDataset
 PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
 NegativeFeedback = Annotated[
@@ -44,12 +46,12 @@ class CorpusBuild:
     facts_per_s: float
 
 
-def load_data(directory: Path) -> Dataset | RatedDataset:
+def load_data(directory: Path) -> Source:
     """Reads a directory of rated facts (TextGraphs-2021), or one in EntailmentBank's layout."""
     return RatedDataset.load(directory) if RatedDataset.splits_in(directory) else Dataset.load(directory)
 
 
-def premises_of(dataset: Dataset | RatedDataset) -> list[values.Premise]:
+def premises_of(dataset: Source) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
         values.Premise(id=found.id, text=found.text, aliases=tuple(found.aliases), splits=tuple(found.splits))
@@ -60,7 +62,7 @@ def premises_of(dataset: Dataset | RatedDataset) -> list[values.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | RatedDataset | Iterable[values.Premise],
+    source: Source | Iterable[values.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
@@ -104,6 +106,23 @@ def build_corpus(
     )
 
 
+def corpus_name(dataset: Source) -> str:
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
+    digest = hashlib.sha256()
+    for candidate in dataset.candidates():
+        digest.update(candidate.text.encode() + b"\0")
+    return f"eval-{digest.hexdigest()[:8]}"
+
+
+def ensure_corpus(client: Client, dataset: Source, on_progress: Callable[[int, int], None] | None = None) -> str:
+    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
+    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
+    serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
+    if name not in serving:
+        build_corpus(client, name, dataset, on_progress)
+    return name
+
+
 def build(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The corpus; created when it does not exist.")],
@@ -143,7 +162,7 @@ def read_source(
     file_format: Format | None = None,
     id_column: str = "",
     text_column: str = "",
-) -> Dataset | RatedDataset | Iterable[values.Premise]:
+) -> Source | Iterable[values.Premise]:
     """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
         return load_data(data)
@@ -153,7 +172,7 @@ def read_source(
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | RatedDataset | Iterable[values.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Source | Iterable[values.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:

@@ -38,7 +38,8 @@ EXIT_CODES = """Exit codes:
 # In the order of `aeenc --help`; the name is the function's.
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(fleet.status, corpus.retrieve, runs.sample),
-    *(people.queues, people.tree, people.tasks, people.agreement, people.adjudicate, people.close),
+    *(people.queues, people.tree, people.tasks, people.retrieve_again, people.changes),
+    *(people.agreement, people.adjudicate, people.close),
     *(jobs.train, jobs.follow, jobs.resume, jobs.cancel),
     *(fleet.publish, fleet.rollback, fleet.gc),
     *(loop.loop, evaluation.evaluate, evaluation.compare, evaluation.fuse),

@@ -1,4 +1,4 @@
-"""`aeenc queues`, `tree`, `tasks`, `agreement`, `adjudicate`, `close`: what people judge, agreement, and conflicts."""
+"""What people judge: queues, trees, tasks, their log, agreement, and the commands by which adjudicators decide."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class State(StrEnum):
     DECIDED = "decided"
     CONFLICT = "conflict"
     SETTLED = "settled"
+    WITHDRAWN = "withdrawn"
 
 
 def queues(
@@ -98,6 +99,37 @@ def tasks(
     output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
 
+def retrieve_again(
+    context: typer.Context,
+    run: RunId,
+    hypothesis: Annotated[str, typer.Option(help="Only tasks of this tree.", show_default="all")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be retrieved again.")] = False,
+    annotator: Annotated[str, typer.Option(envvar="AEENC_ANNOTATOR", help="Who asks.", show_default="your login")] = "",
+) -> None:
+    """Lets a run retrieve by the version that its label names now: later nodes, and tasks that nobody has begun."""
+    name = annotator or getpass.getuser()
+    with client(context) as connected:
+        done = connected.people.retrieve_again(run, name, hypothesis_id=hypothesis, dry_run=dry_run)
+    result = {"run": run, "version": done.model_version, "tasks": list(done.task_ids), "dry_run": dry_run}
+    verb = "would be" if dry_run else "are"
+    output_of(context).result(
+        result, Text(f"{len(done.task_ids)} tasks {verb} retrieved again by {done.model_version}")
+    )
+
+
+def changes(
+    context: typer.Context,
+    run: RunId,
+    task: Annotated[str, typer.Option(help="Only changes of this task.", show_default="all")] = "",
+) -> None:
+    """Lists what people have done with the tasks of a run, oldest first: the audit trail."""
+    with client(context) as connected:
+        found = [_change_dict(change) for change in connected.people.list_changes(run, task_id=task)]
+    columns = ["seq", "at", "change", "person", "task", "detail"]
+    shown = table(columns, [[str(one[column]) for column in columns] for one in found])
+    output_of(context).result({"changes": found}, shown if found else Text("no changes"))
+
+
 def agreement(context: typer.Context, run: RunId) -> None:
     """Tells how far the annotators of a run agree, and how they did on control items."""
     with client(context) as connected:
@@ -152,6 +184,23 @@ def close(
         closed = connected.people.close(run, task, adjudicator or getpass.getuser(), reason=reason)
     shown = _task_dict(closed)
     output_of(context).result(shown, *_lines(shown))
+
+
+def _change_dict(change: values.TaskChange) -> dict[str, Any]:
+    answer = change.answer
+    verdicts = answer.verdicts if answer else change.verdicts
+    overlap = f"overlap {change.overlap}" if change.overlap else ""
+    return {
+        "seq": change.seq,
+        "at": change.at.isoformat(timespec="seconds"),
+        "change": change.kind.name.lower(),
+        "person": change.person,
+        "task": change.task_id,
+        "detail": change.reason or overlap or change.model_version or (answer.note if answer else ""),
+        "answer": answer.answer_id if answer else "",
+        "former_answer": change.former_answer_id,
+        "verdicts": {verdict.premise_id: _word(verdict) for verdict in verdicts},
+    }
 
 
 def _lines(task: dict[str, Any]) -> list[Text]:

@@ -3,6 +3,7 @@
     lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
                  ▲            └─ /: search the corpus for what is missing; w: write a fact that it lacks
                  │            └─ u: undo, lease that task again; g: let the run go on; s: release; q: quit
+                 │            └─ r: has the task retrieved again by a newer encoder
                  └── a thread renews the lease meanwhile; every call waits for a sampler that is away
 
 One screen a task: nine candidates a page, the ticked ones explain. Confirming refuses what was shown and left unticked;
@@ -79,11 +80,12 @@ def terminal_keys() -> Iterator[Keys]:
 PAGE = 9
 IDLE_S = 2.0
 RETRY_S = 1.0
+BACK_TRIES, BACK_PAUSE_S = 50, 0.1  # for a task that is retrieved again
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
 HELP = (
     "1-9 tick   l+1-9 leaf   n/p page   / search   w write   Enter confirm   space abstain   s skip   c close   u undo"
-    "   g go on   q quit"
+    "   g go on   r re-rank   q quit"
 )
 BACKSPACE = {"\x7f", "\b"}
 ESCAPE = "\x1b"
@@ -192,6 +194,8 @@ class JudgingSession:
                 open_screens += self._undo()
             elif key == "g":
                 self._go_on()
+            elif key == "r" and open_screens:
+                open_screens += self._again(open_screens.pop())
             elif open_screens:
                 open_screens.pop()
 
@@ -225,7 +229,7 @@ class JudgingSession:
             self._show(screen.drawn(f"{self._annotator}, {self.answered} answered. {self._note}"))
             key = self._keys.key()
             self._note = ""
-            if key in {"q", "u", "g", END}:
+            if key in {"q", "u", "g", "r", END}:
                 return key or "q"
             if key == "s":
                 self._await(lambda: self._people.release(screen.lease.lease_id, "skipped"))
@@ -270,7 +274,7 @@ class JudgingSession:
                 run.config.corpus,
                 [query],
                 k=PAGE,
-                version=run.model_version,
+                version=run.current_version,
                 generation=run.generation,
                 splits=("facts", run.config.split) if run.config.split else (),
                 exclude=[candidate.premise_id for candidate in task.candidates],
@@ -325,6 +329,32 @@ class JudgingSession:
             self._await(lambda: self._people.release(screen.lease.lease_id, "closed"))
         except errors.FailedPrecondition as error:
             self._note = f"Not closed: {error.message}"
+
+    def _again(self, screen: Screen) -> list[Screen]:
+        """Has a task retrieved again by a newer encoder, and leases it as it comes back, ticked as it was."""
+        lease = screen.lease
+        asked = {"task_id": lease.task.task_id, "lease_id": lease.lease_id}
+        try:
+            done = self._await(lambda: self._people.retrieve_again(lease.run_id, self._annotator, **asked))
+        except (errors.FailedPrecondition, errors.NotFound) as error:
+            self._note = f"Not ranked again: {error.message}"
+            return [screen]
+        if not done.task_ids:
+            self._note = f"No newer encoder: {done.model_version} has retrieved this task."
+            return [screen]
+        self._note = f"Ranked again by {done.model_version}."
+        for _ in range(BACK_TRIES):
+            tree = self._await(lambda: self._people.get_tree(lease.run_id, lease.hypothesis_id))
+            task_id = next(node.task_id for node in tree.nodes if node.node_id == lease.node_id)
+            wanted = {"run_id": lease.run_id, "task_id": task_id, "request_id": uuid.uuid4().hex}
+            if leases := self._await(lambda wanted=wanted: self._people.lease(self._annotator, **wanted)):  # type: ignore[misc]
+                there = {candidate.premise_id for candidate in leases[0].task.candidates}
+                again = Screen(leases[0], screen.ticked & there, screen.leaves & there, since=screen.since)
+                again.added, again.written = screen.added, screen.written
+                return [again]
+            time.sleep(BACK_PAUSE_S)
+        self._note = "The task is not back yet; it comes with the queue."
+        return []
 
     def _go_on(self) -> None:
         """Lets the run go on with the last answer of this session now; it can no longer be undone."""

@@ -29,18 +29,20 @@ class JudgeRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[OracleTask, _Mapping]]] = ...) -> None: ...
 
 class OracleTask(_message.Message):
-    __slots__ = ("task_id", "query", "path", "accepted", "candidates")
+    __slots__ = ("task_id", "query", "path", "accepted", "candidates", "model_version")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     query: str
     path: _containers.RepeatedScalarFieldContainer[str]
     accepted: _containers.RepeatedCompositeFieldContainer[Candidate]
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    def __init__(self, task_id: _Optional[str] = ..., query: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, task_id: _Optional[str] = ..., query: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., accepted: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("premise_id", "text", "rank", "score")

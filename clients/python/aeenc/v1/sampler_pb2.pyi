@@ -47,6 +47,20 @@ class TaskEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_EVENT_AMENDED: _ClassVar[TaskEvent]
     TASK_EVENT_SETTLED: _ClassVar[TaskEvent]
     TASK_EVENT_LOWERED: _ClassVar[TaskEvent]
+    TASK_EVENT_WITHDRAWN: _ClassVar[TaskEvent]
+
+class TaskChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_CHANGE_KIND_UNSPECIFIED: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_ANSWER: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_UNDO: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_AMEND: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_RELEASE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_ADJUDICATE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_CLOSE: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_LOWER: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_HASTEN: _ClassVar[TaskChangeKind]
+    TASK_CHANGE_KIND_WITHDRAW: _ClassVar[TaskChangeKind]
 
 class TreeNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -66,6 +80,7 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_DECIDED: _ClassVar[TaskState]
     TASK_STATE_CONFLICT: _ClassVar[TaskState]
     TASK_STATE_SETTLED: _ClassVar[TaskState]
+    TASK_STATE_WITHDRAWN: _ClassVar[TaskState]
 NODE_VERDICT_UNSPECIFIED: NodeVerdict
 NODE_VERDICT_COMPLETE: NodeVerdict
 NODE_VERDICT_PREMISE_MISSING: NodeVerdict
@@ -91,6 +106,17 @@ TASK_EVENT_UNDONE: TaskEvent
 TASK_EVENT_AMENDED: TaskEvent
 TASK_EVENT_SETTLED: TaskEvent
 TASK_EVENT_LOWERED: TaskEvent
+TASK_EVENT_WITHDRAWN: TaskEvent
+TASK_CHANGE_KIND_UNSPECIFIED: TaskChangeKind
+TASK_CHANGE_KIND_ANSWER: TaskChangeKind
+TASK_CHANGE_KIND_UNDO: TaskChangeKind
+TASK_CHANGE_KIND_AMEND: TaskChangeKind
+TASK_CHANGE_KIND_RELEASE: TaskChangeKind
+TASK_CHANGE_KIND_ADJUDICATE: TaskChangeKind
+TASK_CHANGE_KIND_CLOSE: TaskChangeKind
+TASK_CHANGE_KIND_LOWER: TaskChangeKind
+TASK_CHANGE_KIND_HASTEN: TaskChangeKind
+TASK_CHANGE_KIND_WITHDRAW: TaskChangeKind
 TREE_NODE_STATE_UNSPECIFIED: TreeNodeState
 TREE_NODE_STATE_PENDING: TreeNodeState
 TREE_NODE_STATE_OPEN: TreeNodeState
@@ -104,6 +130,7 @@ TASK_STATE_WAITING: TaskState
 TASK_STATE_DECIDED: TaskState
 TASK_STATE_CONFLICT: TaskState
 TASK_STATE_SETTLED: TaskState
+TASK_STATE_WITHDRAWN: TaskState
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "hypotheses")
@@ -114,7 +141,7 @@ class StartRunRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[RunConfig, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class RunConfig(_message.Message):
-    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree", "negative_filter")
+    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree", "negative_filter", "live")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     ORACLE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +155,7 @@ class RunConfig(_message.Message):
     MAX_NEGATIVES_PER_QUERY_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_TREE_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     oracle: str
     idempotency_key: str
@@ -141,7 +169,8 @@ class RunConfig(_message.Message):
     max_negatives_per_query: int
     max_nodes_per_tree: int
     negative_filter: NegativeFilter
-    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ..., negative_filter: _Optional[_Union[NegativeFilter, _Mapping]] = ...) -> None: ...
+    live: bool
+    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ..., negative_filter: _Optional[_Union[NegativeFilter, _Mapping]] = ..., live: bool = ...) -> None: ...
 
 class NegativeFilter(_message.Message):
     __slots__ = ("min_rank", "max_rank", "absolute_margin", "relative_margin", "rewordings")
@@ -174,7 +203,7 @@ class StartRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., existed: bool = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("id", "config", "state", "error", "model_version", "generation", "progress", "created_at", "ended_at")
+    __slots__ = ("id", "config", "state", "error", "model_version", "generation", "progress", "created_at", "ended_at", "current_version")
     ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +213,7 @@ class Run(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     id: str
     config: RunConfig
     state: RunState
@@ -193,7 +223,8 @@ class Run(_message.Message):
     progress: RunProgress
     created_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
-    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    current_version: str
+    def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., current_version: _Optional[str] = ...) -> None: ...
 
 class RunProgress(_message.Message):
     __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed", "filtered")
@@ -591,6 +622,76 @@ class LowerOverlapResponse(_message.Message):
     task: JudgedTask
     def __init__(self, task: _Optional[_Union[JudgedTask, _Mapping]] = ...) -> None: ...
 
+class RetrieveAgainRequest(_message.Message):
+    __slots__ = ("run_id", "hypothesis_id", "task_id", "lease_id", "annotator", "dry_run")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    hypothesis_id: str
+    task_id: str
+    lease_id: str
+    annotator: str
+    dry_run: bool
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., task_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., annotator: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class RetrieveAgainResponse(_message.Message):
+    __slots__ = ("model_version", "task_ids")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    model_version: str
+    task_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_version: _Optional[str] = ..., task_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListChangesRequest(_message.Message):
+    __slots__ = ("run_id", "task_id", "page_size", "page_token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    task_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., task_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListChangesResponse(_message.Message):
+    __slots__ = ("changes", "next_page_token")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[TaskChange]
+    next_page_token: str
+    def __init__(self, changes: _Optional[_Iterable[_Union[TaskChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class TaskChange(_message.Message):
+    __slots__ = ("seq", "kind", "task_id", "person", "at", "answer", "former_answer_id", "verdicts", "reason", "overlap", "model_version")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FORMER_ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    kind: TaskChangeKind
+    task_id: str
+    person: str
+    at: _timestamp_pb2.Timestamp
+    answer: TaskAnswer
+    former_answer_id: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
+    reason: str
+    overlap: int
+    model_version: str
+    def __init__(self, seq: _Optional[int] = ..., kind: _Optional[_Union[TaskChangeKind, str]] = ..., task_id: _Optional[str] = ..., person: _Optional[str] = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., answer: _Optional[_Union[TaskAnswer, _Mapping]] = ..., former_answer_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., reason: _Optional[str] = ..., overlap: _Optional[int] = ..., model_version: _Optional[str] = ...) -> None: ...
+
 class GetTreeRequest(_message.Message):
     __slots__ = ("run_id", "hypothesis_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -632,7 +733,7 @@ class TreeState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts")
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -646,6 +747,8 @@ class TreeNode(_message.Message):
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     INFERENCES_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     parent_id: str
     premise_id: str
@@ -659,7 +762,9 @@ class TreeNode(_message.Message):
     overlap: int
     inferences: _containers.RepeatedScalarFieldContainer[str]
     node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ...) -> None: ...
+    model_version: str
+    generation: str
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class TreePremise(_message.Message):
     __slots__ = ("premise_id", "text", "rank", "leaf")

@@ -130,6 +130,16 @@ class SamplerServiceStub(object):
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.SerializeToString,
                 response_deserializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.FromString,
                 _registered_method=True)
+        self.RetrieveAgain = channel.unary_unary(
+                '/aeenc.v1.SamplerService/RetrieveAgain',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainResponse.FromString,
+                _registered_method=True)
+        self.ListChanges = channel.unary_unary(
+                '/aeenc.v1.SamplerService/ListChanges',
+                request_serializer=aeenc_dot_v1_dot_sampler__pb2.ListChangesRequest.SerializeToString,
+                response_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListChangesResponse.FromString,
+                _registered_method=True)
         self.GetTree = channel.unary_unary(
                 '/aeenc.v1.SamplerService/GetTree',
                 request_serializer=aeenc_dot_v1_dot_sampler__pb2.GetTreeRequest.SerializeToString,
@@ -405,6 +415,35 @@ class SamplerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetrieveAgain(self, request, context):
+        """Lets a run retrieve by the version that its label names now: every later node, and the tasks that nobody has begun.
+        These leave the queue, and their nodes come back a moment later with new candidates. What was judged stays judged.
+        A run with `live` does this by itself. Safe to repeat.
+
+        Fails with:
+        - NOT_FOUND: unknown run, hypothesis, task or lease; or the label names no version in the space of the run's
+        generation.
+        - FAILED_PRECONDITION (RUN_ENDED): the run has ended.
+        - FAILED_PRECONDITION (VERSION_FIXED): the run was started with a version instead of a label.
+        - PERMISSION_DENIED: the lease is held by somebody else.
+        - UNAVAILABLE: the index or the encoder is not reachable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListChanges(self, request, context):
+        """Lists what people have done with the tasks of a run, oldest first: the audit trail. Nothing is ever removed from it
+        while the run is kept.
+
+        Fails with:
+        - NOT_FOUND: unknown run.
+        - INVALID_ARGUMENT: malformed token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTree(self, request, context):
         """Gets the tree of a hypothesis as it is: its nodes, what explains each, and who works on it.
 
@@ -582,6 +621,16 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.LowerOverlap,
                     request_deserializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.FromString,
                     response_serializer=aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.SerializeToString,
+            ),
+            'RetrieveAgain': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetrieveAgain,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainResponse.SerializeToString,
+            ),
+            'ListChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChanges,
+                    request_deserializer=aeenc_dot_v1_dot_sampler__pb2.ListChangesRequest.FromString,
+                    response_serializer=aeenc_dot_v1_dot_sampler__pb2.ListChangesResponse.SerializeToString,
             ),
             'GetTree': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTree,
@@ -1138,6 +1187,60 @@ class SamplerService(object):
             '/aeenc.v1.SamplerService/LowerOverlap',
             aeenc_dot_v1_dot_sampler__pb2.LowerOverlapRequest.SerializeToString,
             aeenc_dot_v1_dot_sampler__pb2.LowerOverlapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetrieveAgain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/RetrieveAgain',
+            aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.RetrieveAgainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aeenc.v1.SamplerService/ListChanges',
+            aeenc_dot_v1_dot_sampler__pb2.ListChangesRequest.SerializeToString,
+            aeenc_dot_v1_dot_sampler__pb2.ListChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class OracleTask:
     """The premises accepted so far for the query."""
     candidates: tuple[Candidate, ...] = ()
     """The candidates to judge, best first."""
+    model_version: str = ""
+    """The encoder version that retrieved them. Empty: it was not noted."""
 
     @classmethod
     def from_message(cls, message: oracle_pb2.OracleTask) -> OracleTask:
@@ -69,6 +71,7 @@ class OracleTask:
             path=tuple(message.path),
             accepted=tuple([Candidate.from_message(one) for one in message.accepted]),
             candidates=tuple([Candidate.from_message(one) for one in message.candidates]),
+            model_version=message.model_version,
         )
 
 

@@ -56,6 +56,8 @@ class TaskState(Choice):
     """Annotators disagree. The task waits for Adjudicate."""
     SETTLED = 4
     """The run has continued with the decision."""
+    WITHDRAWN = 5
+    """Its node is retrieved again, or came back as another task."""
 
 
 class NodeVerdict(Choice):
@@ -69,6 +71,31 @@ class NodeVerdict(Choice):
     """A premise is missing, and a search did not find it."""
     NOT_EXPLAINABLE = 3
     """Nothing explains the query: it is wrong, unclear, or needs no explanation."""
+
+
+class TaskChangeKind(Choice):
+    """A kind of change in the audit trail."""
+
+    UNSPECIFIED = 0
+    """Unspecified."""
+    ANSWER = 1
+    """An answer was given."""
+    UNDO = 2
+    """An answer was taken back."""
+    AMEND = 3
+    """An answer was amended."""
+    RELEASE = 4
+    """The task was given back unanswered."""
+    ADJUDICATE = 5
+    """A conflict was decided."""
+    CLOSE = 6
+    """The task was closed."""
+    LOWER = 7
+    """Fewer people were to judge it."""
+    HASTEN = 8
+    """The run went on with the decision at once."""
+    WITHDRAW = 9
+    """Its node was sent back to be retrieved again."""
 
 
 class TreeNodeState(Choice):
@@ -119,6 +146,8 @@ class TaskEvent(Choice):
     """The decision went to the run and can now only be amended."""
     LOWERED = 11
     """Fewer people are to judge the task."""
+    WITHDRAWN = 12
+    """The task left the queue, and its node is retrieved again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +270,10 @@ class RunConfig:
     """Which refused candidates to drop as negatives because they may explain the query after all. They are recorded as
     skipped, with the reason. Default: none.
     """
+    live: bool = False
+    """Whether the run follows its label: what nobody has begun to judge is retrieved again by each version that the
+    label moves to. Refused with `model.version`. Default: false.
+    """
 
     @classmethod
     def from_message(cls, message: sampler_pb2.RunConfig) -> RunConfig:
@@ -261,6 +294,7 @@ class RunConfig:
             negative_filter=NegativeFilter.from_message(message.negative_filter)
             if message.HasField("negative_filter")
             else None,
+            live=message.live,
         )
 
     def to_message(self) -> sampler_pb2.RunConfig:
@@ -279,6 +313,7 @@ class RunConfig:
             max_negatives_per_query=self.max_negatives_per_query,
             max_nodes_per_tree=self.max_nodes_per_tree,
             negative_filter=self.negative_filter.to_message() if self.negative_filter is not None else None,
+            live=self.live,
         )
 
 
@@ -337,7 +372,7 @@ class Run:
     error: str = ""
     """The reason for a failure. Empty otherwise."""
     model_version: str = ""
-    """The query encoder, resolved at the start."""
+    """The query encoder that it began with, resolved at the start."""
     generation: str = ""
     """The corpus generation, resolved at the start."""
     progress: RunProgress = RunProgress()
@@ -346,6 +381,8 @@ class Run:
     """When it was started."""
     ended_at: datetime | None = None
     """When it ended. Unset until then."""
+    current_version: str = ""
+    """The query encoder that nodes are retrieved with now."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Run) -> Run:
@@ -360,6 +397,7 @@ class Run:
             progress=RunProgress.from_message(message.progress),
             created_at=moment(message.created_at),
             ended_at=moment(message.ended_at) if message.HasField("ended_at") else None,
+            current_version=message.current_version,
         )
 
 
@@ -499,6 +537,66 @@ class JudgedTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievedAgain:
+    """What is retrieved again."""
+
+    model_version: str = ""
+    """The version that retrieves from now on."""
+    task_ids: tuple[str, ...] = ()
+    """The tasks that were withdrawn. Their nodes come back as these or other tasks."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.RetrieveAgainResponse) -> RetrievedAgain:
+        """Reads the message."""
+        return cls(model_version=message.model_version, task_ids=tuple(message.task_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskChange:
+    """Something that a person did with a task."""
+
+    seq: int = 0
+    """Its position among the run's changes, from 1."""
+    kind: TaskChangeKind = TaskChangeKind.UNSPECIFIED
+    """What was done."""
+    task_id: str = ""
+    """The task."""
+    person: str = ""
+    """The person who did it. Empty: nobody in particular."""
+    at: datetime = EPOCH
+    """When."""
+    answer: TaskAnswer | None = None
+    """The answer given, or as amended. Unset for other changes."""
+    former_answer_id: str = ""
+    """The answer that was amended or taken back. Empty for other changes."""
+    verdicts: tuple[Verdict, ...] = ()
+    """The verdicts that an adjudication or the closing of the task has set."""
+    reason: str = ""
+    """The reason given, where a task was given back or closed."""
+    overlap: int = 0
+    """The new overlap, where it was lowered. 0 for other changes."""
+    model_version: str = ""
+    """The version that the task's node was to be retrieved with, where it was withdrawn. Empty for other changes."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.TaskChange) -> TaskChange:
+        """Reads the message."""
+        return cls(
+            seq=message.seq,
+            kind=TaskChangeKind(message.kind),
+            task_id=message.task_id,
+            person=message.person,
+            at=moment(message.at),
+            answer=TaskAnswer.from_message(message.answer) if message.HasField("answer") else None,
+            former_answer_id=message.former_answer_id,
+            verdicts=tuple([Verdict.from_message(one) for one in message.verdicts]),
+            reason=message.reason,
+            overlap=message.overlap,
+            model_version=message.model_version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TreePremise:
     """A premise that explains a node."""
 
@@ -547,6 +645,10 @@ class TreeNode:
     """How the query follows, in the words of those who answered. Empty until the task is decided."""
     node_verdicts: tuple[NodeVerdict, ...] = ()
     """What those who answered say of the node as a whole. Empty until the task is decided."""
+    model_version: str = ""
+    """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
+    generation: str = ""
+    """The corpus generation of its candidates."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreeNode) -> TreeNode:
@@ -565,6 +667,8 @@ class TreeNode:
             overlap=message.overlap,
             inferences=tuple(message.inferences),
             node_verdicts=tuple([NodeVerdict(one) for one in message.node_verdicts]),
+            model_version=message.model_version,
+            generation=message.generation,
         )
 
 

@@ -3,6 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
 import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentVerdicts, type Draft } from "./draft";
+import { useRerank } from "./rerank";
 import { Search } from "./search";
 import { TreeView } from "./tree";
 
@@ -12,7 +13,7 @@ const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
 const KEYS: [string, string][] = [
   ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["s", "read down to here"],
-  ["/", "search"], ["n", "note"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
+  ["/", "search"], ["n", "note"], ["e", "re-rank"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
 ];
 
 interface Last { lease: Lease; draft: Draft; until: number; settled: boolean }
@@ -41,6 +42,8 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   const working = useRef(false); // an answer is on its way
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
   const folds = useMemo(() => (lease ? folded(lease.task.candidates) : []), [lease]);
+
+  const { version: newer, moved, rerank } = useRerank(lease, () => latest.current.draft, open, setTold);
 
   function setDraft(changed: (before: Draft) => Draft): void {
     if (latest.current.draft) replaceDraft(changed(latest.current.draft));
@@ -261,7 +264,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
         ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
         a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
         x: () => focused && say(focused, "abstains"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
-        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), u: undo, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
       };
       const page = Math.floor(focus / 9) * 9;
       const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
@@ -300,10 +303,11 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
         {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
         {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
+          {newer && <p class="last" role="status">A newer encoder was published. <button type="button" onClick={rerank}>Re-rank with the new encoder <kbd>e</kbd></button></p>}
           <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
           {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={(text) => change({ written: [...draft.written, text] })} close={() => setSearching(false)} />}
-          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} showScores={showScores} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
+          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
           <ul class="added" aria-label="Added">
             {Object.entries(draft.additions).map(([id, one]) => (
               <li key={id}>Added: {one.text}

@@ -13,11 +13,11 @@ const VERDICTS: { word: Word; label: string; key: string }[] = [
 ];
 
 interface Props {
-  lease: Lease; draft: Draft; folds: Fold[]; focus: number; showScores: boolean;
+  lease: Lease; draft: Draft; folds: Fold[]; focus: number; moved: Map<string, number> | null; showScores: boolean;
   say: (premiseId: string, word: Word) => void; look: (index: number) => void; draw: (rank: number) => void;
 }
 
-export function Candidates({ lease, draft, folds, focus, showScores, say, look, draw }: Props) {
+export function Candidates({ lease, draft, folds, focus, moved, showScores, say, look, draw }: Props) {
   const list = useRef<HTMLOListElement>(null);
   useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
   const { query, path } = lease.task;
@@ -39,6 +39,7 @@ export function Candidates({ lease, draft, folds, focus, showScores, say, look, 
             </div>
             <div class="sentence">
               <Marked text={head.text} query={query} />
+              {moved && <Moved rank={head.rank} before={moved.get(head.premise_id)} />}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
               {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}
@@ -49,4 +50,12 @@ export function Candidates({ lease, draft, folds, focus, showScores, say, look, 
       })}
     </ol>
   );
+}
+
+// Where a candidate stood before it was ranked again.
+function Moved({ rank, before }: { rank: number; before: number | undefined }) {
+  if (before === undefined) return <span class="moved new">new</span>;
+  if (before === rank) return null;
+  const up = before > rank;
+  return <span class={`moved ${up ? "up" : "down"}`}>{up ? "▲" : "▼"} was {before}</span>;
 }

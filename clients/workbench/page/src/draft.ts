@@ -30,6 +30,15 @@ export function emptyDraft(lease: Lease): Draft {
   return { verdicts: {}, seenUpto, additions: {}, written: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
 }
 
+// The draft for the same node with other candidates: what was said of those that are still there, and all else.
+export function carried(draft: Draft, lease: Lease): Draft {
+  const there = new Set(lease.task.candidates.map((one) => one.premise_id));
+  const verdicts = Object.fromEntries(Object.entries(draft.verdicts).filter(([id]) => there.has(id)));
+  const additions = Object.fromEntries(Object.entries(draft.additions).filter(([id]) => !there.has(id)));
+  for (const [id, one] of Object.entries(draft.additions)) if (there.has(id)) verdicts[id] ??= one.leaf ? "leaf" : "explains";
+  return { ...draft, verdicts, additions, seenUpto: emptyDraft(lease).seenUpto };
+}
+
 export function loadDraft(lease: Lease): Draft {
   try {
     const stored = localStorage.getItem(name(lease.task.task_id));

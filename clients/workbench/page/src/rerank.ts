@@ -1,0 +1,66 @@
+// A newer encoder while a task is open: whether there is one, and the task's candidates as it ranks them.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { call, fresh, type Again, type Lease, type Tree } from "./api";
+import { carried, type Draft } from "./draft";
+
+const LOOK_MS = 5_000;
+const PAUSE_MS = 150;
+const PAUSES = 60;
+
+export interface Rerank { version: string; moved: Map<string, number> | null; rerank: () => Promise<void> }
+
+// `version` is empty while no newer one is there. `moved` has the earlier rank of each candidate of a re-ranked task.
+export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open: (found: Lease | null, kept?: Draft) => void, tell: (text: string) => void): Rerank {
+  const [version, setVersion] = useState("");
+  const [before, setBefore] = useState<{ task: string; ranks: Map<string, number> } | null>(null);
+  const asking = useRef(false);
+
+  useEffect(() => {
+    setVersion("");
+    if (!lease) return undefined;
+    let left = false;
+    async function look(): Promise<void> {
+      if (asking.current) return;
+      asking.current = true;
+      const found = await call<Again>("/api/again", { ...named(lease!), dry_run: true }).catch(() => null);
+      asking.current = false;
+      if (!left) setVersion(found?.task_ids.length ? found.model_version : "");
+    }
+    void look();
+    const looking = setInterval(look, LOOK_MS);
+    return () => { left = true; clearInterval(looking); };
+  }, [lease?.lease_id]);
+
+  async function rerank(): Promise<void> {
+    const draft = draftOf();
+    if (!lease || !draft || !version) return;
+    setVersion("");
+    try {
+      await call<Again>("/api/again", { ...named(lease), dry_run: false });
+      const found = await comesBack(lease);
+      if (!found) { open(null); tell("Its new candidates are not there yet; they come back to the queue."); return; }
+      setBefore({ task: found.lease_id, ranks: new Map(lease.task.candidates.map((one) => [one.premise_id, one.rank])) });
+      open(found, carried(draft, found));
+    } catch (error) {
+      tell((error as Error).message);
+    }
+  }
+
+  return { version, moved: before !== null && before.task === lease?.lease_id ? before.ranks : null, rerank };
+}
+
+const named = (lease: Lease): object => ({ run: lease.run_id, task: lease.task.task_id, lease: lease.lease_id });
+
+async function comesBack(lease: Lease): Promise<Lease | null> {
+  const path = `/api/runs/${encodeURIComponent(lease.run_id)}/tree?hypothesis=${encodeURIComponent(lease.hypothesis_id)}`;
+  for (let pause = 0; pause < PAUSES; pause++) {
+    const node = (await call<Tree>(path)).nodes.find((one) => one.node_id === lease.node_id);
+    if (node?.state === "open") {
+      const found = await call<Lease | null>("/api/lease", { run: lease.run_id, task: node.task_id, request: fresh() });
+      if (found) return found;
+    }
+    if (node?.state === "leased") return null;
+    await new Promise((go) => setTimeout(go, PAUSE_MS));
+  }
+  return null;
+}

@@ -1,0 +1,306 @@
+"""Open nodes are retrieved again by a newer version, on request or by the run's rule; what was judged stays judged."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors, values
+from aeenc.oracle import Candidate, Task
+from services.sampler.execution import following
+from services.sampler.people import steps
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import TaskRecord
+from support.waiting import eventually
+from support.worlds.sampler_world import (
+    FIRST,
+    NEVER,
+    QUEUE,
+    SamplerWorld,
+    at_work,
+    finish,
+    nearest,
+    pairs,
+    ready,
+    take,
+)
+
+K = 4
+SECOND = "version-2"
+State = values.TaskState
+
+
+def ids(query: str, version: str) -> list[str]:
+    """The candidates of a query by a version."""
+    return [premise_id for premise_id, _, _ in nearest(query, K, version=version)]
+
+
+async def open_tasks(people: aeenc.PeopleClient, run_id: str) -> dict[str, values.JudgedTask]:
+    """The tasks that wait, by query."""
+    found = [task async for task in people.list_tasks(run_id, state="waiting")]
+    assert len({task.task.query for task in found}) == len(found)
+    return {task.task.query: task for task in found}
+
+
+async def retrieved_by(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, str]) -> dict[str, Any]:
+    """The open tasks, once the version that each was retrieved with is as wanted; their candidates are its."""
+    found: list[dict[str, Any]] = []
+
+    async def there() -> bool:
+        found.append(await open_tasks(people, run_id))
+        return {query: one.task.model_version for query, one in found[-1].items()} == wanted
+
+    await eventually(there)
+    for query, one in found[-1].items():
+        assert [candidate.premise_id for candidate in one.task.candidates] == ids(query, wanted[query])
+    return found[-1]
+
+
+async def test_open_tasks_come_back_with_the_candidates_of_the_new_version(world: SamplerWorld):
+    async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id):
+        before = await open_tasks(people, run_id)
+        world.index.stable = SECOND
+        asked = await people.retrieve_again(run_id, "ann", dry_run=True)
+        assert (asked.model_version, len(asked.task_ids)) == (SECOND, 2)
+        assert await open_tasks(people, run_id) == before
+        assert (await sampler.get_run(run_id)).current_version == FIRST
+        done = await people.retrieve_again(run_id, "ann")
+        assert set(done.task_ids) == set(asked.task_ids) == {one.task.task_id for one in before.values()}
+        await retrieved_by(people, run_id, {"hypothesis 0": SECOND, "hypothesis 1": SECOND})
+        withdrawn = [task.task.task_id async for task in people.list_tasks(run_id, state="withdrawn")]
+        assert set(withdrawn) == set(done.task_ids)
+        run = await sampler.get_run(run_id)
+        assert (run.model_version, run.current_version) == (FIRST, SECOND)
+        [queue] = await people.list_queues()
+        assert (queue.total.tasks, queue.total.waiting) == (2, 2)
+        assert (await people.retrieve_again(run_id, "ann")).task_ids == ()
+
+
+async def test_what_somebody_has_begun_or_answered_keeps_its_candidates(world: SamplerWorld):
+    async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
+        answered = await take(people, "ann")
+        await people.submit(answered, [])
+        [held] = await people.lease("bob", run_id=run_id, hypothesis_id="tree-2")
+        world.index.stable = SECOND
+        done = await people.retrieve_again(run_id, "cid")
+        assert len(done.task_ids) == 1
+        wanted = {"hypothesis 0": FIRST, "hypothesis 1": SECOND, "hypothesis 2": FIRST}
+        found = await retrieved_by(people, run_id, wanted)
+        assert found["hypothesis 2"].task.task_id == held.task.task_id
+        await people.submit(held, [])
+
+
+async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWorld):
+    async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        world.index.stable = SECOND
+        with pytest.raises(errors.NotFound, match="no lease"):
+            await people.retrieve_again(run_id, "ann", lease_id=f"{run_id}.{lease.task.task_id}.nobodys")
+        with pytest.raises(errors.InvalidArgument, match="is not of run"):
+            await people.retrieve_again(run_id, "ann", lease_id=f"other.{lease.task.task_id}.x")
+        done = await people.retrieve_again(run_id, "ann", task_id=lease.task.task_id, lease_id=lease.lease_id)
+        assert done.task_ids == (lease.task.task_id,)
+        await retrieved_by(people, run_id, {"hypothesis 0": SECOND, "hypothesis 1": FIRST})
+        with pytest.raises(errors.FailedPrecondition, match="given back"):
+            await people.submit(lease, [])
+        [again] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
+        assert again.task.model_version == SECOND
+
+
+async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs(world: SamplerWorld):
+    async with at_work(world, 2) as (people, sampler, run_id):
+        first = await take(people, "ann")
+        await people.submit(first, [first.task.candidates[0].premise_id])
+
+        async def judged() -> bool:
+            [node] = (await people.get_tree(run_id, "tree-0")).nodes
+            return node.state is values.TreeNodeState.JUDGED
+
+        await eventually(judged)
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+        found = await retrieved_by(people, run_id, {"hypothesis 1": SECOND})
+        second = await take(people, "ann", run_id)
+        assert second.task.task_id == found["hypothesis 1"].task.task_id
+        await people.submit(second, [second.task.candidates[0].premise_id])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        nodes = [(await people.get_tree(run_id, f"tree-{number}")).nodes[0] for number in (0, 1)]
+        assert [(node.model_version, node.generation) for node in nodes] == [
+            (FIRST, "generation-1"),
+            (SECOND, "generation-1"),
+        ]
+        by_query = {(pair.query, pair.provenance.model_version) for pair in await pairs(sampler, run_id)}
+        assert by_query == {("hypothesis 0", FIRST), ("hypothesis 1", SECOND)}
+
+
+async def test_a_node_that_is_retrieved_again_asks_no_more_than_its_budget_covers(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_judgements": 2}, undo_s=NEVER) as (people, _, run_id):
+        before = (await open_tasks(people, run_id))["hypothesis 0"].task
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+
+        async def back() -> bool:
+            return [one.task.model_version for one in (await open_tasks(people, run_id)).values()] == [SECOND]
+
+        await eventually(back)
+        after = (await open_tasks(people, run_id))["hypothesis 0"].task
+        assert (len(before.candidates), len(after.candidates)) == (2, 2)
+
+
+async def test_a_task_sent_back_before_its_worker_has_seen_it_is_retrieved_once_more(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        put = TaskStore.put
+
+        async def put_and_publish(store: TaskStore, new: list[TaskRecord]) -> None:
+            await put(store, new)
+            if any(one.task.model_version == SECOND for one in new):
+                world.index.stable = "version-3"
+                await people.retrieve_again(run_id, "ann")
+
+        monkeypatch.setattr(TaskStore, "put", put_and_publish)
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+        await retrieved_by(people, run_id, {"hypothesis 0": "version-3"})
+
+
+async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        before = (await open_tasks(people, run_id))["hypothesis 0"]
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "ann")
+        await retrieved_by(people, run_id, {"hypothesis 0": SECOND})
+        world.index.stable = FIRST
+        await people.retrieve_again(run_id, "ann")
+        after = (await retrieved_by(people, run_id, {"hypothesis 0": FIRST}))["hypothesis 0"]
+        assert after == before
+        lease = await take(people, "ann")
+        assert (await people.submit(lease, [])).answer_id
+
+
+async def test_a_version_that_finds_the_same_keeps_the_task(world: SamplerWorld):
+    kin = f"{FIRST}-of-kin"
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        before = (await open_tasks(people, run_id))["hypothesis 0"].task
+        world.index.stable = kin
+        await people.retrieve_again(run_id, "ann")
+        after = (await retrieved_by(people, run_id, {"hypothesis 0": kin}))["hypothesis 0"].task
+        assert (after.task_id, after.candidates) == (before.task_id, before.candidates)
+        assert len([task async for task in people.list_tasks(run_id)]) == 1
+
+
+async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(following, "FOLLOW_S", 0.05)
+    async with at_work(world, 2, run={"live": True}, undo_s=NEVER) as (people, sampler, run_id):
+        world.index.stable = SECOND
+        await retrieved_by(people, run_id, {"hypothesis 0": SECOND, "hypothesis 1": SECOND})
+        assert (await sampler.get_run(run_id)).config.live
+
+
+async def test_a_run_of_a_remote_oracle_retrieves_later_nodes_by_the_new_version(world: SamplerWorld):
+    world.oracle.delay_s = 0.3
+    async with world.sampler() as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        run = await sampler.start_run([("t", "hypothesis 3")], corpus="science", oracle="fake", k=K)
+        await asyncio.wait_for(world.oracle.called(1), 10)
+        world.index.stable = SECOND
+        done = await people.retrieve_again(run.id, "ann")
+        assert (done.model_version, done.task_ids) == (SECOND, ())
+        await asyncio.wait_for(sampler.wait(run.id), 40)
+        nodes = (await people.get_tree(run.id, "t")).nodes
+        assert nodes[0].model_version == FIRST
+        assert {node.model_version for node in nodes[1:]} == {SECOND}
+        with pytest.raises(errors.FailedPrecondition, match="has ended"):
+            await people.retrieve_again(run.id, "ann")
+
+
+async def test_a_run_that_names_a_version_does_not_follow_a_label(world: SamplerWorld):
+    async with at_work(world, 1, run={"version": FIRST}) as (people, sampler, run_id):
+        with pytest.raises(errors.FailedPrecondition, match="names version version-1"):
+            await people.retrieve_again(run_id, "ann")
+        with pytest.raises(errors.InvalidArgument, match=r"config\.live"):
+            await finish(sampler, version=FIRST, live=True)
+
+
+async def test_a_sampler_that_takes_a_run_over_retrieves_by_the_runs_current_version(world: SamplerWorld):
+    queues = {"team": {**QUEUE, "undo_s": NEVER}}
+    async with world.sampler(queues=queues) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        run = await sampler.start_run([("tree-0", "hypothesis 0")], corpus="science", oracle="team", k=K, max_depth=0)
+        await retrieved_by(people, run.id, {"hypothesis 0": FIRST})
+        world.index.stable = SECOND
+        await people.retrieve_again(run.id, "ann")
+    async with world.sampler(queues=queues) as sampler:
+        await ready(sampler)
+        await retrieved_by(aeenc.PeopleClient(sampler.channel), run.id, {"hypothesis 0": SECOND})
+
+
+TASK = Task("t", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),), FIRST)
+WAITING = TaskRecord("run", TASK, 1, "majority")
+
+
+def test_a_late_answer_to_a_withdrawn_task_is_refused_by_name():
+    leased = steps.lease(WAITING, "ann", "run.t.1", 0.0, 10.0).record
+    assert steps.send_back(leased, SECOND, 5.0).record is leased
+    withdrawn = steps.send_back(leased, SECOND, 11.0).record
+    assert withdrawn.state == "WITHDRAWN"
+    with pytest.raises(errors.FailedPrecondition, match="retrieved again") as raised:
+        steps.submit(withdrawn, "run.t.1", steps.SentAnswer([]), 1, 12.0)
+    assert raised.value.reason == "TASK_WITHDRAWN"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        steps.send_back(WAITING, SECOND, 0.0).record,
+        TaskRecord("run", TASK, 1, "majority", gold={"p1": True}),
+        TaskRecord("run", Task("t", "run", "q", (), (), TASK.candidates, SECOND), 1, "majority"),
+    ],
+    ids=["withdrawn", "control", "retrieved by it"],
+)
+def test_a_task_is_sent_back_once_and_controls_never(record: TaskRecord):
+    assert steps.send_back(record, SECOND, 1.0).record is record
+
+
+def test_a_withdrawn_task_is_neither_closed_nor_lowered():
+    withdrawn = steps.send_back(TaskRecord("run", TASK, 2, "majority"), SECOND, 0.0).record
+    assert steps.close(withdrawn, "lead", "", 1.0).record is withdrawn
+    assert steps.lower(withdrawn, 1, 1.0).record is withdrawn
+
+
+async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
+    async with at_work(world, 2, undo_s=NEVER, overlap=2) as (people, _, run_id):
+        lease = await take(people, "ann")
+        await people.release(lease.lease_id, "lunch")
+        lease = await take(people, "ann")
+        given = await people.submit(lease, [lease.task.candidates[0].premise_id], note="sure")
+        amended = await people.amend(given.answer_id, [lease.task.candidates[1].premise_id], "ann")
+        await people.undo("ann", run_id)
+        await people.lower_overlap(run_id, lease.task.task_id, 1, "lead")
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "cid")
+        changes = [change async for change in people.list_changes(run_id, page_size=2)]
+        kind = values.TaskChangeKind
+        assert [(one.kind, one.person) for one in changes[:5]] == [
+            (kind.RELEASE, "ann"),
+            (kind.ANSWER, "ann"),
+            (kind.AMEND, "ann"),
+            (kind.UNDO, "ann"),
+            (kind.LOWER, "lead"),
+        ]
+        assert {(one.kind, one.person, one.model_version) for one in changes[5:]} == {(kind.WITHDRAW, "cid", SECOND)}
+        assert [one.seq for one in changes] == list(range(1, len(changes) + 1))
+        released, answered, changed, undone, lowered = changes[:5]
+        assert released.reason == "lunch"
+        assert answered.answer is not None
+        assert (answered.answer.answer_id, answered.answer.note) == (given.answer_id, "sure")
+        assert changed.answer is not None
+        assert (changed.answer.answer_id, changed.former_answer_id) == (amended, given.answer_id)
+        assert undone.former_answer_id == amended
+        assert lowered.overlap == 1
+        mine = [one async for one in people.list_changes(run_id, task_id=lease.task.task_id)]
+        assert mine == [one for one in changes if one.task_id == lease.task.task_id]
