@@ -25,7 +25,7 @@ from services.store.artifacts import ArtifactStore
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 TEXTS = [candidate.text for candidate in Dataset.load(SAMPLE).candidates()]
-QUERIES = [query.text for query in Dataset.load(SAMPLE).queries("train")][:6]
+QUERIES = [query.text for query in Dataset.load(SAMPLE).queries("train")][:3]
 OTHER = LexicalSettings(k1=0.9, b=0.4, words="words", first_scale=1.0, downscale=2.0, growth=1.5)
 
 
@@ -153,11 +153,11 @@ def test_a_query_does_not_find_its_own_text():
 
 def test_tuning_is_never_worse_than_the_defaults_and_repeats_itself():
     pytest.importorskip("optuna")
-    measured = measured_on(SAMPLE, "train", "iterative", 10, 3)
-    found = tune(measured, trials=8, seed=1)
+    measured = measured_on(SAMPLE, "train", "iterative", 4, 3)
+    found = tune(measured, trials=4, seed=1)
     assert found.value == measured.value(found.settings)
     assert found.value >= found.default_value == measured.value(LexicalSettings())
-    assert tune(measured, trials=8, seed=1) == found
+    assert tune(measured, trials=4, seed=1) == found
 
 
 def test_the_command_prints_what_the_index_reads(monkeypatch: pytest.MonkeyPatch):

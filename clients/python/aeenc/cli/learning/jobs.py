@@ -11,7 +11,7 @@ import typer
 
 from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
-from aeenc.cli.corpus import load_data
+from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
@@ -58,7 +58,7 @@ def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ..
     return [(query.text, query.gold) for query in dataset.queries(split)]
 
 
-def gold_of(dataset: Dataset | RatedDataset, split: str) -> list[Gold]:
+def gold_of(dataset: Source, split: str) -> list[Gold]:
     """Lists the gold queries of a split, with the grades of their premises where it has some."""
     return [*(dataset.queries(split) if isinstance(dataset, RatedDataset) else validation_of(dataset, split))]
 
