@@ -16,6 +16,7 @@ from aeenc.evaluation import UNRANKED, Metrics
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
+from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
@@ -48,6 +49,11 @@ _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
 }
+_OWN_TEXTS: dict[int, OwnText] = {
+    types_pb2.OWN_TEXT_UNSPECIFIED: "EXCLUDED",
+    types_pb2.OWN_TEXT_EXCLUDED: "EXCLUDED",
+    types_pb2.OWN_TEXT_NEGATIVE: "NEGATIVE",
+}
 _RETRIEVE_MODES: dict[int, RetrieveMode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "dense",
     index_pb2.RETRIEVE_MODE_LEXICAL: "lexical",
@@ -74,6 +80,9 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
     if batching is None:
         raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
+    own_text = _OWN_TEXTS.get(message.own_text)
+    if own_text is None:
+        raise errors.InvalidArgument.field("config.own_text", f"is {message.own_text}; give one of the enum OwnText")
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
     defaults = defaults_of(loss, batching)
     config = JobConfig(
@@ -101,6 +110,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         initial_share=_short(message.initial_share),
         items_per_epoch=message.items_per_epoch,
         mode=mode,
+        own_text=own_text,
     )
     return config, [(query.text, list(query.premises)) for query in message.validation]
 
@@ -115,6 +125,7 @@ def to_job(job: Job) -> trainer_pb2.Job:
                 "loss": f"LOSS_{job.config.loss}",
                 "batching": f"BATCHING_{job.config.batching}",
                 "mode": f"MODE_{job.config.mode}",
+                "own_text": f"OWN_TEXT_{job.config.own_text}",
             }
         ),
         state=f"JOB_STATE_{job.state}",

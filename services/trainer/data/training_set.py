@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 
+OwnText = Literal["EXCLUDED", "NEGATIVE"]
 # CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises.
 Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
 Ordinals = NDArray[np.int64]
@@ -93,13 +94,19 @@ class TrainingSet:
 
 
 def build_training_set(
-    pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
+    pairs: Iterable[JudgedPair],
+    premises: Sequence[PremiseRecord],
+    split: str,
+    held_out: Set[str] = frozenset(),
+    *,
+    own_text: OwnText = "EXCLUDED",
 ) -> TrainingSet:
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
     neither is a text of `held_out`, except where trees of the split itself have it. A pair judged both positive and
-    refused, in different runs or by different annotators, is excluded. Raises FailedPrecondition for a pair without a
+    refused, in different runs or by different annotators, is excluded. With `own_text` NEGATIVE, a query's own text is
+    a refused premise where it is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
     text whose id the generation lacks.
     """
     by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
@@ -126,7 +133,10 @@ def build_training_set(
         judged[pair.query][ordinal].add(pair.sign)
     examples = []
     for query, signs in judged.items():
-        example = _example(query, signs, by_text.get(query, outside.get(query)))
+        own = by_text.get(query, outside.get(query))
+        if own is not None:
+            signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
+        example = _example(query, signs)
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused):
             examples.append(example)
@@ -145,7 +155,7 @@ def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
     return ordinal
 
 
-def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Example:
+def _example(query: str, signs: dict[int, set[Sign]]) -> Example:
     def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
         return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
 
@@ -153,6 +163,4 @@ def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Exampl
     refused = where(lambda found: "POSITIVE" not in found and bool(REFUSED & found))
     contradicted = where(lambda found: "POSITIVE" not in found and REFUSED & found == {"CONTRADICTED"})
     undecided = set(signs) - set(positives.tolist()) - set(refused.tolist())
-    if own is not None:
-        undecided.add(own)
     return Example(query, positives, refused, np.array(sorted(undecided), dtype=np.int64), contradicted)

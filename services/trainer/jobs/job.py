@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
+from services.trainer.data.training_set import OwnText
 
 FORMAT_VERSION = 1
 
@@ -89,6 +90,7 @@ class JobConfig:
     initial_share: float = 0.0
     items_per_epoch: int = 0
     mode: Mode = "SINGLE"
+    own_text: OwnText = "EXCLUDED"
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:

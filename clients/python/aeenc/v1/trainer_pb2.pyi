@@ -76,7 +76,7 @@ class StartJobRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
 
 class JobConfig(_message.Message):
-    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share")
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share", "own_text")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class JobConfig(_message.Message):
     ITEMS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    OWN_TEXT_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     idempotency_key: str
@@ -127,7 +128,8 @@ class JobConfig(_message.Message):
     items_per_epoch: int
     mode: Mode
     initial_share: float
-    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ...) -> None: ...
+    own_text: _types_pb2.OwnText
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ..., own_text: _Optional[_Union[_types_pb2.OwnText, str]] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job", "existed")

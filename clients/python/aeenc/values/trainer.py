@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from aeenc.v1 import trainer_pb2
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
-from aeenc.values.types import GoldQuery, ServiceInfo
+from aeenc.values.types import GoldQuery, OwnText, ServiceInfo
 
 
 class Loss(Choice):
@@ -194,6 +194,8 @@ class JobConfig:
     """The share of the initial weights in the result, 0 to 1. Each weight is interpolated between its initial and its
     trained value (Wortsman et al. 2022, "Robust fine-tuning"). 0: the trained weights alone.
     """
+    own_text: OwnText = OwnText.UNSPECIFIED
+    """What the query's own text is to the query. Mode SIAMESE refuses NEGATIVE. Default: EXCLUDED."""
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -224,6 +226,7 @@ class JobConfig:
             items_per_epoch=message.items_per_epoch,
             mode=Mode(message.mode),
             initial_share=message.initial_share,
+            own_text=OwnText(message.own_text),
         )
 
 
