@@ -142,7 +142,10 @@ def page(overlaps: Kinds, systems: Mapping[str, Kinds], reasons: Mapping[str, st
         means = {kind: float(values[kind].mean()) for kind in KINDS}
         cells = [*means.values(), means["FP"] - means["FN"]]
         lines.append(f"| {title} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
-    lines += ["", *(f"- {name}: not measured ({reason})" for name, reason in reasons.items())]
+    missing = {
+        name: reasons.get(name, "`make figure3` trains and measures it") for name in SYSTEMS if name not in systems
+    }
+    lines += ["", *(f"- {name}: not measured ({reason})" for name, reason in missing.items())]
     return "\n".join(lines).rstrip() + "\n"
 
 
