@@ -15,7 +15,7 @@ from benchmarks.harness import entailmentbank
 from benchmarks.tables import table1, table_records
 from benchmarks.tables.table_records import Candidates, candidates_of, records
 from benchmarks.tables.table_rows import BY_NAME, PRINTED
-from benchmarks.tables.table_text import deeper_metrics
+from benchmarks.tables.table_text import MeasuredRow, deeper_metrics, markdown
 
 
 @pytest.fixture
@@ -136,6 +136,19 @@ def test_every_printed_row_stands_below_ours_with_its_twelve_figures(make, tmp_p
         "not measured here"
     )
     assert "as printed" not in page(tmp_path).split("Protocol `paper`")[0]
+
+
+def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
+    def report(n):
+        part = {"strict": {"MAP": 0.25 * n}}
+        trees = {"hypothesis_alone": {"Recall@25": 0.5, "AllCorrect@25": 0.125}}
+        counts = {"queries": 2, "pairs": 3, "candidates": 4}
+        return {"strict": {"MAP": 0.5}, "parts": {"query unseen": part}, "trees": trees, **counts}
+
+    bare = {"strict": {"MAP": 0.5}, "queries": 2, "pairs": 3, "candidates": 4}
+    rows = [MeasuredRow("a", "A", [report(1), report(2)], {}), MeasuredRow("b", "B", [bare], {})]
+    lines = markdown(rows, "dev", "nobody").split("## Unseen queries")[1].split("##")[0].splitlines()
+    assert lines[-2:] == ["| A | a | .500 ± .000 | .375 ± .177 | .500 ± .000 | .125 ± .000 |", ""]
 
 
 def test_a_row_of_hours_is_measured_only_where_it_is_named(make, monkeypatch):
