@@ -617,6 +617,7 @@ class BlockingPeopleClient(Renamed):
         note: str = "",
         additions: Ticks = (),
         written: Sequence[str] = (),
+        intermediates: Sequence[str] = (),
         inference: str = "",
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
@@ -625,6 +626,7 @@ class BlockingPeopleClient(Renamed):
 
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
+        `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
         `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
@@ -638,6 +640,7 @@ class BlockingPeopleClient(Renamed):
                 note=note,
                 additions=given(additions),
                 written=given(written),
+                intermediates=given(intermediates),
                 inference=inference,
                 node_verdict=node_verdict,
                 client_seq=client_seq,
