@@ -22,6 +22,7 @@ from services.trainer.learning.job import run_job, train
 from services.trainer.learning.loop.epoch_state import BEST, BEST_PREMISES
 from services.trainer.learning.loop.ranks import Rank
 from services.trainer.learning.loop.training import Learner, Training
+from services.trainer.learning.loss.objectives import ordinals_of
 from services.trainer.learning.query_encoder import Encoders, QueryEncoder
 from services.trainer.models.space import space_id_of
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
@@ -33,6 +34,17 @@ LOSSES = get_args(Loss)[1:-1]  # all but FULL_CORPUS_SOFTMAX and REGRESSION
 def load(files: JobFiles) -> JobInputs:
     prepare_torch(1)
     return JobInputs.load(files, Rank())
+
+
+def test_a_neutral_premise_is_encoded_by_the_encoder_that_learns(make_job: MakeJob):
+    neutral = [JudgedPair(query, "", f"neither here nor there {n}", "NEUTRAL") for n, query in enumerate(QUERIES[8:12])]
+    inputs = load(make_job(pairs=[*PAIRS, *neutral], mode="SIAMESE", loss="NLI_CLASSIFICATION", batching="ITEMS"))
+    objective = inputs.objective()
+    objective.batches(np.random.default_rng(1), 8)
+    named = {int(ordinal) for example in inputs.training_set.examples for ordinal in example.neutral}
+    assert len(named) == len(neutral)
+    assert named <= set(ordinals_of(inputs.training_set).tolist())
+    assert torch.isfinite(objective.loss(inputs.encoders(), np.arange(objective.size)))
 
 
 @pytest.mark.parametrize("mode", PAIRED)

@@ -143,7 +143,6 @@ def build_objective(
 
 
 def ordinals_of(training_set: TrainingSet) -> NDArray[np.int64]:
-    """Lists the premises that a loss may encode: positives and refused ones, each once, ascending."""
-    return np.unique(
-        np.concatenate([np.append(example.positives, example.refused) for example in training_set.examples])
-    ).astype(np.int64)
+    """Lists the premises that a loss may encode: positive, refused and neutral ones, each once, ascending."""
+    named = [(one.positives, one.refused, one.neutral) for one in training_set.examples]
+    return np.unique(np.concatenate([ordinals for kinds in named for ordinals in kinds])).astype(np.int64)
