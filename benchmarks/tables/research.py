@@ -19,7 +19,8 @@ from typing import Any
 
 import aeenc
 from aeenc import Retrieval, values
-from aeenc.cli.learning.evaluation import ensure_corpus, explain_training, training_of
+from aeenc.cli.corpus import ensure_corpus
+from aeenc.cli.learning.evaluation import explain_training, training_of
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of

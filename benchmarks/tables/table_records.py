@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.harness.rows import ROOT
 

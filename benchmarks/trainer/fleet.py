@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from aeenc import PATIENT, Channel, TrainerClient
-from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
 from benchmarks.harness.checkpoints import FOLDER
 from benchmarks.harness.rows import ROOT

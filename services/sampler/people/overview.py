@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.sampler.acs.algorithm import AcceptedPremise, Node, Tree
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, Tree
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
@@ -58,6 +58,8 @@ class TreeNow:
     nodes: tuple[NodeNow, ...]
     finished: bool
     generation: str = ""
+    question: str = ""
+    answer: str = ""
 
 
 @dataclass
@@ -130,7 +132,8 @@ class Overview:
         by_id = {record.task.task_id: record for record in found}
         nodes = tuple(_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True))
         finished = await self._nodes.is_finished(run_id, tree.index)
-        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation)
+        root = await self._nodes.hypothesis(run_id, tree.index)
+        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation, root.question, root.answer)
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[TreeNow]:
         """The tree now and whenever it has changed, until its run has ended."""
@@ -246,7 +249,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
 
 def _as_decided(accepted: Sequence[AcceptedPremise], record: TaskRecord) -> tuple[AcceptedPremise, ...]:
     """What explains a node as people see it now: later amendments included."""
-    holding = {premise.id: premise for premise in accepted}
+    holding = {premise.id or premise.text: premise for premise in accepted}
     for candidate in record.candidates:
         kind = record.decision.get(candidate.id)
         if kind is not None and kind.accepts:
@@ -254,7 +257,9 @@ def _as_decided(accepted: Sequence[AcceptedPremise], record: TaskRecord) -> tupl
             holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, leaf)
         elif kind is not None:
             holding.pop(candidate.id, None)
-    return tuple(holding.values())
+    said = {premise.text for premise in holding.values()}
+    new = [one for one in record.intermediates if one.text not in said]
+    return (*holding.values(), *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
 
 
 def _brief(record: TaskRecord) -> _Brief:

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import timestamp_pb2
 
 from aeenc import errors, values
-from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.output import metrics_table
@@ -46,6 +46,19 @@ async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc,
         shown = await aeenc(*command)
         assert "SUCCEEDED" in shown.stdout
         assert "trees/s" in shown.stderr
+
+
+async def test_a_run_without_a_corpus_builds_that_of_its_data_once(aeenc, world, fleet, trees):
+    async with world.sampler(index_target=fleet.index) as sampler:
+        targets = (*fleet.options, "--sampler", sampler.channel.target)
+        command = (*targets, "--json", "sample", "--data", trees, "--oracle", "fake", "-k", 3, "--max-depth", 0)
+        ended = await aeenc(*command)
+        assert ended.code == 0
+        assert (await sampler.get_run(ended.json["run"])).config.corpus == corpus_name(Dataset.load(trees))
+        encoded = len(fleet.encoder.encoded_premises)
+        assert encoded > 0
+        assert (await aeenc(*command)).code == 0
+        assert len(fleet.encoder.encoded_premises) == encoded
 
 
 async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aeenc import AsyncClient
-from aeenc.cli.learning.evaluation import corpus_name
+from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
 from support.worlds.index_world import SPACE

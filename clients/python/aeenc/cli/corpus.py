@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -96,6 +97,23 @@ def build_corpus(
         seconds=round(seconds, 3),
         facts_per_s=round(count / seconds, 1),
     )
+
+
+def corpus_name(dataset: Dataset) -> str:
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
+    digest = hashlib.sha256()
+    for candidate in dataset.candidates():
+        digest.update(candidate.text.encode() + b"\0")
+    return f"eval-{digest.hexdigest()[:8]}"
+
+
+def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> str:
+    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
+    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
+    serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
+    if name not in serving:
+        build_corpus(client, name, dataset, on_progress)
+    return name
 
 
 def build(

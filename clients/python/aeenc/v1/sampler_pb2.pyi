@@ -187,12 +187,16 @@ class NegativeFilter(_message.Message):
     def __init__(self, min_rank: _Optional[int] = ..., max_rank: _Optional[int] = ..., absolute_margin: _Optional[float] = ..., relative_margin: _Optional[float] = ..., rewordings: bool = ...) -> None: ...
 
 class Hypothesis(_message.Message):
-    __slots__ = ("id", "text")
+    __slots__ = ("id", "text", "question", "answer")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    question: str
+    answer: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class StartRunResponse(_message.Message):
     __slots__ = ("run", "existed")
@@ -475,7 +479,7 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitVerdictsRequest(_message.Message):
-    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict")
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +490,7 @@ class SubmitVerdictsRequest(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     seen_upto: int
@@ -496,7 +501,8 @@ class SubmitVerdictsRequest(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[str]
     inference: str
     node_verdict: NodeVerdict
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -721,19 +727,23 @@ class WatchTreeResponse(_message.Message):
     def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
 
 class TreeState(_message.Message):
-    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished")
+    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished", "question", "answer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     hypothesis_id: str
     nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
     finished: bool
-    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ...) -> None: ...
+    question: str
+    answer: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation")
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation", "author")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -749,6 +759,7 @@ class TreeNode(_message.Message):
     NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     parent_id: str
     premise_id: str
@@ -764,19 +775,22 @@ class TreeNode(_message.Message):
     node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
     model_version: str
     generation: str
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+    author: str
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class TreePremise(_message.Message):
-    __slots__ = ("premise_id", "text", "rank", "leaf")
+    __slots__ = ("premise_id", "text", "rank", "leaf", "author")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     text: str
     rank: int
     leaf: bool
-    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ...) -> None: ...
+    author: str
+    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ..., author: _Optional[str] = ...) -> None: ...
 
 class ListQueuesRequest(_message.Message):
     __slots__ = ("annotator",)
@@ -791,20 +805,22 @@ class ListQueuesResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[Queue, _Mapping]]] = ...) -> None: ...
 
 class Queue(_message.Message):
-    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs")
+    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs", "max_grade")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
     GUIDELINE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRADE_FIELD_NUMBER: _ClassVar[int]
     name: str
     overlap: int
     undo: _duration_pb2.Duration
     guideline: str
     total: TaskCounts
     runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
-    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ...) -> None: ...
+    max_grade: float
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ...) -> None: ...
 
 class RunTasks(_message.Message):
     __slots__ = ("run_id", "counts")
@@ -865,20 +881,24 @@ class GetAgreementRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetAgreementResponse(_message.Message):
-    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports")
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports", "positive_agreement", "edge_f1")
     COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
     FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
     KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     ANNOTATORS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    EDGE_F1_FIELD_NUMBER: _ClassVar[int]
     cohen_kappa: float
     fleiss_kappa: float
     krippendorff_alpha: float
     candidates: int
     annotators: int
     reports: _containers.RepeatedCompositeFieldContainer[AnnotatorReport]
-    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ...) -> None: ...
+    positive_agreement: float
+    edge_f1: float
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ...) -> None: ...
 
 class AnnotatorReport(_message.Message):
     __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed")
@@ -935,7 +955,7 @@ class JudgedTask(_message.Message):
     def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
 
 class TaskAnswer(_message.Message):
-    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict")
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
@@ -946,6 +966,7 @@ class TaskAnswer(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     annotator: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
@@ -956,7 +977,8 @@ class TaskAnswer(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[str]
     inference: str
     node_verdict: NodeVerdict
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

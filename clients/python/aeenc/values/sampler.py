@@ -488,6 +488,8 @@ class TaskAnswer:
     """How the query follows, in their words. Empty: not said."""
     node_verdict: NodeVerdict = NodeVerdict.UNSPECIFIED
     """Whether the premises explain the query entirely."""
+    intermediates: tuple[str, ...] = ()
+    """The intermediate conclusions that they wrote."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TaskAnswer) -> TaskAnswer:
@@ -503,6 +505,7 @@ class TaskAnswer:
             written=tuple(message.written),
             inference=message.inference,
             node_verdict=NodeVerdict(message.node_verdict),
+            intermediates=tuple(message.intermediates),
         )
 
 
@@ -601,18 +604,26 @@ class TreePremise:
     """A premise that explains a node."""
 
     premise_id: str = ""
-    """The premise's id."""
+    """The premise's id. Empty: an intermediate conclusion that people wrote."""
     text: str = ""
     """The premise's text."""
     rank: int = 0
     """Its rank among the candidates. 0: a person has added it."""
     leaf: bool = False
     """Whether it needs no explanation itself."""
+    author: str = ""
+    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreePremise) -> TreePremise:
         """Reads the message."""
-        return cls(premise_id=message.premise_id, text=message.text, rank=message.rank, leaf=message.leaf)
+        return cls(
+            premise_id=message.premise_id,
+            text=message.text,
+            rank=message.rank,
+            leaf=message.leaf,
+            author=message.author,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -624,7 +635,7 @@ class TreeNode:
     parent_id: str = ""
     """The node above. Empty at the root."""
     premise_id: str = ""
-    """The premise that the node is. Empty at the root."""
+    """The premise that the node is. Empty at the root, and where people wrote it as an intermediate conclusion."""
     text: str = ""
     """Its text: the query."""
     depth: int = 0
@@ -649,6 +660,8 @@ class TreeNode:
     """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
     generation: str = ""
     """The corpus generation of its candidates."""
+    author: str = ""
+    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreeNode) -> TreeNode:
@@ -669,6 +682,7 @@ class TreeNode:
             node_verdicts=tuple([NodeVerdict(one) for one in message.node_verdicts]),
             model_version=message.model_version,
             generation=message.generation,
+            author=message.author,
         )
 
 
@@ -684,6 +698,10 @@ class TreeState:
     """Its nodes in breadth-first order, the root first."""
     finished: bool = False
     """Whether nothing of it is left to judge."""
+    question: str = ""
+    """The question that the hypothesis answers. Empty: none."""
+    answer: str = ""
+    """The answer that it states. Empty: none."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreeState) -> TreeState:
@@ -693,6 +711,8 @@ class TreeState:
             hypothesis_id=message.hypothesis_id,
             nodes=tuple([TreeNode.from_message(one) for one in message.nodes]),
             finished=message.finished,
+            question=message.question,
+            answer=message.answer,
         )
 
 
@@ -769,6 +789,8 @@ class Queue:
     """The counts of all its runs that go on."""
     runs: tuple[RunTasks, ...] = ()
     """The counts of each of them, oldest first."""
+    max_grade: float = 0.0
+    """The highest grade to ask for with each premise that explains, from 1. 0: none is asked for."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Queue) -> Queue:
@@ -780,6 +802,7 @@ class Queue:
             guideline=message.guideline,
             total=TaskCounts.from_message(message.total),
             runs=tuple([RunTasks.from_message(one) for one in message.runs]),
+            max_grade=message.max_grade,
         )
 
 
@@ -831,6 +854,14 @@ class Agreement:
     """The number of annotators counted."""
     reports: tuple[AnnotatorReport, ...] = ()
     """One report per annotator of the run, sorted by name."""
+    positive_agreement: float = 0.0
+    """Positive agreement: 2a / (2a + b + c) over the pairs of annotators, where both say yes to a candidates, and one
+    of them alone to b + c. NaN if nobody says yes.
+    """
+    edge_f1: float = 0.0
+    """F1 of the premises that two annotators accept for the same query, over all pairs; additions count, too. NaN if
+    nobody accepts any.
+    """
 
     @classmethod
     def from_message(cls, message: sampler_pb2.GetAgreementResponse) -> Agreement:
@@ -842,6 +873,8 @@ class Agreement:
             candidates=message.candidates,
             annotators=message.annotators,
             reports=tuple([AnnotatorReport.from_message(one) for one in message.reports]),
+            positive_agreement=message.positive_agreement,
+            edge_f1=message.edge_f1,
         )
 
 

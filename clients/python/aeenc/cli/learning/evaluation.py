@@ -7,7 +7,6 @@ TREC runs and need no service.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,16 @@ import typer
 
 from aeenc import Client, Retrieval
 from aeenc.calls.retrieval import Fusion, FusionMethod, Mode
-from aeenc.cli.corpus import NegativeFeedback, Prior, Rerank, RerankWeight, build_corpus, check_model
+from aeenc.cli.corpus import (
+    NegativeFeedback,
+    Prior,
+    Rerank,
+    RerankWeight,
+    build_corpus,
+    check_model,
+    corpus_name,
+    ensure_corpus,
+)
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.cli.output import output_of, table
@@ -49,23 +57,6 @@ TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
 PART = 64  # texts whose rankings are held before they are written
 
 Gold = tuple[str, tuple[str, ...]]  # a query and its gold premises, as texts
-
-
-def corpus_name(dataset: Dataset) -> str:
-    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
-    digest = hashlib.sha256()
-    for candidate in dataset.candidates():
-        digest.update(candidate.text.encode() + b"\0")
-    return f"eval-{digest.hexdigest()[:8]}"
-
-
-def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> str:
-    """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
-    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
-    serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
-    if name not in serving:
-        build_corpus(client, name, dataset, on_progress)
-    return name
 
 
 def generation_for(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
+from aeenc.cli.corpus import ensure_corpus
 from aeenc.cli.output import EndedBadly, Output, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
@@ -80,8 +81,11 @@ def show_run(run: values.Run, out: Output) -> None:
 
 def sample(
     context: typer.Context,
-    corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from.")],
     data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    corpus: Annotated[
+        str,
+        typer.Argument(help="The corpus to retrieve from.", show_default="one of the data, built if it is not there"),
+    ] = "",
     oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
     split: Annotated[str, typer.Option(help="The split whose hypotheses are explained.")] = "train",
     k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
@@ -105,13 +109,18 @@ def sample(
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
-    hypotheses = hypotheses_of(Dataset.load(data), split)
+    dataset = Dataset.load(data)
+    hypotheses = hypotheses_of(dataset, split)
     if not hypotheses:
         raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
+    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in dataset.trees(split)}
     out = output_of(context)
     with client(context) as connected:
+        if not corpus:
+            with out.progress("corpus", "premises") as progress:
+                corpus = ensure_corpus(connected, dataset, lambda done, total: progress(done, total, ""))
         run = connected.sampler.start_run(
-            hypotheses,
+            [(name, text, *behind[text]) for name, text in hypotheses],
             corpus=corpus,
             oracle=oracle,
             k=k,
