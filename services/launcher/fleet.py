@@ -211,7 +211,8 @@ class Fleet:
             return processes.start(command, {"AEENC_ORACLE_TOKEN": self._token} if self._token else {}, log)
         if name == "workbench":
             command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
-            command += ["--sampler", targets["sampler"], "--index", targets["index"]]
+            for service in ("sampler", "index", "trainer"):
+                command += [f"--{service}", targets[service]]
             token = {"AEENC_WORKBENCH_TOKEN": self._token} if self._token else {}
             return processes.start(command, {"AEENC_CA": "", **token}, log)
         settings = self._settings(name, options, targets, redis_url)

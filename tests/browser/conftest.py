@@ -23,6 +23,10 @@ from support.worlds.sampler_world import QUEUE, SamplerWorld, small_world
 
 if find_spec("playwright") is None or find_spec("aeenc_workbench") is None:
     collect_ignore_glob = ["test_*.py"]  # the default suite has neither
+else:
+    from support.worlds.trainer_world import corpus, space, world
+
+    __all__ = ["corpus", "space", "world"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 START_MS = 15_000
 
@@ -42,16 +46,8 @@ class Bench:
 
     async def window(self, name: str, role: str = "annotator") -> Any:
         """A window of somebody's own, signed in by a link. `wrong` has what went wrong in its page."""
-        from aeenc_workbench.sign_in import Person
-
-        context = await self.browser.new_context(viewport={"width": 1280, "height": 800})
-        page = await context.new_page()
-        page.set_default_timeout(START_MS)
-        page.wrong = []
-        page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.on("console", lambda said: page.wrong.append(said.text) if "Content Security" in said.text else None)
+        page = await open_window(self.browser, self.url, self.links, name, role)
         self.windows.append(page)
-        await page.goto(f"{self.url}/sign-in?link={self.links.make(Person(name, role))}")
         return page
 
     async def run(self, texts: list[str], **config: Any) -> str:
@@ -65,6 +61,20 @@ class Bench:
 
         await eventually(queued)
         return str(run.id)
+
+
+async def open_window(browser: Any, url: str, links: Any, name: str, role: str) -> Any:
+    """A window of somebody's own, signed in by a link."""
+    from aeenc_workbench.sign_in import Person
+
+    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    page = await context.new_page()
+    page.set_default_timeout(START_MS)
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda said: page.wrong.append(said.text) if "Content Security" in said.text else None)
+    await page.goto(f"{url}/sign-in?link={links.make(Person(name, role))}")
+    return page
 
 
 @pytest.fixture

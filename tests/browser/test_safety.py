@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,32 @@ async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> No
                 assert (await ann.post(f"/api/{call}", json={**calls[call], "lease": lease})).status_code == 200
         [task] = [one async for one in at.people.list_tasks(run_id)]
         assert [one.annotator for one in task.answers] == ["ann"]
+
+
+async def test_the_events_do_not_tell_who_acts_on_which_task(bench: Any) -> None:
+    async with bench(overlap=2) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        async with httpx.AsyncClient(base_url=at.url) as http:
+            await http.get(f"/sign-in?link={at.links.make(Person('ann'))}")
+            async with http.stream("GET", "/api/events") as stream:
+                lines = stream.aiter_lines()
+                assert await anext(lines) == "retry: 1000"
+                [lease] = await at.people.lease("bob")
+                told = [line async for line in until(lines, '"leased"')]
+        assert json.loads(told[-1].removeprefix("data: ")) == {
+            "event": "leased",
+            "run": run_id,
+            "task": lease.task.task_id,
+        }
+        assert not [line for line in told if "bob" in line]
+
+
+async def until(lines: AsyncIterator[str], text: str) -> AsyncIterator[str]:
+    """Yields lines up to the one that holds a text."""
+    async for line in lines:
+        yield line
+        if text in line:
+            return
 
 
 async def test_the_next_person_at_a_browser_sees_and_sends_nothing_of_the_last(bench: Any) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import uvicorn
 
+from aeenc.errors import AeencError
+from aeenc.trees import Dataset
 from aeenc_workbench.app import make_app
+from aeenc_workbench.calls import Gold
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links
 
@@ -31,8 +35,10 @@ def main(arguments: list[str] | None = None) -> None:
     app = make_app(
         links,
         secure=settings.tls_cert is not None,
+        gold=_gold(settings.gold),
         sampler=settings.sampler,
         index=settings.index,
+        trainer=settings.trainer,
         token=settings.token,
         ca=settings.ca,
     )
@@ -49,6 +55,16 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.print_links:
         _print_links(settings, links, f"{scheme}://{host}:{listening.getsockname()[1]}")
     Server(config).run(sockets=[listening])
+
+
+def _gold(folder: Path | None) -> list[Gold]:
+    """The dev queries of gold trees, or none."""
+    if folder is None:
+        return []
+    try:
+        return [(query.text, query.gold) for query in Dataset.load(folder).queries("dev")]
+    except AeencError as error:
+        sys.exit(f"aeenc-workbench: --gold: {error.message}")
 
 
 class Server(uvicorn.Server):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aeenc import AsyncClient
 from aeenc.errors import AeencError, Unauthenticated
-from aeenc_workbench import calls, plain
+from aeenc_workbench import calls, plain, training
 from aeenc_workbench.events import Events
 from aeenc_workbench.sign_in import Links, person_of, sign_in
 
@@ -39,10 +39,11 @@ HEADERS = {
 }
 
 
-def make_app(links: Links, *, secure: bool = False, **targets: Any) -> Starlette:
+def make_app(links: Links, *, secure: bool = False, gold: Iterable[calls.Gold] = (), **targets: Any) -> Starlette:
     """Makes the ASGI application. `targets` are the options of `aeenc.AsyncClient`.
 
-    With `secure` browsers send the session over TLS only. It runs whether or not the services do.
+    With `secure` browsers send the session over TLS only. `gold` queries measure what was trained. It runs whether or
+    not the services do.
     """
 
     @asynccontextmanager
@@ -50,6 +51,7 @@ def make_app(links: Links, *, secure: bool = False, **targets: Any) -> Starlette
         async with AsyncClient(**targets) as client:
             app.state.client = client
             app.state.leases = links.leases
+            app.state.gold = list(gold)
             app.state.events = Events(client)
             app.state.events.start()
             yield
@@ -77,6 +79,7 @@ def make_app(links: Links, *, secure: bool = False, **targets: Any) -> Starlette
             Route("/sign-in", enter),
             Route("/sign-out", leave, methods=["POST"]),
             *calls.routes(),
+            *training.routes(),
             Mount("/assets", StaticFiles(directory=PAGE / "assets", check_dir=False)),
         ],
         middleware=[

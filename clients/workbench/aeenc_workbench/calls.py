@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -13,15 +13,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
-from aeenc.errors import PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
 from aeenc_workbench import downloads
+from aeenc_workbench.events import NO_STORE
 from aeenc_workbench.plain import plain
 from aeenc_workbench.sign_in import Leases, Person, person_of
 
 Word = Literal["explains", "leaf", "refuses", "abstains"]
 B = TypeVar("B", bound=BaseModel)
-MAX_TASKS = 200  # of a list
+T = TypeVar("T")
+Gold = tuple[str, tuple[str, ...]]  # a query and the texts of its premises
+MAX_LISTED = 200
 _VERDICTS = {
     "explains": Verdict(EXPLAINS),
     "leaf": Verdict(EXPLAINS, leaf=True),
@@ -137,6 +139,11 @@ class Call:
     def leases(self) -> Leases:
         """Seals and opens the ids of leases."""
         return cast("Leases", self.request.app.state.leases)
+
+    @property
+    def gold(self) -> list[Gold]:
+        """The gold queries that measure encoders."""
+        return cast("list[Gold]", self.request.app.state.gold)
 
     async def body(self, kind: type[B]) -> B:
         """Reads the body. Raises pydantic's ValidationError."""
@@ -272,22 +279,22 @@ async def tree(call: Call) -> Any:
 
 async def answers(call: Call) -> Any:
     """The person's own answers in a run, the latest first."""
-    listed = call.client.people.list_answers(call.run, call.person.name, page_size=MAX_TASKS)
-    return await _first(listed)
+    listed = call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED)
+    return await first(listed)
 
 
 async def tasks(call: Call) -> Any:
     """The tasks of a run as the person may see them."""
     state = call.request.query_params.get("state")
-    viewer = "" if call.person.role == "adjudicator" else call.person.name
-    return await _first(
+    viewer = "" if call.person.may("adjudicator") else call.person.name
+    return await first(
         call.client.people.list_tasks(call.run, state=state, annotator=viewer)  # type: ignore[arg-type]
     )
 
 
 async def adjudicate(call: Call) -> Any:
     """Decides a conflict."""
-    _needs_adjudicator(call.person)
+    call.person.must_be("adjudicator")
     body = await call.body(TaskBody)
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
     made = await call.client.people.adjudicate(body.run, body.task, verdicts, call.person.name, request_id=body.request)
@@ -296,14 +303,14 @@ async def adjudicate(call: Call) -> Any:
 
 async def agreement(call: Call) -> Any:
     """The agreement of a run's annotators."""
-    _needs_adjudicator(call.person)
+    call.person.must_be("adjudicator")
     return await call.client.people.get_agreement(call.run)
 
 
 async def changes(call: Call) -> Any:
     """The latest changes of a run's tasks, the latest first: the audit trail."""
-    _needs_adjudicator(call.person)
-    latest: deque[values.TaskChange] = deque(maxlen=MAX_TASKS)
+    call.person.must_be("adjudicator")
+    latest: deque[values.TaskChange] = deque(maxlen=MAX_LISTED)
     async for change in call.client.people.list_changes(call.run, task_id=call.request.query_params.get("task", "")):
         latest.append(change)
     return list(reversed(latest))
@@ -311,7 +318,7 @@ async def changes(call: Call) -> Any:
 
 async def download(call: Call) -> Any:
     """A file of a run."""
-    _needs_adjudicator(call.person)
+    call.person.must_be("adjudicator")
     return await downloads.download(call.client, call.run, str(call.request.path_params["form"]))
 
 
@@ -323,7 +330,7 @@ async def picture(call: Call) -> Any:
 async def events(call: Call) -> Any:
     """All events of the queues from now on."""
     stream = call.request.app.state.events.stream()
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
 
 _READS: dict[str, Handler] = {
@@ -354,29 +361,30 @@ _CHANGES: dict[str, Handler] = {
 
 
 def routes() -> list[Route]:
-    """The routes below /api."""
-    reads = [Route(path, _endpoint(one)) for path, one in _READS.items()]
-    return [*reads, *(Route(path, _endpoint(one), methods=["POST"]) for path, one in _CHANGES.items())]
+    """The routes of queues, tasks and searches."""
+    return make_routes(_READS, _CHANGES)
+
+
+def make_routes(reads: Mapping[str, Handler], changes: Mapping[str, Handler]) -> list[Route]:
+    """Makes routes of handlers by path. Both kinds need a session, `changes` its CSRF token, too."""
+    got = [Route(path, _endpoint(one)) for path, one in reads.items()]
+    return [*got, *(Route(path, _endpoint(one), methods=["POST"]) for path, one in changes.items())]
 
 
 def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         person = person_of(request)
         done = await handler(Call(request.app.state.client, person, request))
-        return done if isinstance(done, Response) else JSONResponse(plain(done), headers={"cache-control": "no-store"})
+        return done if isinstance(done, Response) else JSONResponse(plain(done), headers=NO_STORE)
 
     return endpoint
 
 
-def _needs_adjudicator(person: Person) -> None:
-    if person.role != "adjudicator":
-        raise PermissionDenied(f"{person.name} is an annotator; ask for a link with the role adjudicator")
-
-
-async def _first(listed: Any) -> list[Any]:
-    found: list[Any] = []
+async def first(listed: AsyncIterator[T], at_most: int = MAX_LISTED) -> list[T]:
+    """The first items of a list that may be long."""
+    found: list[T] = []
     async for one in listed:
         found.append(one)
-        if len(found) == MAX_TASKS:
+        if len(found) == at_most:
             break
     return found

@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from aeenc import AsyncClient
 from aeenc.errors import AeencError
+from aeenc_workbench.plain import plain
 
 BACKLOG = 256  # events that one browser may be behind
 BEAT_S = 15.0  # proxies close a stream that says nothing for long
 PAUSE_S = 1.0
+NO_STORE = {"cache-control": "no-store"}
+
+
+def server_sent(event: Any, seq: int | None = None) -> bytes:
+    """Formats an event. A browser that loses the stream asks for what follows the last `seq`."""
+    identity = "" if seq is None else f"id: {seq}\n"
+    return f"{identity}data: {json.dumps(plain(event))}\n\n".encode()
 
 
 class Events:
@@ -28,6 +36,7 @@ class Events:
         self._client = client
         self._browsers: set[asyncio.Queue[dict[str, Any] | None]] = set()
         self._following: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     def start(self) -> None:
         """Begins to follow."""
@@ -35,6 +44,7 @@ class Events:
 
     async def stop(self) -> None:
         """Ends all streams."""
+        self._stopped.set()
         for browser in self._browsers:
             _end(browser)
         if self._following is not None:
@@ -56,9 +66,28 @@ class Events:
                     continue
                 if event is None:
                     return
-                yield f"data: {json.dumps(event)}\n\n".encode()
+                yield server_sent(event)
         finally:
             self._browsers.discard(browser)
+
+    async def relay(self, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        """Yields the events of another stream until it or all streams end."""
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(events, None))
+                await asyncio.wait({coming, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait({coming})
+                    return
+                event = coming.result()
+                if event is None:
+                    return
+                yield event
+        finally:
+            stopped.cancel()
+            await events.aclose()
 
     async def _follow(self) -> None:
         seq = 0
@@ -66,8 +95,8 @@ class Events:
             try:
                 async for event in self._client.people.watch(from_seq=seq + 1, from_now=not seq):
                     seq = event.seq
-                    told = {"event": event.event.name.lower(), "run": event.run_id, "task": event.task_id}
-                    self._tell({**told, "annotator": event.annotator})
+                    # who acted is not told: people who share a task judge it blindly
+                    self._tell({"event": event.event.name.lower(), "run": event.run_id, "task": event.task_id})
             except AeencError as error:
                 seq = 0 if error.reason == "EVENTS_GONE" else seq
                 self._tell({"event": "away", "detail": error.message})

@@ -24,14 +24,17 @@ class WorkbenchSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8700, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    annotator: list[str] = Field([], description="people to print a link for; none: your login, as adjudicator")
+    annotator: list[str] = Field([], description="people to print a link for; none: your login, as admin")
     adjudicator: list[str] = Field([], description="people to print a link for who also decide conflicts")
+    admin: list[str] = Field([], description="people to print a link for who also train and publish")
     print_links: bool = Field(True, description="print links at the start")
     link: bool = Field(False, description="print the links and end: for a workbench that runs already")
     state_dir: Path | None = Field(None, description="folder of the key that signs sessions; default: .aeenc/workbench")
     url: str = Field("", description="address that people use, for the links; default: where it listens")
     sampler: str | None = Field(None, description="address of the sampler; default: AEENC_SAMPLER or the local fleet")
     index: str | None = Field(None, description="address of the index; default: AEENC_INDEX, else the local fleet")
+    trainer: str | None = Field(None, description="address of the trainer; default: AEENC_TRAINER or the local fleet")
+    gold: Path | None = Field(None, description="folder of gold trees whose dev queries measure what is trained")
     token: str | None = Field(None, description="its credential; default: AEENC_TOKEN, else the local fleet's")
     ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
@@ -59,7 +62,8 @@ class WorkbenchSettings(BaseSettings):
         """Those who get a link."""
         named = [Person(name) for name in self.annotator]
         named += [Person(name, "adjudicator") for name in self.adjudicator]
-        return named or [Person(getpass.getuser(), "adjudicator")]
+        named += [Person(name, "admin") for name in self.admin]
+        return named or [Person(getpass.getuser(), "admin")]
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:

@@ -14,14 +14,14 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLSafeTimedSerializer
 from starlette.requests import Request
 
 from aeenc.errors import PermissionDenied, Unauthenticated
 
-Role = Literal["annotator", "adjudicator"]
+Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
 LINK_S = 3600
 KEY_BYTES = 32
 CSRF_HEADER = "x-csrf-token"
@@ -29,10 +29,20 @@ CSRF_HEADER = "x-csrf-token"
 
 @dataclass(frozen=True)
 class Person:
-    """Who is signed in. An adjudicator may also do what an annotator may."""
+    """Who is signed in."""
 
     name: str
     role: Role = "annotator"
+
+    def may(self, role: Role) -> bool:
+        """Whether this person has the role, or one that includes it."""
+        roles = get_args(Role)
+        return roles.index(self.role) >= roles.index(role)
+
+    def must_be(self, role: Role) -> None:
+        """Raises PermissionDenied unless the person has the role."""
+        if not self.may(role):
+            raise PermissionDenied(f"{self.name} is an {self.role}; ask for a link with the role {role}")
 
 
 class Links:

@@ -4,7 +4,7 @@ export type Remark = "irrelevant" | "bad_fact";
 export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
 
-export interface Person { name: string; role: "annotator" | "adjudicator"; csrf: string }
+export interface Person { name: string; role: "annotator" | "adjudicator" | "admin"; csrf: string }
 export interface Candidate { premise_id: string; text: string; rank: number; score: number }
 export interface Task {
   task_id: string; query: string; path: string[]; accepted: Candidate[]; candidates: Candidate[]; model_version: string;
@@ -43,7 +43,20 @@ export interface Agreement {
   edge_f1: number | null; candidates: number;
   reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number }[];
 }
-export interface QueueEvent { event: string; run: string; task: string; annotator: string; detail?: string }
+export type JobState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
+export interface Job {
+  id: string; state: JobState; error: string; version: string; created_at: string;
+  config: { corpus: string; run_ids: string[]; epochs: number };
+  progress: {
+    phase: string; epochs_done: number; steps_done: number; steps: number; loss: number; validation_map: number;
+    positives: number; negatives: number;
+  };
+}
+export interface Label { name: string; version: string; previous_version: string; revision: number }
+export interface Overview { runs: { id: string; corpus: string; state: string }[]; jobs: Job[]; labels: Label[]; gold: number }
+export interface Measured { version: string; queries: number; strict: { map: number; ndcg: number; hit_at_10: number; hit_at_50: number } }
+export interface Publication { complete: boolean; generation: string; label: Label; gate?: { not_compared: string } }
+export interface QueueEvent { event: string; run: string; task: string; detail?: string }
 
 export class Problem extends Error {
   constructor(readonly status: number, readonly reason: string, detail: string) {
@@ -96,7 +109,7 @@ export async function signedIn(): Promise<Person> {
 export function follow(told: (event: QueueEvent) => void): () => void {
   const source = new EventSource("/api/events");
   source.onmessage = (message) => told(JSON.parse(message.data as string) as QueueEvent);
-  source.onopen = () => told({ event: "connected", run: "", task: "", annotator: "" });
+  source.onopen = () => told({ event: "connected", run: "", task: "" });
   return () => source.close();
 }
 

@@ -6,9 +6,13 @@ import { call, Problem, signedIn, watchConnection, type Person, type Queue } fro
 import { belongsTo } from "./draft";
 import { Lead } from "./lead";
 import { Playground } from "./playground";
+import { Training } from "./training";
 import "./style.css";
 
-const VIEWS: [string, string][] = [["annotate", "Annotate"], ["lead", "Lead"], ["playground", "Playground"]];
+const ROLES: Person["role"][] = ["annotator", "adjudicator", "admin"];
+const VIEWS: [name: string, title: string, role: Person["role"]][] = [
+  ["annotate", "Annotate", "annotator"], ["lead", "Lead", "adjudicator"], ["training", "Training", "admin"], ["playground", "Playground", "annotator"],
+];
 
 function App() {
   const [person, setPerson] = useState<Person | null>(null);
@@ -28,16 +32,20 @@ function App() {
 
   if (refused) return <main class="wide"><h1>AE-Enc workbench</h1><p role="alert">{refused}</p></main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
-  const views = VIEWS.filter(([name]) => name !== "lead" || person.role === "adjudicator");
+  const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
+  const shown = views.some(([name]) => name === view) ? view : "annotate";
   return <>
     <header>
       <strong>AE-Enc</strong>
-      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={view === name ? "page" : undefined}>{title}</a>)}</nav>
+      <nav aria-label="Views">{views.map(([name, title]) => <a key={name} href={`#${name}`} aria-current={shown === name ? "page" : undefined}>{title}</a>)}</nav>
       {!connected && <span class="away" role="status">No connection. What you have ticked is kept; it goes on by itself.</span>}
       <span class="person">{person.name}</span>
     </header>
     <main>
-      {view === "lead" && person.role === "adjudicator" ? <Lead queues={queues} reloadQueues={reloadQueues} /> : view === "playground" ? <Playground /> : <Annotate queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "lead" && <Lead queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "training" && <Training />}
+      {shown === "playground" && <Playground />}
+      {shown === "annotate" && <Annotate queues={queues} reloadQueues={reloadQueues} />}
     </main>
   </>;
 }

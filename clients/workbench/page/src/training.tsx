@@ -1,0 +1,133 @@
+// What an admin does with the answers: train on the pairs of runs, follow the curve, measure, publish, take back.
+import { useEffect, useState } from "preact/hooks";
+import { call, fresh, type Job, type Label, type Measured, type Overview, type Publication } from "./api";
+import { Curve, ENDED, useJob } from "./curve";
+
+const LABEL = "stable";
+
+export function Training() {
+  const [known, setKnown] = useState<Overview | null>(null);
+  const [chosen, setChosen] = useState<string[]>([]);
+  const [epochs, setEpochs] = useState(3);
+  const [shown, setShown] = useState("");
+  const [told, setTold] = useState("");
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+
+  async function load(): Promise<void> {
+    setKnown(await call<Overview>("/api/training"));
+  }
+  // Says what has happened, or why not; one change at a time.
+  async function doing(change: () => Promise<string>): Promise<void> {
+    setBusy(true);
+    setProblem("");
+    setTold("");
+    try {
+      setTold(await change());
+    } catch (error) {
+      setProblem((error as Error).message);
+    }
+    await load().catch((error: Error) => setProblem(error.message));
+    setBusy(false);
+  }
+  useEffect(() => { load().catch((error: Error) => setProblem(error.message)); }, []);
+
+  const corpus = known?.runs.find((run) => chosen.includes(run.id))?.corpus;
+  const label = known?.labels.find((one) => one.name === LABEL);
+  const job = known?.jobs.find((one) => one.id === shown) ?? known?.jobs[0];
+  const toggle = (id: string): void => setChosen(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
+
+  async function train(event: Event): Promise<void> {
+    event.preventDefault();
+    await doing(async () => {
+      const started = await call<Job>("/api/train", { runs: chosen, epochs, request: fresh() });
+      setShown(started.id);
+      return `Job ${started.id} has started.`;
+    });
+  }
+  const move = (what: "publish" | "rollback", version: string): Promise<void> => doing(async () => {
+    const body = { label: LABEL, version, revision: label?.revision ?? 0, request: fresh() };
+    const moved = await call<Publication>(`/api/${what}`, body);
+    return `${LABEL} is now ${moved.label.version}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
+  });
+
+  return (
+    <div class="wide">
+      <h1>Training</h1>
+      {problem && <p class="problem" role="alert">{problem}</p>}
+      <p role="status">{told}</p>
+      {known && <>
+        <form onSubmit={train}>
+          <fieldset>
+            <legend>Learn from the pairs of</legend>
+            {known.runs.length === 0 && <span class="quiet">There is no run yet. Start one: aeenc sample CORPUS --oracle QUEUE</span>}
+            {known.runs.map((run) => (
+              <label class="check" key={run.id}>
+                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <code>{run.id}</code> <span class="quiet">{run.corpus}, {run.state}</span>
+              </label>
+            ))}
+          </fieldset>
+          <label>Epochs <input type="number" min="1" max="100" value={epochs} onInput={(event) => setEpochs(event.currentTarget.valueAsNumber)} /></label>
+          <button type="submit" class="primary" disabled={busy || chosen.length === 0}>Train</button>
+        </form>
+        <h2>Jobs</h2>
+        {!job && <p class="quiet">No job yet.</p>}
+        {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{one.id}, {new Date(one.created_at).toLocaleString()}</option>)}</select></label>}
+        {job && <OneJob key={job.id} started={job} label={label} gold={known.gold} busy={busy} doing={doing} publish={(version) => move("publish", version)} />}
+        <h2>Labels</h2>
+        <table>
+          <thead><tr><th scope="col">Label</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
+          <tbody>{known.labels.map((one) => (
+            <tr key={one.name}>
+              <td>{one.name}</td><td><code>{one.version}</code></td><td><code>{one.previous_version}</code></td>
+              <td>{one.name === LABEL && one.previous_version && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back</button>}</td>
+            </tr>
+          ))}</tbody>
+        </table>
+      </>}
+    </div>
+  );
+}
+
+interface OneJobProps {
+  started: Job; label: Label | undefined; gold: number; busy: boolean;
+  doing: (change: () => Promise<string>) => Promise<void>; publish: (version: string) => Promise<void>;
+}
+
+function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
+  const { job, points } = useJob(started);
+  const [measured, setMeasured] = useState<Measured[]>([]);
+  const { progress, version } = job;
+  const before = label?.version === version ? label.previous_version : label?.version;
+
+  const measure = (): Promise<void> => doing(async () => {
+    const found: Measured[] = [];
+    for (const one of [before, version]) if (one) found.push(await call<Measured>("/api/measure", { corpus: job.config.corpus, version: one }));
+    setMeasured(found);
+    return `Measured on ${found[0]?.queries ?? 0} dev queries.`;
+  });
+
+  return (
+    <section class="panel" aria-label={`Job ${job.id}`}>
+      <p><code>{job.id}</code> <span class="state">{job.state}</span> {progress.phase} epoch {progress.epochs_done} of {job.config.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
+      <Curve points={points} steps={progress.steps} />
+      <div class="actions">
+        {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return `Job ${job.id} is cancelled.`; })}>Cancel</button>}
+        {version && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
+        {version && job.state === "succeeded" && label?.version !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(version)}>Publish as {LABEL}</button>}
+        {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
+      </div>
+      {measured.length > 0 && (
+        <table>
+          <thead><tr><th scope="col">On dev</th><th scope="col" class="figure">Strict MAP</th><th scope="col" class="figure">NDCG</th><th scope="col" class="figure">Hit@10</th><th scope="col" class="figure">Hit@50</th></tr></thead>
+          <tbody>{measured.map((one) => (
+            <tr key={one.version}>
+              <td>{one.version === version ? "this job" : "without it"} <code>{one.version}</code></td>
+              {[one.strict.map, one.strict.ndcg, one.strict.hit_at_10, one.strict.hit_at_50].map((figure, n) => <td key={n} class="figure">{figure.toFixed(3)}</td>)}
+            </tr>
+          ))}</tbody>
+        </table>
+      )}
+    </section>
+  );
+}

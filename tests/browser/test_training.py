@@ -1,0 +1,114 @@
+"""An admin trains on a run's pairs from the page, follows the job, measures it, publishes it and takes it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aeenc_workbench.sign_in import Links, Person
+from browser.conftest import free_port, open_window, started
+from browser.test_safety import serious
+from browser.test_screens import picture
+
+from aeenc.registry import RegistryClient
+from support.small_trees import record
+from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
+
+pytestmark = pytest.mark.browser
+JOB_MS = 120_000  # a process that loads torch
+
+
+@asynccontextmanager
+async def workbench(world: TrainerWorld, folder: Path) -> AsyncIterator[tuple[str, Links]]:
+    """A workbench before the trainer, with gold queries that its corpus answers."""
+    task_1 = folder / "gold" / "dataset" / "task_1"
+    task_1.mkdir(parents=True)
+    trees = [record(f"t{n}", QUERIES[n], f"sent1: {FACTS[n]}", "sent1 -> hypothesis; ") for n in range(8)]
+    (task_1 / "dev.jsonl").write_text("".join(json.dumps(one) + "\n" for one in trees))
+    at = free_port()
+    words = ["--port", str(at), "--state-dir", str(folder / "workbench"), "--gold", str(folder / "gold")]
+    words += ["--trainer", world.trainer.channel.target, "--sampler", world.sampler.channel.target]
+    async with started(words):
+        yield f"http://127.0.0.1:{at}", Links(folder / "workbench")
+
+
+async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
+    world: TrainerWorld, tmp_path: Path, browser: Any
+) -> None:
+    registry = RegistryClient(world.trainer.channel)
+    async with workbench(world, tmp_path) as (url, links):
+        page = await open_window(browser, url, links, "lead", "admin")
+        await press(page, page.get_by_role("link", name="Training"))
+        await page.get_by_role("checkbox", name=world.run_id).focus()
+        await page.keyboard.press("Space")
+        await page.get_by_label("Epochs").fill("2")
+        await press(page, page.get_by_role("button", name="Train", exact=True))
+        job = page.get_by_role("region", name="Job")
+        await job.get_by_text("succeeded").wait_for(timeout=JOB_MS)
+        drawn = await job.get_by_role("img").get_attribute("aria-label")
+        [made] = [one async for one in world.trainer.list_jobs()]
+        assert (made.config.run_ids, made.config.epochs, made.config.split) == ((world.run_id,), 2, "train")
+        assert made.config.note == "started by lead in the workbench"
+        assert f"at step {made.progress.steps_done} of {made.progress.steps}" in drawn
+        assert f"{made.progress.validation_map:.3f} by epoch" in drawn
+        await press(page, job.get_by_role("button", name="Measure on dev"))
+        rows = job.get_by_role("row")
+        await rows.nth(2).wait_for(timeout=JOB_MS)
+        assert [(await rows.nth(n).inner_text()).split("\t")[0] for n in (1, 2)] == [
+            f"without it {world.space.version}",
+            f"this job {made.version}",
+        ]
+        assert f"{made.progress.best_validation_map:.3f}" in await rows.nth(2).inner_text()
+        assert not await serious(page)
+        await picture(page, "training")
+        await press(page, job.get_by_role("button", name="Publish as stable"))
+        await page.get_by_text(f"stable is now {made.version}, and every encoder serves it").wait_for()
+        assert [one.version async for one in registry.list_labels() if one.name == "stable"] == [made.version]
+        await press(page, page.get_by_role("button", name="Roll back"))
+        await page.get_by_text(f"stable is now {world.space.version}, and every encoder serves it").wait_for()
+        await page.reload()
+        await page.get_by_role("img", name=drawn).wait_for()
+        assert not page.wrong
+
+
+async def test_only_an_admin_trains_and_nothing_moves_a_label_that_has_moved(
+    world: TrainerWorld, tmp_path: Path
+) -> None:
+    async with workbench(world, tmp_path) as (url, links):
+        for role in ("annotator", "adjudicator"):
+            async with httpx.AsyncClient(base_url=url) as http:
+                await signed_in(http, links, role)
+                change = {"request": "once", "revision": 1, "version": world.space.version, "runs": [world.run_id]}
+                assert (await http.get("/api/training")).status_code == 403
+                assert (await http.get("/api/jobs/any/events")).status_code == 403
+                for call in ("train", "cancel", "measure", "publish", "rollback"):
+                    refused = await http.post(f"/api/{call}", json=change)
+                    assert refused.status_code == 403, call
+                    assert f"is an {role}" in refused.json()["detail"]
+        async with httpx.AsyncClient(base_url=url) as http:
+            await signed_in(http, links, "admin")
+            [label] = [one for one in (await http.get("/api/training")).json()["labels"] if one["name"] == "stable"]
+            moved = {"version": world.space.version, "revision": label["revision"] + 1, "request": "once"}
+            refused = await http.post("/api/publish", json=moved)
+            assert refused.status_code in (409, 412), refused.text
+            assert (await http.get("/api/jobs/unknown/events")).status_code == 404
+            measure = {"corpus": world.corpus, "version": world.space.version}
+            measured = await http.post("/api/measure", json=measure, timeout=60)
+            assert (measured.status_code, measured.json().get("queries")) == (200, 8), measured.text
+        assert [job async for job in world.trainer.list_jobs()] == []
+
+
+async def press(page: Any, button: Any) -> None:
+    """Presses a button or link by the keyboard."""
+    await button.focus()
+    await page.keyboard.press("Enter")
+
+
+async def signed_in(http: httpx.AsyncClient, links: Links, role: Any) -> None:
+    await http.get(f"/sign-in?link={links.make(Person('somebody', role))}")
+    http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
