@@ -37,7 +37,7 @@ function App() {
       <span class="person">{person.name}</span>
     </header>
     <main>
-      {view === "lead" && person.role === "adjudicator" ? <Lead queues={queues} reloadQueues={reloadQueues} /> : view === "playground" ? <Playground /> : <Annotate queues={queues} reloadQueues={reloadQueues} />}
+      {view === "lead" && person.role === "adjudicator" ? <Lead queues={queues} reloadQueues={reloadQueues} /> : view === "playground" ? <Playground /> : <Annotate role={person.role} queues={queues} reloadQueues={reloadQueues} />}
     </main>
   </>;
 }
