@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
+from services.index.values import LexicalSettings
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report, evaluate
 
 DEPTH = 1000
@@ -41,14 +42,15 @@ def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
     """Iterative BM25 (Chia et al. 2020) over the same words; the first 1,000, the first premise's words in full."""
 
     def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
-        return index.iterate(terms, DEPTH, allowed, first_scale=1.0).ordinals
+        return index.iterate(terms, DEPTH, allowed).ordinals
 
     return _ranked(dataset, split, rank)
 
 
 def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
     texts, queries = _texts(dataset), _queries(dataset, split)
-    index, standard = LexicalIndex.of(texts, stems=""), GoldStandard.of(queries, _ordinals(texts))
+    index = LexicalIndex.of(texts, LexicalSettings(words="words", first_scale=1.0))
+    standard = GoldStandard.of(queries, _ordinals(texts))
     strict, paper = [], []
     for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
         terms = index.terms(query.text)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
-    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, TrainerClient
+    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, NegativesName, TargetsName, TrainerClient
     from aeenc.transport.channel import Retry
     from aeenc.trees import Tree
     from aeenc.v1 import sampler_pb2, types_pb2
@@ -237,6 +237,7 @@ class BlockingIndexClient(Renamed):
         negative_feedback: float = 0.0,
         rerank: int = 0,
         rerank_weight: float = 0.0,
+        rerank_versions: Sequence[str] = (),
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -252,7 +253,8 @@ class BlockingIndexClient(Renamed):
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
-        its own. `negative_feedback` is the share of the five best premises' common direction that is taken off the
+        its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
+        `negative_feedback` is the share of the five best premises' common direction that is taken off the
         query for a second ranking; 0.1 is a good start.
         `precision` and `routing_key` are those of the encoder's calls.
         """
@@ -270,6 +272,7 @@ class BlockingIndexClient(Renamed):
                 negative_feedback=negative_feedback,
                 rerank=rerank,
                 rerank_weight=rerank_weight,
+                rerank_versions=given(rerank_versions),
                 drop_self=drop_self,
                 exclude=given(exclude),
                 splits=given(splits),
@@ -791,6 +794,9 @@ class BlockingTrainerClient(Renamed):
         hard_negatives: int | None = None,
         guide_version: str = "",
         guide_margin: float | None = None,
+        targets: TargetsName | int | None = None,
+        candidates: Mode | int | None = None,
+        negatives: NegativesName | int | None = None,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -808,9 +814,11 @@ class BlockingTrainerClient(Renamed):
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
         `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
-        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
-        checkpoint.
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
+        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
+        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
+        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -840,6 +848,9 @@ class BlockingTrainerClient(Renamed):
                 hard_negatives=hard_negatives,
                 guide_version=guide_version,
                 guide_margin=guide_margin,
+                targets=targets,
+                candidates=candidates,
+                negatives=negatives,
                 seed=seed,
                 note=note,
                 idempotency_key=idempotency_key,
@@ -904,6 +915,7 @@ class BlockingTrainerClient(Renamed):
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
         """
         with Caller() as caller:
             return caller.run(

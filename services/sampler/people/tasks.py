@@ -106,8 +106,8 @@ class TaskAnswer:
     written: tuple[str, ...] = ()
     inference: str = ""
     node_verdict: NodeVerdict = ""
-    intermediates: tuple[str, ...] = ()
     remarks: dict[str, Remark] = field(default_factory=dict)
+    intermediates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

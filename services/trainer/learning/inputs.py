@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class JobInputs:
     batches: TextBatches
     device: torch.device
     held_out: frozenset[str] = frozenset()
+    candidates: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
@@ -67,7 +68,8 @@ class JobInputs:
         device = device_of(plan.means.device, rank.number)
         validation = merge_queries(files.validation())
         held_out = frozenset(files.held_out())
-        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out)
+        candidates = files.candidates() if plan.config.candidates else {}
+        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates)
 
     @property
     def precision(self) -> Precision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
+from aeenc.calls.retrieval import Mode as RetrieveMode
+from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
+from aeenc.evaluation import RatedDataset
+from aeenc.trainer import NegativesName, TargetsName
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
+Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
 class Loss(StrEnum):
@@ -50,6 +56,11 @@ class Mode(StrEnum):
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
     """Lists (text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def gold_of(dataset: Source, split: str) -> list[Gold]:
+    """Lists the gold queries of a split, with the grades of their premises where it has some."""
+    return [*(dataset.queries(split) if isinstance(dataset, RatedDataset) else validation_of(dataset, split))]
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:
@@ -148,12 +159,24 @@ def train(
         str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
     ] = "",
     guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
+    targets: Annotated[
+        TargetsName | None,
+        typer.Option(show_default="binary", help="A cross-encoder's score comes close to 1, or to a premise's grade."),
+    ] = None,
+    candidates: Annotated[
+        RetrieveMode | None,
+        typer.Option(show_default="what encoders rank first", help="A cross-encoder re-ranks the first 200 of these."),
+    ] = None,
+    negatives: Annotated[
+        NegativesName | None,
+        typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
-    validation = validation_of(Dataset.load(data), split) if data is not None else []
+    validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
     with client(context) as connected:
         job = connected.trainer.start_job(
@@ -178,6 +201,9 @@ def train(
             hard_negatives=hard_negatives,
             guide_version=guide_version,
             guide_margin=guide_margin,
+            targets=targets,
+            candidates=candidates,
+            negatives=negatives,
             seed=seed,
             split=TRAINING_SPLIT,
         )
