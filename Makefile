@@ -26,7 +26,7 @@ BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 textgraphs nli figure3 proto release docs up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 textgraphs nli figure3 own-text proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -100,6 +100,9 @@ nli: setup ## four losses on natural language inference: DATA=dir with dev.jsonl
 
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)
+
+own-text: setup ## what the query's own text does to the paper's protocol, into docs/results (ARGS='--only NAME')
+	@$(PY) benchmarks/tables/own_text.py $(ARGS)
 
 proto: setup ## generate clients/python/aeenc/v1 from protos/, the blocking client from the awaiting one, and the SDK's values
 	@$(PY) -m tools.protos generate

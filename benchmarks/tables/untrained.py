@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
+from benchmarks.tables.table_text import deeper_metrics
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.index.values import LexicalSettings
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report, evaluate
@@ -26,7 +27,7 @@ def tf_idf(dataset: Dataset, split: str) -> dict[str, Any]:
     vectorizer = TfidfVectorizer()
     premises = vectorizer.fit_transform(texts).toarray()
     vectors = vectorizer.transform([query.text for query in queries]).toarray()
-    return evaluate(queries, vectors, premises, _ordinals(texts)).to_dict()
+    return _told(evaluate(queries, vectors, premises, _ordinals(texts)))
 
 
 def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -62,7 +63,14 @@ def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, M
         allowed = np.ones(len(texts), dtype=bool)
         allowed[own] = False
         strict.append(_positions(rank(index, terms, allowed), kept, len(texts)))
-    return Report.of(standard, strict, paper, candidates=len(texts)).to_dict()
+    return _told(Report.of(standard, strict, paper, candidates=len(texts)))
+
+
+def _told(report: Report) -> dict[str, Any]:
+    told = report.to_dict()
+    told["strict"] |= deeper_metrics(report.strict_ranks)
+    told["paper"] |= deeper_metrics(report.paper_ranks)
+    return told
 
 
 def _positions(found: Ranks, gold: Ranks, rows: int) -> Ranks:

@@ -17,6 +17,7 @@ from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
+from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
@@ -78,6 +79,11 @@ _CANDIDATES: dict[int, Candidates] = {
     index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
     index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
 }
+_OWN_TEXTS: dict[int, OwnText] = {
+    types_pb2.OWN_TEXT_UNSPECIFIED: "EXCLUDED",
+    types_pb2.OWN_TEXT_EXCLUDED: "EXCLUDED",
+    types_pb2.OWN_TEXT_NEGATIVE: "NEGATIVE",
+}
 _RETRIEVE_MODES: dict[int, RetrieveMode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "dense",
     index_pb2.RETRIEVE_MODE_LEXICAL: "lexical",
@@ -104,6 +110,9 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
     if batching is None:
         raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
+    own_text = _OWN_TEXTS.get(message.own_text)
+    if own_text is None:
+        raise errors.InvalidArgument.field("config.own_text", f"is {message.own_text}; give one of the enum OwnText")
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
     defaults = defaults_of(loss, batching)
     config = JobConfig(
@@ -134,6 +143,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         targets=decode_enum(_TARGETS, message.targets, "config.targets", "BINARY"),
         candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
         negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
+        own_text=own_text,
     )
     return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 
@@ -151,6 +161,7 @@ def to_job(job: Job) -> trainer_pb2.Job:
                 "targets": f"TARGETS_{job.config.targets}",
                 "candidates": f"RETRIEVE_MODE_{job.config.candidates or 'UNSPECIFIED'}",
                 "negatives": f"NEGATIVES_{job.config.negatives}",
+                "own_text": f"OWN_TEXT_{job.config.own_text}",
             }
         ),
         state=f"JOB_STATE_{job.state}",

@@ -29,7 +29,16 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
-    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, NegativesName, TargetsName, TrainerClient
+    from aeenc.trainer import (
+        BatchingName,
+        Gold,
+        LossName,
+        ModeName,
+        NegativesName,
+        OwnTextName,
+        TargetsName,
+        TrainerClient,
+    )
     from aeenc.transport.channel import Retry
     from aeenc.trees import Tree
     from aeenc.v1 import sampler_pb2, types_pb2
@@ -790,6 +799,7 @@ class BlockingTrainerClient(Renamed):
         margin: float | None = None,
         regularization: float | None = None,
         initial_share: float = 0.0,
+        own_text: OwnTextName | int | None = None,
         refused_weight: float = 0.0,
         hard_negatives: int | None = None,
         guide_version: str = "",
@@ -813,7 +823,8 @@ class BlockingTrainerClient(Renamed):
         queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
+        is to it (default: excluded); `refused_weight` of a refused pair
         beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
         grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
@@ -844,6 +855,7 @@ class BlockingTrainerClient(Renamed):
                 margin=margin,
                 regularization=regularization,
                 initial_share=initial_share,
+                own_text=own_text,
                 refused_weight=refused_weight,
                 hard_negatives=hard_negatives,
                 guide_version=guide_version,

@@ -20,6 +20,7 @@ CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
 _END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
+OwnTextName = Literal["excluded", "negative"]
 ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
 LossName = Literal[
     "full_corpus_softmax",
@@ -87,6 +88,7 @@ class TrainerClient(Renamed):
         margin: float | None = None,
         regularization: float | None = None,
         initial_share: float = 0.0,
+        own_text: OwnTextName | int | None = None,
         refused_weight: float = 0.0,
         hard_negatives: int | None = None,
         guide_version: str = "",
@@ -110,7 +112,8 @@ class TrainerClient(Renamed):
         queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
+        is to it (default: excluded); `refused_weight` of a refused pair
         beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
         `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
         grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
@@ -150,6 +153,7 @@ class TrainerClient(Renamed):
             negatives=enum_value(trainer_pb2.Negatives, negatives, "negatives"),
             mode=enum_value(trainer_pb2.Mode, mode, "mode"),
             initial_share=initial_share,
+            own_text=enum_value(types_pb2.OwnText, own_text, "own_text"),
         )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 
+OwnText = Literal["EXCLUDED", "NEGATIVE"]
 # CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises. NEUTRAL is
 # neither positive nor refused; only the classification of inferences learns from it.
 Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "NEUTRAL", "SKIPPED"]
@@ -100,14 +101,20 @@ class TrainingSet:
 
 
 def build_training_set(
-    pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
+    pairs: Iterable[JudgedPair],
+    premises: Sequence[PremiseRecord],
+    split: str,
+    held_out: Set[str] = frozenset(),
+    *,
+    own_text: OwnText = "EXCLUDED",
 ) -> TrainingSet:
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
     neither is a text of `held_out`, except where trees of the split itself have it. A pair judged both positive and
     refused, in different runs or by different annotators, is excluded. Of several grades of a pair the highest counts;
-    a positive pair without one has grade 1. Raises FailedPrecondition for a pair without a
+    a positive pair without one has grade 1. With `own_text` NEGATIVE, a query's own text is a refused premise where it
+    is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
     text whose id the generation lacks.
     """
     by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
@@ -137,8 +144,11 @@ def build_training_set(
             grades[pair.query, ordinal] = max(pair.grade, grades.get((pair.query, ordinal), 0.0))
     examples = []
     for query, signs in judged.items():
+        own = by_text.get(query, outside.get(query))
+        if own is not None:
+            signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
         own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
-        example = _example(query, signs, by_text.get(query, outside.get(query)), own_grades)
+        example = _example(query, signs, own_grades)
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
@@ -157,7 +167,7 @@ def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
     return ordinal
 
 
-def _example(query: str, signs: dict[int, set[Sign]], own: int | None, grades: dict[int, float]) -> Example:
+def _example(query: str, signs: dict[int, set[Sign]], grades: dict[int, float]) -> Example:
     def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
         return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
 
@@ -165,8 +175,6 @@ def _example(query: str, signs: dict[int, set[Sign]], own: int | None, grades: d
     refused = where(lambda found: "POSITIVE" not in found and bool(REFUSED & found))
     contradicted = where(lambda found: "POSITIVE" not in found and REFUSED & found == {"CONTRADICTED"})
     undecided = set(signs) - set(positives.tolist()) - set(refused.tolist())
-    if own is not None:
-        undecided.add(own)
     excluded = np.array(sorted(undecided), dtype=np.int64)
     neutral = where(lambda found: found == {"NEUTRAL"})
     own_grades = np.array([grades[int(n)] for n in positives])

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
+from services.trainer.data.training_set import OwnText
 
 FORMAT_VERSION = 1
 CONFIG_VERSION = 2  # of a configuration that the release before would carry out in another way
@@ -96,6 +97,7 @@ class JobConfig:
     targets: Targets = "BINARY"
     candidates: Candidates = ""
     negatives: Negatives = "RETRIEVED"
+    own_text: OwnText = "EXCLUDED"
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:

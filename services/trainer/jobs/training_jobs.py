@@ -112,6 +112,12 @@ class TrainingJobs:
             raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
         if why := why_not(config.mode, config.loss):
             raise errors.InvalidArgument.field("config.loss", why)
+        if config.mode == "SIAMESE" and config.own_text == "NEGATIVE":
+            raise errors.InvalidArgument.field(
+                "config.own_text",
+                "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
+                "be parted; give EXCLUDED, or mode SINGLE or DUAL",
+            )
         if config.mode == "CROSS_ENCODER":
             _check_cross_encoder(config)
         else:

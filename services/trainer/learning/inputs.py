@@ -61,7 +61,9 @@ class JobInputs:
         corpus = plan.config.corpus
         with _named(f"generation {plan.generation} of corpus {corpus!r}"):
             generation = open_generation(store, corpus, plan.generation)
-        training_set = build_training_set(files.pairs(), generation.premises, plan.config.split, files.held_out())
+        training_set = build_training_set(
+            files.pairs(), generation.premises, plan.config.split, files.held_out(), own_text=plan.config.own_text
+        )
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)
         batches = TextBatches(base.path, spec, base.meta["pad_id"])

@@ -76,6 +76,19 @@ def test_a_text_neither_explains_itself_nor_is_its_own_negative():
     assert (first.positives.tolist(), second.excluded.tolist()) == ([5], [5])
 
 
+def test_its_own_text_is_refused_where_the_job_takes_it_as_a_negative_whatever_was_judged():
+    own = "a query that is a fact"
+    pairs = [pair(own, own), pair(own, "text a"), pair(own, "text d", "NEGATIVE"), pair("q", "text a")]
+    first, second = build_training_set(pairs, PREMISES, "train", own_text="NEGATIVE").examples
+    assert (first.positives.tolist(), first.refused.tolist(), first.excluded.tolist()) == ([0], [3, 4], [])
+    assert (second.positives.tolist(), second.refused.tolist()) == ([0], []), "its own text is no premise"
+
+
+def test_own_text_of_another_split_is_no_negative():
+    training_set = build_training_set([pair("text c", "text a")], PREMISES, "train", own_text="NEGATIVE")
+    assert (training_set.examples, training_set.dropped) == ([], 1)
+
+
 def test_a_query_without_positives_stays_for_losses_over_single_pairs():
     (example,) = build_training_set([pair("q", "text a", "NEGATIVE")], PREMISES, "train").examples
     assert (example.positives.tolist(), example.refused.tolist()) == ([], [0])

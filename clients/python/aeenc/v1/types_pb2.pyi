@@ -32,6 +32,12 @@ class PremiseSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREMISE_SOURCE_RETRIEVED: _ClassVar[PremiseSource]
     PREMISE_SOURCE_SEARCHED: _ClassVar[PremiseSource]
 
+class OwnText(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OWN_TEXT_UNSPECIFIED: _ClassVar[OwnText]
+    OWN_TEXT_EXCLUDED: _ClassVar[OwnText]
+    OWN_TEXT_NEGATIVE: _ClassVar[OwnText]
+
 class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PAIR_SIGN_UNSPECIFIED: _ClassVar[PairSign]
@@ -73,6 +79,9 @@ D_TYPE_FLOAT16: DType
 PREMISE_SOURCE_UNSPECIFIED: PremiseSource
 PREMISE_SOURCE_RETRIEVED: PremiseSource
 PREMISE_SOURCE_SEARCHED: PremiseSource
+OWN_TEXT_UNSPECIFIED: OwnText
+OWN_TEXT_EXCLUDED: OwnText
+OWN_TEXT_NEGATIVE: OwnText
 PAIR_SIGN_UNSPECIFIED: PairSign
 PAIR_SIGN_POSITIVE: PairSign
 PAIR_SIGN_NEGATIVE: PairSign

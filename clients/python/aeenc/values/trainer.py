@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from aeenc.v1 import trainer_pb2
 from aeenc.values.index import RetrieveMode
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
-from aeenc.values.types import GoldQuery, ServiceInfo
+from aeenc.values.types import GoldQuery, OwnText, ServiceInfo
 
 
 class Loss(Choice):
@@ -231,6 +231,8 @@ class JobConfig:
     """
     negatives: Negatives = Negatives.UNSPECIFIED
     """The premises that REGRESSION draws as negatives, besides those that were refused. Default: RETRIEVED."""
+    own_text: OwnText = OwnText.UNSPECIFIED
+    """What the query's own text is to the query. Mode SIAMESE refuses NEGATIVE. Default: EXCLUDED."""
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -264,6 +266,7 @@ class JobConfig:
             targets=Targets(message.targets),
             candidates=RetrieveMode(message.candidates),
             negatives=Negatives(message.negatives),
+            own_text=OwnText(message.own_text),
         )
 
 

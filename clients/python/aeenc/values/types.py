@@ -91,6 +91,17 @@ class Precision(Choice):
     """
 
 
+class OwnText(Choice):
+    """What a premise with the query's own text is to the query."""
+
+    UNSPECIFIED = 0
+    """The same as OWN_TEXT_EXCLUDED."""
+    EXCLUDED = 1
+    """Neither positive nor refused; it is left out."""
+    NEGATIVE = 2
+    """A premise like any other, which nobody calls an explanation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """The duration of each part of a call. Apart from scheduling, the parts add up to the total."""

@@ -53,6 +53,13 @@ class Mode(StrEnum):
     CROSS_ENCODER = "cross-encoder"
 
 
+class OwnText(StrEnum):
+    """What a query's own text is to it, as people type it."""
+
+    EXCLUDED = "excluded"
+    NEGATIVE = "negative"
+
+
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
     """Lists (text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
@@ -145,6 +152,10 @@ def train(
     initial_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
     ] = 0.0,
+    own_text: Annotated[
+        OwnText | None,
+        typer.Option(show_default="excluded", help="A query's own text is left out, or one of its refused premises."),
+    ] = None,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
     temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
     margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
@@ -193,6 +204,7 @@ def train(
             items_per_epoch=items_per_epoch,
             accumulation=accumulation,
             initial_share=initial_share,
+            own_text=values.OwnText[own_text.name] if own_text else None,
             learning_rate=learning_rate,
             temperature=temperature,
             margin=margin,
