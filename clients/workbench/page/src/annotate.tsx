@@ -53,6 +53,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
 
   function replaceDraft(draft: Draft | null): void {
     latest.current.draft = draft;
+    if (draft && shown.current.lease) saveDraft(shown.current.lease, draft); // at once: a reload may come before the page is drawn
     showDraft(draft);
   }
 
@@ -164,8 +165,6 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     }, Math.max(5000, (lease.remaining * 1000) / 3));
     return () => clearInterval(renewing);
   }, [lease]);
-
-  useEffect(() => { if (lease && draft) saveDraft(lease, draft); }, [lease, draft]);
 
   const change = (part: Partial<Draft>): void => setDraft((before) => ({ ...before, ...part }));
 
