@@ -253,7 +253,7 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
         run = await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
-        assert await page.get_by_text("What floats?").is_visible()
+        await page.get_by_text("What floats?").wait_for()
         for key in ("1", "ArrowDown", "i", "ArrowDown", "b"):
             await page.keyboard.press(key)
         await page.get_by_role("spinbutton", name="grade").fill("2.5")
