@@ -108,6 +108,35 @@ async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(
         assert "int1: what follows on the way" in record
 
 
+async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted: “hypothesis 0”").wait_for()
+        await page.keyboard.press("g")
+        await page.get_by_text("The run goes on.").wait_for()
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen", exact=True).press("Enter")
+        answers = page.get_by_role("region", name="Answers")
+        await answers.get_by_role("group").nth(1).get_by_role("button", name="explains").press("Enter")
+        await answers.get_by_role("button", name="Save the change").press("Enter")
+        await page.get_by_text("Changed. Pairs and exports follow").wait_for()
+        [answer] = [one async for task in at.people.list_tasks(run_id) for one in task.answers]
+        said = [one.judgement.name for one in answer.verdicts]
+        assert said == ["EXPLAINS", "EXPLAINS", "DOES_NOT_EXPLAIN", "DOES_NOT_EXPLAIN"]
+        other = await at.window("bob")
+        words = {"run": run_id, "answer": answer.answer_id, "verdicts": {answer.verdicts[0].premise_id: "refuses"}}
+        sent = """async (words) => {
+            const { csrf } = await (await fetch("/api/me")).json();
+            const headers = { "content-type": "application/json", "x-csrf-token": csrf };
+            return (await fetch("/api/amend", { method: "POST", headers, body: JSON.stringify(words) })).status;
+        }"""
+        assert await other.evaluate(sent, words) == 403
+
+
 async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
@@ -224,7 +253,7 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
         run = await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
-        assert await page.get_by_text("What floats?").is_visible()
+        await page.get_by_text("What floats?").wait_for()
         for key in ("1", "ArrowDown", "i", "ArrowDown", "b"):
             await page.keyboard.press(key)
         await page.get_by_role("spinbutton", name="grade").fill("2.5")

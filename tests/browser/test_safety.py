@@ -156,6 +156,13 @@ async def test_no_view_has_a_serious_fault_of_accessibility(bench: Any) -> None:
         await page.keyboard.press("/")
         await page.keyboard.press("?")
         faults["search"] = await serious(page)
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen", exact=True).first.click()
+        await page.get_by_role("button", name="Save the change").wait_for()
+        faults["reopened"] = await serious(page)
         await page.emulate_media(color_scheme="dark")
         faults["dark"] = await serious(page)
         for view in ("Lead", "Playground"):

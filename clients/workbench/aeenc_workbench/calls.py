@@ -85,6 +85,15 @@ class TaskBody(Body):
     request: str = ""
 
 
+class AmendBody(Body):
+    """What changes of an answer in a run."""
+
+    run: str
+    answer: str
+    verdicts: dict[str, Word]
+    request: str = ""
+
+
 class UndoBody(Body):
     """The run whose last answer to take back."""
 
@@ -217,6 +226,18 @@ async def undo(call: Call) -> Any:
     """Takes the person's last answer back."""
     body = await call.body(UndoBody)
     return {"answers": await call.client.people.undo(call.person.name, body.run, request_id=body.request)}
+
+
+async def amend(call: Call) -> Any:
+    """Changes verdicts of an answer: one's own, or as an adjudicator that of anybody."""
+    body = await call.body(AmendBody)
+    name = call.person.name
+    if call.person.role != "adjudicator":
+        own = call.client.people.list_answers(body.run, name)
+        if not any([one.answer_id == body.answer async for task in own for one in task.answers]):
+            raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
+    verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
+    return {"answer": await call.client.people.amend(body.answer, verdicts, name, request_id=body.request)}
 
 
 async def settle(call: Call) -> Any:
@@ -352,6 +373,7 @@ _CHANGES: dict[str, Handler] = {
     "/api/release": release,
     "/api/answer": answer,
     "/api/undo": undo,
+    "/api/amend": amend,
     "/api/settle": settle,
     "/api/again": again,
     "/api/search": search,

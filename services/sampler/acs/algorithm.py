@@ -150,13 +150,18 @@ class Result:
 
 @dataclass
 class Tree:
-    """One hypothesis and the nodes found below it so far. `depth` is the level in work."""
+    """One hypothesis and the nodes found below it so far. `depth` is the level in work.
+
+    `question` and `answer` stand behind the hypothesis. They change nothing here.
+    """
 
     index: int
     hypothesis_id: str
     nodes: list[Node]
     results: dict[int, Result] = field(default_factory=dict)
     depth: int = 0
+    question: str = ""
+    answer: str = ""
 
     def pending(self) -> list[Node]:
         """The nodes of the current level that still have to be judged, in order."""

@@ -65,7 +65,12 @@ def record_json(tree: Tree, amended: Amendments) -> str | None:
     if ROOT not in explained:
         return None
     built = EntailmentTree(
-        tree.hypothesis_id, tree.nodes[ROOT].text, {label: text for text, label in sentences.items()}, tuple(steps)
+        tree.hypothesis_id,
+        tree.nodes[ROOT].text,
+        {label: text for text, label in sentences.items()},
+        tuple(steps),
+        tree.question,
+        tree.answer,
     )
     record = record_from_tree(built)
     return json.dumps({**record, "authors": authors} if authors else record)

@@ -312,7 +312,7 @@ def _row(text: str, values: int) -> list[Any]:
 
 
 def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
-    hypothesis_id, text = _row(hypothesis, 2)
+    hypothesis_id, text, *behind = _row(hypothesis, 4)
     nodes = [Node(ROOT, text)]
     results: dict[int, Result] = {}
     for name, value in record.items():
@@ -323,4 +323,4 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             failed, accepted, *further = _row(value, 3)
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
-    return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)))
+    return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), *behind)

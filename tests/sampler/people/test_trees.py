@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import aclosing
 from itertools import pairwise
@@ -65,6 +66,9 @@ async def test_a_tree_shows_the_question_and_the_answer_behind_its_hypothesis(wo
         run = await sampler.start_run(roots, corpus="science", oracle="fake", k=4, max_depth=0)
         asked, bare = [await people.get_tree(run.id, name) for name in ("asked", "bare")]
         assert [(tree.question, tree.answer) for tree in (asked, bare)] == [("What floats?", "ice"), ("", "")]
+        await asyncio.wait_for(sampler.wait(run.id), 40)
+        exported = {name: json.loads(record) async for name, record in sampler.export_trees(run.id)}
+        assert (exported["asked"]["question"], exported["asked"]["answer"]) == ("What floats?", "ice")
         with pytest.raises(errors.InvalidArgument, match="questions and answers"):
             await sampler.start_run([("t", "h", " ", "ice")], corpus="science", oracle="fake")
 

@@ -1,9 +1,10 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Remark, type Tree, type Word } from "./api";
+import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
 import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, type Draft } from "./draft";
 import { useRerank } from "./rerank";
+import { Reopen } from "./reopen";
 import { Search } from "./search";
 import { TreeView } from "./tree";
 
@@ -13,12 +14,12 @@ const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
 const KEYS: [string, string][] = [
   ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["i", "irrelevant"], ["b", "bad fact"], ["s", "read down to here"],
-  ["/", "search"], ["n", "note"], ["e", "re-rank"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
+  ["/", "search"], ["n", "note"], ["e", "re-rank"], ["u", "undo"], ["o", "reopen"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
 ];
 
 interface Last { lease: Lease; draft: Draft; until: number; settled: boolean }
 
-export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
+export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; reloadQueues: () => void; role: Person["role"] }) {
   const [lease, setLease] = useState<Lease | null>(null);
   const [draft, showDraft] = useState<Draft | null>(null);
   const [tree, drawTree] = useState<Tree | null>(null);
@@ -27,6 +28,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   const [stay, setStay] = useState(true);
   const [searching, setSearching] = useState(false);
   const [guideline, setGuideline] = useState(false);
+  const [reopening, setReopening] = useState(""); // the run whose answers are in sight
   const [showScores, setShowScores] = useState(false);
   const [told, setTold] = useState("");
   const [grows, setGrows] = useState(false);
@@ -51,6 +53,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
 
   function replaceDraft(draft: Draft | null): void {
     latest.current.draft = draft;
+    if (draft && shown.current.lease) saveDraft(shown.current.lease, draft); // at once: a reload may come before the page is drawn
     showDraft(draft);
   }
 
@@ -163,8 +166,6 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     return () => clearInterval(renewing);
   }, [lease]);
 
-  useEffect(() => { if (lease && draft) saveDraft(lease, draft); }, [lease, draft]);
-
   const change = (part: Partial<Draft>): void => setDraft((before) => ({ ...before, ...part }));
 
   function say(premiseId: string, word: Word): void {
@@ -255,6 +256,11 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     }
   }
 
+  function reopen(): void {
+    const run = lease?.run_id ?? last?.lease.run_id ?? tree?.run_id ?? queues[0]?.runs[0]?.run_id ?? "";
+    setReopening((before) => (before ? "" : run));
+  }
+
   async function goOn(): Promise<void> {
     if (!last || last.settled) return;
     try {
@@ -275,7 +281,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); void submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
       const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=checkbox]), textarea, select");
-      if (event.key === "Escape") { setSearching(false); setGuideline(false); (event.target as HTMLElement).blur?.(); return; }
+      if (event.key === "Escape") { setSearching(false); setGuideline(false); setReopening(""); (event.target as HTMLElement).blur?.(); return; }
       if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
       const { focus } = latest.current;
       const focused = folds[focus]?.head.premise_id;
@@ -283,7 +289,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
         ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
         a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
         x: () => focused && say(focused, "abstains"), i: () => focused && mark(focused, "irrelevant"), b: () => focused && mark(focused, "bad_fact"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
-        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
+        "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, o: reopen, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
       };
       const page = Math.floor(focus / 9) * 9;
       const digit = /^[1-9]$/.test(event.key) ? folds[page + Number(event.key) - 1] : undefined;
@@ -309,6 +315,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
         <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
         {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "judged" && node.accepted.length > 0) && <p class="quiet"><a href={`/api/runs/${encodeURIComponent(tree.run_id)}/tree.svg?hypothesis=${encodeURIComponent(tree.hypothesis_id)}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
+        <p><button type="button" onClick={reopen}>Reopen an answer <kbd>o</kbd></button></p>
         {queue && <p class="quiet">{queue.name}: {queue.total.waiting} wait, {queue.total.settled + queue.total.decided} done, {queue.total.mine} yours ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
       <section class="work" aria-label="Task">
@@ -322,6 +329,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
             </> : "The run goes on with it."}
           </p>
         )}
+        {reopening && <Reopen run={reopening} all={role === "adjudicator"} close={() => setReopening("")} />}
         {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
         {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}

@@ -45,7 +45,7 @@ function App() {
       {shown === "lead" && <Lead queues={queues} reloadQueues={reloadQueues} />}
       {shown === "training" && <Training />}
       {shown === "playground" && <Playground />}
-      {shown === "annotate" && <Annotate queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "annotate" && <Annotate role={person.role} queues={queues} reloadQueues={reloadQueues} />}
     </main>
   </>;
 }

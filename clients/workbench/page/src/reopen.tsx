@@ -1,0 +1,74 @@
+// A person's answers in a run, to open one again: what is changed amends the answer, the rest stays as it was judged.
+import { useEffect, useState } from "preact/hooks";
+import { call, fresh, type JudgedTask, type TaskAnswer, type Word } from "./api";
+
+const WORDS: Word[] = ["explains", "leaf", "refuses", "abstains"];
+
+interface Given { task: JudgedTask; answer: TaskAnswer }
+
+// An adjudicator sees the answers of all, everybody else their own.
+export function Reopen({ run, all, close }: { run: string; all: boolean; close: () => void }) {
+  const [given, setGiven] = useState<Given[]>([]);
+  const [opened, setOpened] = useState("");
+  const [told, setTold] = useState("");
+  const path = `/api/runs/${encodeURIComponent(run)}/${all ? "tasks" : "answers"}`;
+
+  async function load(): Promise<void> {
+    try {
+      setGiven((await call<JudgedTask[]>(path)).flatMap((task) => task.answers.map((answer) => ({ task, answer }))));
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+  useEffect(() => void load(), [path]);
+
+  async function amend(answer: TaskAnswer, verdicts: Record<string, Word>): Promise<void> {
+    try {
+      await call("/api/amend", { run, answer: answer.answer_id, verdicts, request: fresh() });
+      setOpened("");
+      setTold("Changed. Pairs and exports follow; what was judged below stays.");
+      await load();
+    } catch (error) {
+      setTold((error as Error).message);
+    }
+  }
+
+  return (
+    <section class="panel reopen" aria-label="Answers">
+      <h2>{all ? "All answers" : "Your answers"} <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button></h2>
+      {told && <p role="status">{told}</p>}
+      {given.length === 0 && <p class="quiet">There are none in this run yet.</p>}
+      <ul>
+        {given.map(({ task, answer }) => (
+          <li key={answer.answer_id}>
+            {task.task.query} {all && <span class="quiet">{answer.annotator}</span>}{" "}
+            <button type="button" aria-expanded={opened === answer.answer_id} onClick={() => setOpened(opened === answer.answer_id ? "" : answer.answer_id)}>Reopen</button>
+            {opened === answer.answer_id && <Verdicts task={task} answer={answer} save={(verdicts) => amend(answer, verdicts)} />}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function Verdicts({ task, answer, save }: Given & { save: (verdicts: Record<string, Word>) => void }) {
+  const [changed, setChanged] = useState<Record<string, Word>>({});
+  const texts = new Map([...task.task.candidates, ...answer.additions].map((one) => [one.premise_id, one.text]));
+  const judged: Record<string, Word> = { does_not_explain: "refuses", abstain: "abstains" };
+  return <>
+    <ul>
+      {answer.verdicts.map((verdict) => {
+        const before = verdict.judgement === "explains" ? (verdict.leaf ? "leaf" : "explains") : judged[verdict.judgement];
+        const said = changed[verdict.premise_id] ?? before;
+        return (
+          <li key={verdict.premise_id}>
+            <span class="said" role="group" aria-label={`Verdict on ${texts.get(verdict.premise_id) ?? verdict.premise_id}`}>
+              {WORDS.map((word) => <button type="button" key={word} class={word} aria-pressed={said === word} onClick={() => setChanged({ ...changed, [verdict.premise_id]: word })}>{word}</button>)}
+            </span> {texts.get(verdict.premise_id)}
+          </li>
+        );
+      })}
+    </ul>
+    <button type="button" class="primary" disabled={Object.keys(changed).length === 0} onClick={() => save(changed)}>Save the change</button>
+  </>;
+}
