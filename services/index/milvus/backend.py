@@ -32,7 +32,9 @@ def open_backend(
     link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
     records = Records(link, settings.milvus_prefix)
     catalogue = MilvusCatalogue(link, records)
-    retrieval = MilvusRetrieval(catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued)
+    retrieval = MilvusRetrieval(
+        catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued, pool=settings.k_max
+    )
     builds = MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
     builder = MilvusBuilder(link, records, catalogue, encoders, settings.limits, options, builds)
     sweeper = Sweeper(link, records, catalogue, refresh_s=settings.milvus_refresh_s, lease_s=settings.milvus_lease_s)

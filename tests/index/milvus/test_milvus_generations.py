@@ -124,8 +124,7 @@ async def test_what_this_back_end_lacks_names_the_back_end(start):
     async with start() as index:
         await index.client.build("science", facts())
         for field, word in (
-            ({"mode": index_pb2.RETRIEVE_MODE_LEXICAL}, "LEXICAL"),
-            ({"mode": index_pb2.RETRIEVE_MODE_HYBRID}, "HYBRID"),
+            ({"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL}, "ITERATIVE_LEXICAL"),
             ({"prior": 0.1}, "prior"),
         ):
             request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **field)
