@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from services.sampler.people.review import AnnotatorReport
 from services.sampler.people.task_store import LoggedChange, TaskEvent
 from services.sampler.people.tasks import (
     NodeVerdict,
+    Remark,
     TaskAnswer,
     TaskRecord,
     TaskState,
@@ -85,7 +86,7 @@ async def from_start_requests(
             config = from_config(request.config)
         elif request.HasField("config"):
             raise errors.InvalidArgument.field("config", "stands in a later message; send it in the first one only")
-        hypotheses += (Hypothesis(message.id, message.text) for message in request.hypotheses)
+        hypotheses += (Hypothesis(one.id, one.text, one.question, one.answer) for one in request.hypotheses)
         if len(hypotheses) > max_hypotheses:
             raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
         size_bytes += request.ByteSize()
@@ -259,7 +260,7 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
 def from_verdicts(messages: Iterable[oracle_pb2.Verdict]) -> SentVerdicts:
     """Verdicts as they were sent."""
     return [
-        (m.premise_id, Verdict(m.judgement, leaf=m.leaf, grade=m.grade if m.HasField("grade") else None))
+        (m.premise_id, Verdict(m.judgement, m.leaf, m.grade if m.HasField("grade") else None, remark=m.remark))
         for m in messages
     ]
 
@@ -312,7 +313,7 @@ def to_judged_task(record: TaskRecord, only: str = "") -> sampler_pb2.JudgedTask
         task=record.task.to_proto(),
         state=f"TASK_STATE_{record.state}",
         answers=[_to_answer(answer) for answer in record.answers if not only or answer.annotator == only],
-        decision=_verdicts(record.decision, {}),
+        decision=_verdicts(record.decision),
         conflicts=record.conflicts,
         adjudicator=record.adjudicator,
     )
@@ -322,7 +323,7 @@ def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
     return sampler_pb2.TaskAnswer(
         answer_id=answer.id,
         annotator=answer.annotator,
-        verdicts=_verdicts(answer.verdicts, answer.grades),
+        verdicts=_verdicts(answer.verdicts, answer.grades, answer.remarks),
         late=answer.late,
         at=to_timestamp(to_time(answer.at)),
         note=answer.note,
@@ -345,7 +346,7 @@ def to_change(change: LoggedChange) -> sampler_pb2.TaskChange:
         at=to_timestamp(to_time(entry["at"])),
         answer=_to_answer(answer) if answer else None,
         former_answer_id=entry.get("supersedes", "") or (entry["answer_id"] if kind == "UNDO" else ""),
-        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {})), {}),
+        verdicts=[] if answer else _verdicts(kinds_of(entry.get("choices", {}))),
         reason=entry.get("reason", ""),
         overlap=entry.get("overlap", 0),
         model_version=entry.get("version", ""),
@@ -359,6 +360,8 @@ def to_tree(tree: TreeNow) -> sampler_pb2.TreeState:
         hypothesis_id=tree.hypothesis_id,
         nodes=[_to_node(tree, node) for node in tree.nodes],
         finished=tree.finished,
+        question=tree.question,
+        answer=tree.answer,
     )
 
 
@@ -393,6 +396,7 @@ def to_queue(queue: QueueNow) -> sampler_pb2.Queue:
         overlap=queue.settings.overlap,
         undo=to_duration(queue.settings.undo_s),
         guideline=queue.guideline,
+        max_grade=queue.settings.max_grade,
         total=sampler_pb2.TaskCounts(**vars(queue.total)),
         runs=[
             sampler_pb2.RunTasks(run_id=run_id, counts=sampler_pb2.TaskCounts(**vars(counts)))
@@ -409,6 +413,8 @@ def to_agreement(found: Agreement, reports: dict[str, AnnotatorReport]) -> sampl
         krippendorff_alpha=found.krippendorff_alpha,
         candidates=found.candidates,
         annotators=found.annotators,
+        positive_agreement=found.positive_agreement,
+        edge_f1=found.edge_f1,
         reports=[
             sampler_pb2.AnnotatorReport(
                 annotator=name,
@@ -435,13 +441,19 @@ def to_event(event: TaskEvent) -> sampler_pb2.WatchTasksResponse:
     )
 
 
-def _verdicts(kinds: VerdictKinds, grades: dict[str, float]) -> list[oracle_pb2.Verdict]:
+def _verdicts(
+    kinds: VerdictKinds, grades: Mapping[str, float] | None = None, remarks: Mapping[str, Remark] | None = None
+) -> list[oracle_pb2.Verdict]:
     verdicts = []
     for premise_id, kind in kinds.items():
-        verdict = verdict_of(kind, grades.get(premise_id))
+        verdict = verdict_of(kind, (grades or {}).get(premise_id))
         verdicts.append(
             oracle_pb2.Verdict(
-                premise_id=premise_id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
+                premise_id=premise_id,
+                judgement=verdict.judgement,
+                leaf=verdict.leaf,
+                grade=verdict.grade,
+                remark=f"REMARK_{(remarks or {}).get(premise_id, 'UNSPECIFIED')}",
             )
         )
     return verdicts

@@ -65,6 +65,9 @@ class QueueSettings(BaseModel):
     guideline: Path | None = Field(
         None, description="text for the people of the queue (Markdown, 64 KiB); none: no text"
     )
+    max_grade: float = Field(
+        0.0, ge=0, le=100, description="highest grade that people give to what explains, from 1; 0: none is asked for"
+    )
     control_share: float = Field(0.1, ge=0, le=1, description="share of tasks that are control items, if there are any")
 
     def guideline_text(self) -> str:

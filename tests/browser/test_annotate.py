@@ -190,3 +190,70 @@ async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) 
         accepted = [one.premise_id for one in task.answers[0].verdicts if one.judgement.name == "EXPLAINS"]
         assert accepted == [before.candidates[kept - 1].premise_id]
         assert (task.answers[0].note, task.task.model_version) == ("my note", "version-2")
+
+
+async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: Any) -> None:
+    async with bench(max_grade=3.0) as at:
+        roots = [("tree-0", "hypothesis 0", "What floats?", "ice")]
+        run = await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        assert await page.get_by_text("What floats?").is_visible()
+        for key in ("1", "ArrowDown", "i", "ArrowDown", "b"):
+            await page.keyboard.press(key)
+        await page.get_by_role("spinbutton", name="grade").fill("2.5")
+        pressed = page.locator(".remarks [aria-pressed=true]")
+        assert await pressed.all_inner_texts() == ["true but irrelevant", "bad fact"]
+        await page.reload()
+        await shown(page, "hypothesis 0")
+        assert await pressed.count() == 2
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run.id)]
+        said = [(one.judgement.name, one.remark.name, one.grade) for one in task.answers[0].verdicts]
+        assert said == [
+            ("EXPLAINS", "UNSPECIFIED", 2.5),
+            ("DOES_NOT_EXPLAIN", "IRRELEVANT", None),
+            ("ABSTAIN", "BAD_FACT", None),
+            ("DOES_NOT_EXPLAIN", "UNSPECIFIED", None),
+        ]
+
+
+async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        lease = (await at.people.lease("ann"))[0]
+        await at.people.submit(lease, [lease.task.candidates[0].premise_id], note="because")
+        await asyncio.wait_for(at.sampler.wait(run_id), 30)
+        other = await at.run(["hypothesis 1", "hypothesis 2"], max_depth=0)
+        page = await at.window("lead", "adjudicator")
+        await page.get_by_role("link", name="Lead").click()
+        await page.get_by_text("Nothing yet.").wait_for()
+        taken = await page.evaluate(
+            """async ([run, tree]) => {
+                const read = async (path) => {
+                    const answer = await fetch(path);
+                    return [answer.status, answer.headers.get("content-type"), await answer.text()];
+                };
+                const found = { svg: await read(`/api/runs/${run}/tree.svg?hypothesis=${tree}`) };
+                for (const form of ["trees", "pairs", "triplets", "none"])
+                    found[form] = await read(`/api/runs/${run}/download/${form}`);
+                return found;
+            }""",
+            [run_id, "tree-0"],
+        )
+        assert [taken[form][0] for form in ("trees", "pairs", "triplets", "svg", "none")] == [200, 200, 200, 200, 404]
+        assert len(taken["pairs"][2].splitlines()) == 4
+        assert len(taken["triplets"][2].splitlines()) == 3
+        assert "hypothesis 0" in taken["trees"][2]
+        assert taken["svg"][1].startswith("image/svg+xml")
+        [again] = await at.people.lease("bob", run_id=other)
+        await at.people.release(again.lease_id, "lunch")
+        await page.reload()
+        await page.get_by_role("link", name="Lead").click()
+        trail = page.get_by_role("region", name="Changes, the latest first")
+        await trail.get_by_text("lunch").wait_for()
+        assert await trail.get_by_text("bob").is_visible()
+        ann = await at.window("ann")
+        refused = await ann.evaluate("async (run) => (await fetch(`/api/runs/${run}/changes`)).status", run_id)
+        assert refused == 403

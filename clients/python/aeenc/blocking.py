@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.index import BuildStage, IndexClient
     from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
-    from aeenc.sampler import CollectName, SamplerClient, SignName
+    from aeenc.sampler import CollectName, Root, SamplerClient, SignName
     from aeenc.trainer import BatchingName, Gold, LossName, ModeName, TrainerClient
     from aeenc.transport.channel import Retry
     from aeenc.trees import Tree
@@ -429,7 +429,7 @@ class BlockingSamplerClient(Renamed):
 
     def start_run(
         self,
-        hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis],
+        hypotheses: Iterable[Root],
         *,
         corpus: str = "",
         oracle: str = "",
@@ -450,6 +450,8 @@ class BlockingSamplerClient(Renamed):
         timeout_s: float | None = None,
     ) -> values.Run:
         """Starts a run over (id, text) pairs, which asks `oracle` about premises of `corpus`.
+
+        A pair may go on with the question and the answer behind it, which people see above the tree.
 
         `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
         `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and

@@ -37,6 +37,8 @@ EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
 ABSTAINS = oracle_pb2.JUDGEMENT_ABSTAIN
 UNSEEN = oracle_pb2.JUDGEMENT_UNSEEN
+NO_REMARK, IRRELEVANT = oracle_pb2.REMARK_UNSPECIFIED, oracle_pb2.REMARK_IRRELEVANT
+BAD_FACT = oracle_pb2.REMARK_BAD_FACT
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +88,14 @@ class Task:
 class Verdict:
     """The oracle's judgement of one candidate. A `leaf` explains the query and needs no explanation itself.
 
-    `annotator` names who judged, unless it was the oracle itself.
+    `annotator` names who judged, unless it was the oracle itself. `remark` is what a person says of the candidate.
     """
 
     judgement: oracle_pb2.Judgement
     leaf: bool = False
     grade: float | None = None
     annotator: str = ""
+    remark: oracle_pb2.Remark = NO_REMARK
 
 
 Verdicts = Iterable[str] | Mapping[str, "Verdict | oracle_pb2.Judgement"]

@@ -291,7 +291,11 @@ def _verdicts(ticks: Ticks, name: str = "verdicts") -> list[oracle_pb2.Verdict]:
         verdict = given_verdict if isinstance(given_verdict, Verdict) else Verdict(given_verdict)
         messages.append(
             oracle_pb2.Verdict(
-                premise_id=premise_id, judgement=verdict.judgement, leaf=verdict.leaf, grade=verdict.grade
+                premise_id=premise_id,
+                judgement=verdict.judgement,
+                leaf=verdict.leaf,
+                grade=verdict.grade,
+                remark=verdict.remark,
             )
         )
     return messages

@@ -19,6 +19,8 @@ CHUNK_PAIRS = 1024
 CHUNK_BYTES = 2 * 1024 * 1024
 SignName = Literal["positive", "negative", "skipped"]
 CollectName = Literal["both", "positives_only"]
+Root = tuple[str, str] | tuple[str, str, str, str] | sampler_pb2.Hypothesis
+ROOT_FIELDS = ("id", "text", "question", "answer")
 _END_STATES = (sampler_pb2.RUN_STATE_SUCCEEDED, sampler_pb2.RUN_STATE_FAILED, sampler_pb2.RUN_STATE_CANCELLED)
 
 
@@ -36,8 +38,7 @@ class SamplerClient(Renamed):
 
     async def start_run(
         self,
-        hypotheses: Iterable[tuple[str, str] | sampler_pb2.Hypothesis]
-        | AsyncIterable[tuple[str, str] | sampler_pb2.Hypothesis],
+        hypotheses: Iterable[Root] | AsyncIterable[Root],
         *,
         corpus: str = "",
         oracle: str = "",
@@ -58,6 +59,8 @@ class SamplerClient(Renamed):
         timeout_s: float | None = None,
     ) -> values.Run:
         """Starts a run over (id, text) pairs, which asks `oracle` about premises of `corpus`.
+
+        A pair may go on with the question and the answer behind it, which people see above the tree.
 
         `k` candidates a node are judged, 1 to 1,000 (default: 20), down to `max_depth` (default: 8; the root has 0).
         `max_judgements` limits the verdicts of the whole run, `max_nodes_per_tree` the judged nodes of a tree, and
@@ -105,7 +108,7 @@ class SamplerClient(Renamed):
                 if isinstance(hypothesis, sampler_pb2.Hypothesis):
                     message.hypotheses.append(hypothesis)
                 else:
-                    message.hypotheses.add(id=hypothesis[0], text=hypothesis[1])
+                    message.hypotheses.add(**dict(zip(ROOT_FIELDS, hypothesis, strict=False)))
             yield message
 
         response: sampler_pb2.StartRunResponse = await self.channel.send_stream(

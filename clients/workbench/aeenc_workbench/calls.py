@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -11,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from aeenc import AsyncClient, values
+from aeenc import AsyncClient, oracle, values
 from aeenc.errors import PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
+from aeenc_workbench import downloads
 from aeenc_workbench.plain import plain
 from aeenc_workbench.sign_in import Leases, Person, person_of
 
@@ -26,6 +28,9 @@ _VERDICTS = {
     "refuses": Verdict(REFUSES),
     "abstains": Verdict(ABSTAINS),
 }
+
+
+_REMARKS = {"irrelevant": oracle.IRRELEVANT, "bad_fact": oracle.BAD_FACT}
 
 
 class Body(BaseModel):
@@ -56,6 +61,8 @@ class AnswerBody(Body):
 
     lease: str
     verdicts: dict[str, Word] = {}
+    grades: dict[str, float] = {}
+    remarks: dict[str, Literal["irrelevant", "bad_fact"]] = {}
     seen_upto: int = Field(0, ge=0)
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
@@ -180,16 +187,21 @@ async def answer(call: Call) -> Any:
     held = values.Lease(lease_id=call.leases.open(body.lease, call.person))
     return await call.client.people.submit(
         held,
-        {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()},
+        {premise_id: _verdict(body, premise_id, word) for premise_id, word in body.verdicts.items()},
         seen_upto=body.seen_upto,
         elapsed_s=body.elapsed_s,
         note=body.note,
-        additions={premise_id: _VERDICTS[word] for premise_id, word in body.additions.items()},
+        additions={premise_id: _verdict(body, premise_id, word) for premise_id, word in body.additions.items()},
         written=body.written,
         inference=body.inference,
         node_verdict=body.node_verdict or None,
         client_seq=body.seq,
     )
+
+
+def _verdict(body: AnswerBody, premise_id: str, word: Word) -> Verdict:
+    remark = _REMARKS.get(body.remarks.get(premise_id, ""), oracle.NO_REMARK)
+    return replace(_VERDICTS[word], grade=body.grades.get(premise_id), remark=remark)
 
 
 async def undo(call: Call) -> Any:
@@ -286,17 +298,24 @@ async def agreement(call: Call) -> Any:
     return await call.client.people.get_agreement(call.run)
 
 
-async def trees(call: Call) -> Any:
-    """A run's trees as lines of an EntailmentBank file, to download."""
-    run = call.run
-    await call.client.sampler.get_run(run)  # an unknown run is refused before the answer begins
+async def changes(call: Call) -> Any:
+    """The latest changes of a run's tasks, the latest first: the audit trail."""
+    _needs_adjudicator(call.person)
+    latest: deque[values.TaskChange] = deque(maxlen=MAX_TASKS)
+    async for change in call.client.people.list_changes(call.run, task_id=call.request.query_params.get("task", "")):
+        latest.append(change)
+    return list(reversed(latest))
 
-    async def lines() -> AsyncIterator[str]:
-        async for _, record in call.client.sampler.export_trees(run):
-            yield f"{record}\n"
 
-    name = {"content-disposition": f'attachment; filename="trees-{run}.jsonl"'}
-    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=name)
+async def download(call: Call) -> Any:
+    """A file of a run."""
+    _needs_adjudicator(call.person)
+    return await downloads.download(call.client, call.run, str(call.request.path_params["form"]))
+
+
+async def picture(call: Call) -> Any:
+    """A tree as SVG."""
+    return await downloads.picture(call.client, call.run, call.request.query_params.get("hypothesis", ""))
 
 
 async def events(call: Call) -> Any:
@@ -314,7 +333,9 @@ _READS: dict[str, Handler] = {
     "/api/runs/{run}/answers": answers,
     "/api/runs/{run}/tasks": tasks,
     "/api/runs/{run}/agreement": agreement,
-    "/api/runs/{run}/trees.jsonl": trees,
+    "/api/runs/{run}/changes": changes,
+    "/api/runs/{run}/tree.svg": picture,
+    "/api/runs/{run}/download/{form}": download,
 }
 _CHANGES: dict[str, Handler] = {
     "/api/lease": lease,

@@ -84,6 +84,8 @@ class Sampling:
             )
         check_k(config.rules.k, self.limits)
         check_texts([h.text for h in hypotheses], replace(self.limits, items=self.max_hypotheses), "hypotheses")
+        if behind := [text for h in hypotheses for text in (h.question, h.answer) if text]:
+            check_texts(behind, replace(self.limits, items=2 * self.max_hypotheses), "questions and answers")
         seen: set[str] = set()
         for position, hypothesis in enumerate(hypotheses):
             if not hypothesis.id or hypothesis.id in seen:

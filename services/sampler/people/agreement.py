@@ -1,4 +1,4 @@
-"""Agreement of annotators beyond chance: Cohen's and Fleiss' kappa (statsmodels), Krippendorff's alpha (krippendorff).
+"""Agreement of annotators: Cohen's and Fleiss' kappa (statsmodels), Krippendorff's alpha (krippendorff), common edges.
 
 A rating is a person's yes or no on one candidate; abstained and unseen do not count. A figure is NaN where it is not
 defined: no candidate has two ratings, or everybody always said the same, so that chance alone would agree.
@@ -14,8 +14,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -29,13 +29,15 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Agreement:
-    """The three figures, with the number of candidates that two or more people judged, and of annotators."""
+    """The figures, with the number of candidates that two or more people judged, and of annotators."""
 
     cohen_kappa: float
     fleiss_kappa: float
     krippendorff_alpha: float
     candidates: int
     annotators: int
+    positive_agreement: float = field(default=math.nan, compare=False)
+    edge_f1: float = field(default=math.nan, compare=False)
 
 
 async def agreement_apart(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
@@ -44,6 +46,32 @@ async def agreement_apart(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
     if not common:
         return Agreement(math.nan, math.nan, math.nan, 0, 0)
     return await asyncio.to_thread(_apart, json.dumps(common))
+
+
+def positive_agreement(ratings: Iterable[Mapping[str, bool]]) -> float:
+    """The share of yes in which two people meet, 2a / (2a + b + c) over all pairs (Cicchetti and Feinstein 1990).
+
+    Where nearly everything is refused, figures beyond chance hang on a few cells; this one leaves common refusals out.
+    """
+    both = one = 0
+    for candidate in ratings:
+        yes, rated = sum(candidate.values()), len(candidate)
+        both += yes * (yes - 1) // 2
+        one += yes * (rated - yes)
+    return 2 * both / (2 * both + one) if both or one else math.nan
+
+
+def edge_f1(trees: Iterable[Mapping[str, Set[str]]]) -> float:
+    """How far people draw the same edges: F1 of what two accept for the same query, over all pairs.
+
+    Each task by annotator, with the ids that they accept. What one has not seen, or has added, counts against the pair.
+    """
+    shared = drawn = 0
+    for by_annotator in trees:
+        for one, other in combinations(by_annotator.values(), 2):
+            shared += len(one & other)
+            drawn += len(one) + len(other)
+    return 2 * shared / drawn if drawn else math.nan
 
 
 def _apart(ratings: str) -> Agreement:

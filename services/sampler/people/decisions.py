@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
-from services.sampler.people.tasks import NodeVerdict, Policy, TaskAnswer, VerdictKind, VerdictKinds
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
+from services.sampler.people.tasks import NodeVerdict, Policy, Remark, TaskAnswer, VerdictKind, VerdictKinds
 
 SentVerdicts = Sequence[tuple[str, Verdict]]
+_REMARKS: dict[int, Remark] = {IRRELEVANT: "IRRELEVANT", BAD_FACT: "BAD_FACT"}
 _UNSTATED = 0  # the enum's zero counts as unseen
 
 
@@ -41,27 +42,44 @@ class Decision:
     conflicts: tuple[str, ...]
 
 
-def read_verdicts(
-    candidates: Iterable[Candidate], verdicts: SentVerdicts, name: str = "verdicts"
-) -> tuple[VerdictKinds, dict[str, float]]:
-    """Single verdicts and their grades. Raises InvalidArgument for unknown premises, doubles, unknown judgements."""
+@dataclass(frozen=True)
+class ReadVerdicts:
+    """Single verdicts by premise, with their grades and remarks where there are any."""
+
+    kinds: VerdictKinds = field(default_factory=dict)
+    grades: dict[str, float] = field(default_factory=dict)
+    remarks: dict[str, Remark] = field(default_factory=dict)
+
+    def __or__(self, other: ReadVerdicts) -> ReadVerdicts:
+        """These and others, which win."""
+        return ReadVerdicts(self.kinds | other.kinds, self.grades | other.grades, self.remarks | other.remarks)
+
+
+def read_verdicts(candidates: Iterable[Candidate], verdicts: SentVerdicts, name: str = "verdicts") -> ReadVerdicts:
+    """Reads what was sent. Raises InvalidArgument for unknown premises, doubles, unknown judgements and remarks."""
     asked = {candidate.id for candidate in candidates}
-    kinds: VerdictKinds = {}
-    grades: dict[str, float] = {}
+    read = ReadVerdicts()
+    kinds = read.kinds
     for position, (premise_id, verdict) in enumerate(verdicts):
-        field = f"{name}[{position}]"
+        place = f"{name}[{position}]"
         if premise_id not in asked:
             raise errors.InvalidArgument.field(
-                f"{field}.premise_id", f"{premise_id!r} is not among the candidates of the task"
+                f"{place}.premise_id", f"{premise_id!r} is not among the candidates of the task"
             )
         if premise_id in kinds:
-            raise errors.InvalidArgument.field(f"{field}.premise_id", f"{premise_id!r} is judged twice; judge it once")
-        kinds[premise_id] = _kind(verdict, field)
+            raise errors.InvalidArgument.field(f"{place}.premise_id", f"{premise_id!r} is judged twice; judge it once")
+        kinds[premise_id] = _kind(verdict, place)
         if verdict.grade is not None:
             if not math.isfinite(verdict.grade):
-                raise errors.InvalidArgument.field(f"{field}.grade", f"is {verdict.grade}; give a finite number")
-            grades[premise_id] = verdict.grade
-    return kinds, grades
+                raise errors.InvalidArgument.field(f"{place}.grade", f"is {verdict.grade}; give a finite number")
+            read.grades[premise_id] = verdict.grade
+        if verdict.remark:
+            if verdict.remark not in _REMARKS:
+                raise errors.InvalidArgument.field(
+                    f"{place}.remark", f"{verdict.remark} is unknown; update the sampler"
+                )
+            read.remarks[premise_id] = _REMARKS[verdict.remark]
+    return read
 
 
 def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, seen_upto: int) -> VerdictKinds:

@@ -58,6 +58,8 @@ class TreeNow:
     nodes: tuple[NodeNow, ...]
     finished: bool
     generation: str = ""
+    question: str = ""
+    answer: str = ""
 
 
 @dataclass
@@ -130,7 +132,8 @@ class Overview:
         by_id = {record.task.task_id: record for record in found}
         nodes = tuple(_node(tree, node, by_id.get(one), at) for node, one in zip(tree.nodes, ids, strict=True))
         finished = await self._nodes.is_finished(run_id, tree.index)
-        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation)
+        root = await self._nodes.hypothesis(run_id, tree.index)
+        return TreeNow(run_id, hypothesis_id, tree.index, nodes, finished, run.generation, root.question, root.answer)
 
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[TreeNow]:
         """The tree now and whenever it has changed, until its run has ended."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aeenc import errors
@@ -20,7 +20,7 @@ from services.sampler.acs.algorithm import ADDED
 from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises, check_words
-from services.sampler.people.agreement import Agreement, agreement_apart
+from services.sampler.people.agreement import Agreement, agreement_apart, edge_f1, positive_agreement
 from services.sampler.people.controls import right_and_judged
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.people.gateway import PeopleGateway
@@ -288,6 +288,7 @@ class Review:
         """The agreement of a run's annotators, and a report on each."""
         await self._runs.get(run_id)
         ratings: list[Mapping[str, bool]] = []
+        edges: list[Mapping[str, Set[str]]] = []
         reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
         position = 0
         while ids := await self._tasks.task_ids(run_id, position, PAGE):
@@ -296,8 +297,11 @@ class Review:
                 _count(record, reports)
                 if not record.control:
                     ratings += _ratings(record)
+                    edges.append(_edges(record))
         async with self._agreeing:
-            return await agreement_apart(ratings), dict(sorted(reports.items()))
+            beyond_chance = await agreement_apart(ratings)
+        found = replace(beyond_chance, positive_agreement=positive_agreement(ratings), edge_f1=edge_f1(edges))
+        return found, dict(sorted(reports.items()))
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
         """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
@@ -338,6 +342,14 @@ def _ratings(record: TaskRecord) -> list[Mapping[str, bool]]:
         }
         for candidate in record.task.candidates
     ]
+
+
+def _edges(record: TaskRecord) -> Mapping[str, Set[str]]:
+    """What each annotator accepts, additions included."""
+    return {
+        answer.annotator: {premise_id for premise_id, kind in answer.verdicts.items() if kind.accepts}
+        for answer in record.answers
+    }
 
 
 def _count(record: TaskRecord, reports: dict[str, AnnotatorReport]) -> None:

@@ -114,15 +114,17 @@ def submit(
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
-    chosen, grades = read_verdicts(record.task.candidates, sent.verdicts)
-    added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
+    chosen = read_verdicts(record.task.candidates, sent.verdicts)
+    added = read_verdicts(sent.added, sent.additions, "additions")
+    said = chosen | added
     took_s = min(max(at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s, MIN_ELAPSED_S), MAX_HELD_S)
     answer = TaskAnswer(
         id=_answer_id(record),
         annotator=held.annotator,
         lease_id=lease_id,
-        verdicts=complete(record.task, chosen, added, sent.seen_upto),
-        grades={**grades, **grades_of_added},
+        verdicts=complete(record.task, chosen.kinds, added.kinds, sent.seen_upto),
+        grades=said.grades,
+        remarks=said.remarks,
         seen_upto=sent.seen_upto,
         elapsed_s=took_s,
         late=not held.live(at),
@@ -184,9 +186,9 @@ def amend(
         raise errors.PermissionDenied(
             f"answer {answer_id} is by {answer.annotator}; only its author or an adjudicator amends it"
         )
-    chosen, grades = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
-    added, grades_of_added = read_verdicts(sent.added, sent.additions, "additions")
-    chosen, grades = {**chosen, **added}, {**grades, **grades_of_added}
+    said = read_verdicts((*record.task.candidates, *answer.added), sent.verdicts)
+    said |= read_verdicts(sent.added, sent.additions, "additions")
+    chosen = said.kinds
     if not chosen:
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
@@ -199,7 +201,8 @@ def amend(
         answer,
         id=_answer_id(record),
         verdicts={**answer.verdicts, **chosen},
-        grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **grades},
+        grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
+        remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
         added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
         at=at,
         by=annotator,
@@ -223,7 +226,7 @@ def adjudicate(record: TaskRecord, verdicts: SentVerdicts, adjudicator: str, at:
     """Decides the candidates in conflict, and others that the adjudicator names. Again: changes an earlier decision."""
     if not record.conflicts and not record.adjudicated:
         raise errors.NotFound(f"task {record.task.task_id!r} of run {record.run_id} is not in conflict")
-    chosen, _ = read_verdicts(record.candidates, verdicts)
+    chosen = read_verdicts(record.candidates, verdicts).kinds
     missing = [premise_id for premise_id in record.conflicts if premise_id not in chosen]
     if missing:
         raise errors.InvalidArgument.field("verdicts", f"leave out {missing}, on which annotators disagree")

@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
+Remark = Literal["IRRELEVANT", "BAD_FACT"]
 NodeVerdict = Literal["", "COMPLETE", "PREMISE_MISSING", "NOT_EXPLAINABLE"]
 TaskState = Literal["WAITING", "DECIDED", "CONFLICT", "SETTLED", "WITHDRAWN"]
 Withdrawn = Literal["", "ASKED", "DONE"]
@@ -85,7 +86,8 @@ class TaskAnswer:
     """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone.
 
     `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
-    words, which no corpus has. `inference` says how the query follows, `node_verdict` whether anything is missing.
+    words, which no corpus has. `remarks` are on candidates themselves. `inference` says how the query follows,
+    `node_verdict` whether anything is missing.
     """
 
     id: str
@@ -103,6 +105,7 @@ class TaskAnswer:
     written: tuple[str, ...] = ()
     inference: str = ""
     node_verdict: NodeVerdict = ""
+    remarks: dict[str, Remark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from services.sampler.acs.algorithm import (
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import CHUNK, EMIT
-from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Pair, PairSign, Run
+from services.sampler.records.runs import FORMAT_VERSION, UNDECIDED, Hypothesis, Pair, PairSign, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import unavailable_if_down
@@ -173,11 +173,11 @@ class NodeStore:
                 break
         raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}")
 
-    async def hypothesis_id(self, run_id: str, tree: int) -> str:
-        """The hypothesis at the root of a tree."""
+    async def hypothesis(self, run_id: str, tree: int) -> Hypothesis:
+        """The hypothesis at the root of a tree; an empty one of a run that was deleted meanwhile."""
         async with unavailable_if_down(f"read a hypothesis of run {run_id}"):
             row = await self._redis.lindex(self._keys.hypotheses(run_id), tree)
-        return str(_row(row, 1)[0]) if row else ""
+        return Hypothesis(*_row(row, 4)) if row else Hypothesis("", "")
 
     async def is_finished(self, run_id: str, tree: int) -> bool:
         """Whether no node of a tree is left to judge."""

@@ -105,7 +105,7 @@ class RunStore:
         for start in range(0, len(hypotheses), CHUNK):
             chunk = hypotheses[start : start + CHUNK]
             pipe = self._redis.pipeline(transaction=True)
-            pipe.rpush(self._keys.hypotheses(run_id), *(json.dumps([1, h.id, h.text]) for h in chunk))
+            pipe.rpush(self._keys.hypotheses(run_id), *map(_hypothesis_json, chunk))
             pipe.zadd(self._keys.open(run_id), {str(start + n): start + n for n in range(len(chunk))})
             pipe.expire(self._keys.hypotheses(run_id), UNFINISHED_TTL_S)
             pipe.expire(self._keys.open(run_id), UNFINISHED_TTL_S)
@@ -219,6 +219,11 @@ class RunStore:
         keys = [self._keys.record(run_id), self._keys.suspects(run_id)]
         async with unavailable_if_down(f"note unanswered nodes of run {run_id}"):
             return not await self._suspect(keys=keys, args=list(node_ids))
+
+
+def _hypothesis_json(one: Hypothesis) -> str:
+    behind = [one.question, one.answer] if one.question or one.answer else []
+    return json.dumps([FORMAT_VERSION, one.id, one.text, *behind])
 
 
 def _idempotency_key(record: Mapping[str, str]) -> str:

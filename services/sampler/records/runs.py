@@ -25,10 +25,12 @@ UNDECIDED = "undecided"  # the reason of a pair that the oracle left open
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """The root of a tree to explain."""
+    """The root of a tree to explain, and for people the question and answer behind it."""
 
     id: str
     text: str
+    question: str = ""
+    answer: str = ""
 
 
 @dataclass(frozen=True)

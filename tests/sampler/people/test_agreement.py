@@ -8,7 +8,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from aeenc import errors
 from services.sampler.people import agreement
-from services.sampler.people.agreement import agreement_apart, agreement_of
+from services.sampler.people.agreement import agreement_apart, agreement_of, edge_f1, positive_agreement
 from support import agreement_reference
 
 
@@ -69,6 +69,25 @@ def test_two_annotators_who_always_contradict_each_other_count_in_the_mean():
 def test_what_chance_alone_explains_is_not_a_number(ratings):
     found = agreement_of(ratings)
     assert all(math.isnan(f) for f in (found.cohen_kappa, found.fleiss_kappa, found.krippendorff_alpha))
+
+
+def test_positive_agreement_is_that_of_a_table_of_two_by_two():
+    # both yes 20, one of them 15 + 10, both no 955: 2 * 20 / (2 * 20 + 25)
+    one, other = "1" * 35 + "0" * 965, "1" * 20 + "0" * 15 + "1" * 10 + "0" * 955
+    assert positive_agreement(rated(one, other)) == pytest.approx(40 / 65)
+    assert math.isnan(positive_agreement(rated("000", "000")))
+
+
+def test_positive_agreement_of_three_is_over_their_pairs():
+    # yes, yes, no: one pair meets, two do not
+    assert positive_agreement(rated("1", "1", "0")) == pytest.approx(2 / 4)
+
+
+def test_edges_are_compared_by_pairs_of_people_in_one_task():
+    tree = {"ann": {"p1", "p2", "p3"}, "bob": {"p1", "p9"}}
+    alone = {"cid": {"p1"}}
+    assert edge_f1([tree, alone, {"ann": set(), "bob": set()}]) == pytest.approx(2 * 1 / 5)
+    assert math.isnan(edge_f1([alone]))
 
 
 def test_perfect_and_perverse_agreement_are_one_and_below_zero():

@@ -9,7 +9,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Verdict
 from aeenc.v1 import sampler_pb2
 from services.sampler.people import steps
 from services.sampler.people.controls import read_controls
@@ -261,3 +261,27 @@ async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered
     async with world.sampler(queues={"team": {**QUEUE, "overlap": 1}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (sampler_pb2.RUN_STATE_SUCCEEDED, 4)
+
+
+async def test_remarks_stay_with_the_answer_until_its_verdict_is_amended(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        first, second = (candidate.premise_id for candidate in lease.task.candidates[:2])
+        said = {first: Verdict(REFUSES, remark=IRRELEVANT), second: Verdict(ABSTAINS, remark=BAD_FACT)}
+        given = await people.submit(lease, said)
+
+        async def remarks() -> dict[str, str]:
+            [task] = [one async for one in people.list_tasks(run_id)]
+            return {one.premise_id: one.remark.name for one in task.answers[0].verdicts if one.remark}
+
+        assert await remarks() == {first: "IRRELEVANT", second: "BAD_FACT"}
+        await people.amend(given.answer_id, [first], "ann")
+        assert await remarks() == {second: "BAD_FACT"}
+
+
+async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld):
+    async with at_work(world, 1) as (people, _, _):
+        lease = await take(people, "ann")
+        wrong = Verdict(REFUSES, remark=9)  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidArgument, match=r"verdicts\[0\]\.remark: 9 is unknown"):
+            await people.submit(lease, {lease.task.candidates[0].premise_id: wrong})

@@ -58,6 +58,17 @@ async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerW
         assert not tree.finished
 
 
+async def test_a_tree_shows_the_question_and_the_answer_behind_its_hypothesis(world: SamplerWorld):
+    async with world.sampler() as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [("asked", "hypothesis 0", "What floats?", "ice"), ("bare", "hypothesis 1")]
+        run = await sampler.start_run(roots, corpus="science", oracle="fake", k=4, max_depth=0)
+        asked, bare = [await people.get_tree(run.id, name) for name in ("asked", "bare")]
+        assert [(tree.question, tree.answer) for tree in (asked, bare)] == [("What floats?", "ice"), ("", "")]
+        with pytest.raises(errors.InvalidArgument, match="questions and answers"):
+            await sampler.start_run([("t", "h", " ", "ice")], corpus="science", oracle="fake")
+
+
 async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(world: SamplerWorld):
     async with at_work(world, 1, overlap=2) as (people, _, run_id):
         lease = await take(people, "ann")

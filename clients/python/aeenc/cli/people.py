@@ -138,6 +138,8 @@ def agreement(context: typer.Context, run: RunId) -> None:
         "cohen_kappa": _number(found.cohen_kappa),
         "fleiss_kappa": _number(found.fleiss_kappa),
         "krippendorff_alpha": _number(found.krippendorff_alpha),
+        "positive_agreement": _number(found.positive_agreement),
+        "edge_f1": _number(found.edge_f1),
         "candidates": found.candidates,
         "annotators": found.annotators,
     }

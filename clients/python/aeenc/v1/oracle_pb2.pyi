@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Remark(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REMARK_UNSPECIFIED: _ClassVar[Remark]
+    REMARK_IRRELEVANT: _ClassVar[Remark]
+    REMARK_BAD_FACT: _ClassVar[Remark]
+
 class Judgement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JUDGEMENT_UNSPECIFIED: _ClassVar[Judgement]
@@ -14,6 +20,9 @@ class Judgement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JUDGEMENT_DOES_NOT_EXPLAIN: _ClassVar[Judgement]
     JUDGEMENT_ABSTAIN: _ClassVar[Judgement]
     JUDGEMENT_UNSEEN: _ClassVar[Judgement]
+REMARK_UNSPECIFIED: Remark
+REMARK_IRRELEVANT: Remark
+REMARK_BAD_FACT: Remark
 JUDGEMENT_UNSPECIFIED: Judgement
 JUDGEMENT_EXPLAINS: Judgement
 JUDGEMENT_DOES_NOT_EXPLAIN: Judgement
@@ -75,15 +84,17 @@ class OracleAnswer(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., annotator: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator")
+    __slots__ = ("premise_id", "judgement", "leaf", "grade", "annotator", "remark")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENT_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     GRADE_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     judgement: Judgement
     leaf: bool
     grade: float
     annotator: str
-    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ...) -> None: ...
+    remark: Remark
+    def __init__(self, premise_id: _Optional[str] = ..., judgement: _Optional[_Union[Judgement, str]] = ..., leaf: bool = ..., grade: _Optional[float] = ..., annotator: _Optional[str] = ..., remark: _Optional[_Union[Remark, str]] = ...) -> None: ...

@@ -187,12 +187,16 @@ class NegativeFilter(_message.Message):
     def __init__(self, min_rank: _Optional[int] = ..., max_rank: _Optional[int] = ..., absolute_margin: _Optional[float] = ..., relative_margin: _Optional[float] = ..., rewordings: bool = ...) -> None: ...
 
 class Hypothesis(_message.Message):
-    __slots__ = ("id", "text")
+    __slots__ = ("id", "text", "question", "answer")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    question: str
+    answer: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class StartRunResponse(_message.Message):
     __slots__ = ("run", "existed")
@@ -721,16 +725,20 @@ class WatchTreeResponse(_message.Message):
     def __init__(self, tree: _Optional[_Union[TreeState, _Mapping]] = ...) -> None: ...
 
 class TreeState(_message.Message):
-    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished")
+    __slots__ = ("run_id", "hypothesis_id", "nodes", "finished", "question", "answer")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     hypothesis_id: str
     nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
     finished: bool
-    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ...) -> None: ...
+    question: str
+    answer: str
+    def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
     __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation")
@@ -791,20 +799,22 @@ class ListQueuesResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[Queue, _Mapping]]] = ...) -> None: ...
 
 class Queue(_message.Message):
-    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs")
+    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs", "max_grade")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
     GUIDELINE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRADE_FIELD_NUMBER: _ClassVar[int]
     name: str
     overlap: int
     undo: _duration_pb2.Duration
     guideline: str
     total: TaskCounts
     runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
-    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ...) -> None: ...
+    max_grade: float
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ...) -> None: ...
 
 class RunTasks(_message.Message):
     __slots__ = ("run_id", "counts")
@@ -865,20 +875,24 @@ class GetAgreementRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetAgreementResponse(_message.Message):
-    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports")
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports", "positive_agreement", "edge_f1")
     COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
     FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
     KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     ANNOTATORS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    POSITIVE_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    EDGE_F1_FIELD_NUMBER: _ClassVar[int]
     cohen_kappa: float
     fleiss_kappa: float
     krippendorff_alpha: float
     candidates: int
     annotators: int
     reports: _containers.RepeatedCompositeFieldContainer[AnnotatorReport]
-    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ...) -> None: ...
+    positive_agreement: float
+    edge_f1: float
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ...) -> None: ...
 
 class AnnotatorReport(_message.Message):
     __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed")

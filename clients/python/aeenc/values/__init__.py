@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
     from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica
-    from aeenc.values.oracle import Candidate, Judgement, OracleTask, Verdict
+    from aeenc.values.oracle import Candidate, Judgement, OracleTask, Remark, Verdict
     from aeenc.values.registry import GateComparison, Label, Publication, QualityGate, Rollback, Rollout, Rollouts
     from aeenc.values.sampler import (
         Agreement,
@@ -128,6 +128,7 @@ _HOMES = {
     "Publication": "registry",
     "QualityGate": "registry",
     "Queue": "sampler",
+    "Remark": "oracle",
     "RetrievalMetrics": "types",
     "RetrievedAgain": "sampler",
     "Rollback": "registry",
@@ -210,6 +211,7 @@ __all__ = [
     "Publication",
     "QualityGate",
     "Queue",
+    "Remark",
     "RetrievalMetrics",
     "RetrievedAgain",
     "Rollback",

@@ -26,6 +26,17 @@ class Judgement(Choice):
     """The oracle did not look at the candidate. Never a negative."""
 
 
+class Remark(Choice):
+    """What a person remarks on a candidate beside the verdict."""
+
+    UNSPECIFIED = 0
+    """None."""
+    IRRELEVANT = 1
+    """It is true, and has nothing to do with the query."""
+    BAD_FACT = 2
+    """It is wrong, unclear or damaged: it should not be in the corpus."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A premise for the oracle to judge."""
@@ -89,6 +100,8 @@ class Verdict:
     """An optional grade, on the oracle's own scale."""
     annotator: str = ""
     """The author of this verdict, if it is not the answer's annotator. Longer values are cut to 256 characters."""
+    remark: Remark = Remark.UNSPECIFIED
+    """A person's remark on the candidate itself. Kept with the answer; it decides nothing."""
 
     @classmethod
     def from_message(cls, message: oracle_pb2.Verdict) -> Verdict:
@@ -99,4 +112,5 @@ class Verdict:
             leaf=message.leaf,
             grade=message.grade if message.HasField("grade") else None,
             annotator=message.annotator,
+            remark=Remark(message.remark),
         )

@@ -684,6 +684,10 @@ class TreeState:
     """Its nodes in breadth-first order, the root first."""
     finished: bool = False
     """Whether nothing of it is left to judge."""
+    question: str = ""
+    """The question that the hypothesis answers. Empty: none."""
+    answer: str = ""
+    """The answer that it states. Empty: none."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreeState) -> TreeState:
@@ -693,6 +697,8 @@ class TreeState:
             hypothesis_id=message.hypothesis_id,
             nodes=tuple([TreeNode.from_message(one) for one in message.nodes]),
             finished=message.finished,
+            question=message.question,
+            answer=message.answer,
         )
 
 
@@ -769,6 +775,8 @@ class Queue:
     """The counts of all its runs that go on."""
     runs: tuple[RunTasks, ...] = ()
     """The counts of each of them, oldest first."""
+    max_grade: float = 0.0
+    """The highest grade to ask for with each premise that explains, from 1. 0: none is asked for."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Queue) -> Queue:
@@ -780,6 +788,7 @@ class Queue:
             guideline=message.guideline,
             total=TaskCounts.from_message(message.total),
             runs=tuple([RunTasks.from_message(one) for one in message.runs]),
+            max_grade=message.max_grade,
         )
 
 
@@ -831,6 +840,14 @@ class Agreement:
     """The number of annotators counted."""
     reports: tuple[AnnotatorReport, ...] = ()
     """One report per annotator of the run, sorted by name."""
+    positive_agreement: float = 0.0
+    """Positive agreement: 2a / (2a + b + c) over the pairs of annotators, where both say yes to a candidates, and one
+    of them alone to b + c. NaN if nobody says yes.
+    """
+    edge_f1: float = 0.0
+    """F1 of the premises that two annotators accept for the same query, over all pairs; additions count, too. NaN if
+    nobody accepts any.
+    """
 
     @classmethod
     def from_message(cls, message: sampler_pb2.GetAgreementResponse) -> Agreement:
@@ -842,6 +859,8 @@ class Agreement:
             candidates=message.candidates,
             annotators=message.annotators,
             reports=tuple([AnnotatorReport.from_message(one) for one in message.reports]),
+            positive_agreement=message.positive_agreement,
+            edge_f1=message.edge_f1,
         )
 
 

@@ -1,8 +1,8 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Tree, type Word } from "./api";
+import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Queue, type Remark, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
-import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentVerdicts, type Draft } from "./draft";
+import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, type Draft } from "./draft";
 import { useRerank } from "./rerank";
 import { Search } from "./search";
 import { TreeView } from "./tree";
@@ -12,7 +12,7 @@ const LOOK_MS = 120; // after an event, so that several make one look
 const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
 const KEYS: [string, string][] = [
-  ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["s", "read down to here"],
+  ["1–9", "tick"], ["↑ ↓", "move"], ["a", "accept"], ["l", "leaf"], ["r", "refuse"], ["x", "abstain"], ["i", "irrelevant"], ["b", "bad fact"], ["s", "read down to here"],
   ["/", "search"], ["n", "note"], ["e", "re-rank"], ["u", "undo"], ["g", "go on now"], ["k", "skip"], ["Ctrl ↵", "submit"], ["?", "guideline"],
 ];
 
@@ -170,11 +170,25 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   function say(premiseId: string, word: Word): void {
     setDraft((before) => {
       const verdicts = { ...before.verdicts };
+      const remarks = { ...before.remarks };
+      delete remarks[premiseId];
       if (verdicts[premiseId] === word) delete verdicts[premiseId];
       else verdicts[premiseId] = word;
       const rank = lease?.task.candidates.find((one) => one.premise_id === premiseId)?.rank ?? 0;
-      return { ...before, verdicts, seenUpto: Math.max(before.seenUpto, rank) };
+      return { ...before, verdicts, remarks, seenUpto: Math.max(before.seenUpto, rank) };
     });
+  }
+
+  // A remark brings the verdict that it means: what is irrelevant is refused, of a bad fact nothing is learnt.
+  function mark(premiseId: string, remark: Remark): void {
+    const marked = latest.current.draft?.remarks[premiseId] === remark;
+    const word: Word = remark === "irrelevant" ? "refuses" : "abstains";
+    if (marked || latest.current.draft?.verdicts[premiseId] !== word) say(premiseId, word);
+    if (!marked) setDraft((before) => ({ ...before, remarks: { ...before.remarks, [premiseId]: remark } }));
+  }
+
+  function grade(premiseId: string, grade: number): void {
+    setDraft((before) => ({ ...before, grades: { ...before.grades, [premiseId]: grade } }));
   }
 
   function look(index: number): void {
@@ -200,7 +214,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     working.current = true;
     setTold("");
     const body = {
-      lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), seen_upto: draft.seenUpto, note: draft.note,
+      lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), grades: sentGrades(draft), remarks: draft.remarks, seen_upto: draft.seenUpto, note: draft.note,
       additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
       written: draft.written, inference: draft.inference, node_verdict: draft.nodeVerdict,
       elapsed_s: (Date.now() - draft.begun) / 1000, seq: freshSeq(),
@@ -263,7 +277,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
       const does: Record<string, () => unknown> = {
         ArrowDown: () => look(Math.min(focus + 1, folds.length - 1)), ArrowUp: () => look(Math.max(focus - 1, 0)),
         a: () => focused && say(focused, "explains"), l: () => focused && say(focused, "leaf"), r: () => focused && say(focused, "refuses"),
-        x: () => focused && say(focused, "abstains"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
+        x: () => focused && say(focused, "abstains"), i: () => focused && mark(focused, "irrelevant"), b: () => focused && mark(focused, "bad_fact"), s: () => folds[focus] && change({ seenUpto: folds[focus]!.head.rank }),
         "/": () => { typed.current = searching ? null : ""; setSearching(true); }, n: () => document.getElementById("note")?.focus(), e: rerank, u: undo, g: goOn, k: skip, "?": () => setGuideline((open) => !open),
       };
       const page = Math.floor(focus / 9) * 9;
@@ -285,7 +299,9 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     <div class="annotate">
       <aside class="side">
         <h2>Tree</h2>
+        {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
         <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} />
+        {tree?.hypothesis_id && tree.nodes.some((node) => node.state === "judged" && node.accepted.length > 0) && <p class="quiet"><a href={`/api/runs/${encodeURIComponent(tree.run_id)}/tree.svg?hypothesis=${encodeURIComponent(tree.hypothesis_id)}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
         {queue && <p class="quiet">{queue.name}: {queue.total.waiting} wait, {queue.total.settled + queue.total.decided} done, {queue.total.mine} yours ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
@@ -307,7 +323,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
           <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
           {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={(text) => change({ written: [...draft.written, text] })} close={() => setSearching(false)} />}
-          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
+          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} mark={mark} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
           <ul class="added" aria-label="Added">
             {Object.entries(draft.additions).map(([id, one]) => (
               <li key={id}>Added: {one.text}
@@ -352,5 +368,5 @@ function pathTree(lease: Lease): Tree {
     state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answers: 0, overlap: 1, inferences: [],
     accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, rank: 1, leaf: false }] : [],
   }));
-  return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false };
+  return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }

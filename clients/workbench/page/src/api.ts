@@ -1,5 +1,6 @@
 // The calls of the page. All are safe to repeat: answers and leases carry ids of their own.
 
+export type Remark = "irrelevant" | "bad_fact";
 export type Word = "explains" | "leaf" | "refuses" | "abstains";
 export type NodeVerdict = "" | "complete" | "premise_missing" | "not_explainable";
 
@@ -18,15 +19,19 @@ export interface TreeNode {
   node_id: string; parent_id: string; premise_id: string; text: string; depth: number; state: NodeState; task_id: string;
   accepted: TreePremise[]; holders: string[]; answers: number; overlap: number; inferences: string[];
 }
-export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean }
+export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean; question: string; answer: string }
 export interface Counts {
   tasks: number; waiting: number; free: number; leased: number; decided: number; conflicts: number; settled: number;
   mine: number; mine_hour: number; answers_hour: number;
 }
 export interface Queue {
-  name: string; overlap: number; undo: number; guideline: string; total: Counts; runs: { run_id: string; counts: Counts }[];
+  name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: { run_id: string; counts: Counts }[];
 }
-export interface Verdict { premise_id: string; judgement: string; leaf: boolean }
+export interface Verdict { premise_id: string; judgement: string; leaf: boolean; grade: number | null; remark: string }
+export interface Change {
+  seq: number; kind: string; task_id: string; person: string; at: string; answer: TaskAnswer | null; reason: string; overlap: number;
+  model_version: string;
+}
 export interface TaskAnswer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Candidate[]; written: string[];
   inference: string;
@@ -34,7 +39,8 @@ export interface TaskAnswer {
 export interface JudgedTask { task: Task; state: string; answers: TaskAnswer[]; conflicts: string[]; adjudicator: string }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
-  cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; candidates: number;
+  cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;
+  edge_f1: number | null; candidates: number;
   reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number }[];
 }
 export interface QueueEvent { event: string; run: string; task: string; annotator: string; detail?: string }

@@ -1,6 +1,6 @@
 // The candidates of a task, the verdict on each, and the line down to which they were looked at.
 import { useEffect, useRef } from "preact/hooks";
-import type { Lease, Word } from "./api";
+import type { Lease, Remark, Word } from "./api";
 import type { Draft, Fold } from "./draft";
 import { Marked } from "./marked";
 import { wording } from "./words";
@@ -12,12 +12,18 @@ const VERDICTS: { word: Word; label: string; key: string }[] = [
   { word: "abstains", label: "Abstain", key: "x" },
 ];
 
+const REMARKS: { remark: Remark; label: string; key: string }[] = [
+  { remark: "irrelevant", label: "true but irrelevant", key: "i" },
+  { remark: "bad_fact", label: "bad fact", key: "b" },
+];
+
 interface Props {
-  lease: Lease; draft: Draft; folds: Fold[]; focus: number; moved: Map<string, number> | null; showScores: boolean;
+  lease: Lease; draft: Draft; folds: Fold[]; focus: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
+  grade: (premiseId: string, grade: number) => void; mark: (premiseId: string, remark: Remark) => void;
   say: (premiseId: string, word: Word) => void; look: (index: number) => void; draw: (rank: number) => void;
 }
 
-export function Candidates({ lease, draft, folds, focus, moved, showScores, say, look, draw }: Props) {
+export function Candidates({ lease, draft, folds, focus, moved, showScores, maxGrade, grade, mark, say, look, draw }: Props) {
   const list = useRef<HTMLOListElement>(null);
   useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
   const { query, path } = lease.task;
@@ -40,6 +46,12 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, say,
             <div class="sentence">
               <Marked text={head.text} query={query} />
               {moved && <Moved rank={head.rank} before={moved.get(head.premise_id)} />}
+              <span class="remarks" role="group" aria-label={`Remark on candidate ${index + 1}`}>
+                {REMARKS.map(({ remark, label, key }) => (
+                  <button type="button" key={remark} class="plain" aria-pressed={draft.remarks[head.premise_id] === remark} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); mark(head.premise_id, remark); }}>{label}</button>
+                ))}
+              </span>
+              {maxGrade > 0 && (said === "explains" || said === "leaf") && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}
               {others.length > 0 && <details class="others"><summary>{others.length} in other words</summary>{others.map((other) => <p key={other.premise_id}>{other.text}</p>)}</details>}

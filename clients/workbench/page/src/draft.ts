@@ -1,9 +1,11 @@
 // What a person has said of a task so far. It survives a reload, a lost connection and an undo.
-import type { Candidate, Lease, NodeVerdict, Word } from "./api";
+import type { Candidate, Lease, NodeVerdict, Remark, Word } from "./api";
 import { wording } from "./words";
 
 export interface Draft {
   verdicts: Record<string, Word>;
+  grades: Record<string, number>;
+  remarks: Record<string, Remark>;
   seenUpto: number;
   additions: Record<string, { text: string; leaf: boolean }>;
   written: string[];
@@ -27,7 +29,7 @@ export function belongsTo(person: string): void {
 
 export function emptyDraft(lease: Lease): Draft {
   const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
-  return { verdicts: {}, seenUpto, additions: {}, written: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
+  return { verdicts: {}, grades: {}, remarks: {}, seenUpto, additions: {}, written: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
 }
 
 // The draft for the same node with other candidates: what was said of those that are still there, and all else.
@@ -70,6 +72,12 @@ export function folded(candidates: Candidate[]): Fold[] {
     else folds.set(wording(candidate.text), { head: candidate, others: [] });
   }
   return [...folds.values()];
+}
+
+// Grades are sent of what explains.
+export function sentGrades(draft: Draft): Record<string, number> {
+  const explains = (id: string): boolean => ["explains", "leaf"].includes(draft.verdicts[id] ?? "") || id in draft.additions;
+  return Object.fromEntries(Object.entries(draft.grades).filter(([id]) => explains(id)));
 }
 
 // What is sent: rewordings of an accepted candidate are abstained from, so that none of them becomes a negative.

@@ -1,10 +1,11 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useState } from "preact/hooks";
-import { call, fresh, type Agreement, type Counts, type JudgedTask, type Queue, type Word } from "./api";
+import { call, fresh, type Agreement, type Change, type Counts, type JudgedTask, type Queue, type Word } from "./api";
 
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
 ];
+const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 const SAID: Record<string, string> = { explains: "yes", does_not_explain: "no", abstain: "abstains", unseen: "unseen" };
 
 export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
@@ -12,12 +13,14 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   const [run, setRun] = useState(runs[0] ?? "");
   const [tasks, setTasks] = useState<JudgedTask[]>([]);
   const [agreed, setAgreed] = useState<Agreement | null>(null);
+  const [changes, setChanges] = useState<Change[]>([]);
   const [told, setTold] = useState("");
 
   async function load(): Promise<void> {
     if (!run) return;
     try {
       setTasks(await call<JudgedTask[]>(`/api/runs/${run}/tasks?state=conflict`));
+      setChanges(await call<Change[]>(`/api/runs/${run}/changes`));
       setAgreed(await call<Agreement>(`/api/runs/${run}/agreement`));
     } catch (error) {
       setTold((error as Error).message);
@@ -41,13 +44,13 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       {told && <p class="problem" role="alert">{told}</p>}
       <h1>Queues</h1>
       <table>
-        <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Trees</th></tr></thead>
+        <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
         <tbody>
           {queues.flatMap((queue) => queue.runs.map(({ run_id, counts }) => (
             <tr key={run_id}>
               <td>{queue.name}</td><td><code>{run_id}</code></td>
               {COLUMNS.map(([column]) => <td key={column} class="figure">{counts[column]}</td>)}
-              <td><a href={`/api/runs/${run_id}/trees.jsonl`}>EntailmentBank file</a></td>
+              <td class="files">{FILES.map(([form, name]) => <a key={form} href={`/api/runs/${run_id}/download/${form}`} download>{name}</a>)}</td>
             </tr>
           )))}
           {runs.length === 0 && <tr><td colSpan={10} class="quiet">No run waits for people. Start one: aeenc sample CORPUS --oracle QUEUE</td></tr>}
@@ -60,6 +63,8 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
         {tasks.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
         <h2>Agreement</h2>
         {agreed && <Figures agreed={agreed} />}
+        <h2>What was done</h2>
+        <Trail changes={changes} />
       </>}
     </div>
   );
@@ -95,10 +100,29 @@ function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Recor
 function Figures({ agreed }: { agreed: Agreement }) {
   const figure = (value: number | null): string => (value === null ? "undefined" : value.toFixed(3));
   return <>
+    <p>Positive agreement {figure(agreed.positive_agreement)}, F1 of edges {figure(agreed.edge_f1)}.</p>
     <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
     <table>
       <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
       <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
     </table>
   </>;
+}
+
+// The audit trail, the latest first.
+function Trail({ changes }: { changes: Change[] }) {
+  if (changes.length === 0) return <p class="quiet">Nothing yet.</p>;
+  return (
+    <div class="scrolled" tabIndex={0} role="region" aria-label="Changes, the latest first">
+      <table>
+        <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Task</th><th scope="col">Said</th></tr></thead>
+        <tbody>{changes.map((one) => (
+          <tr key={one.seq}>
+            <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{one.kind}</td><td><code>{one.task_id}</code></td>
+            <td>{one.reason || one.answer?.note || one.model_version || (one.overlap ? `overlap ${one.overlap}` : "")}</td>
+          </tr>
+        ))}</tbody>
+      </table>
+    </div>
+  );
 }

@@ -113,13 +113,14 @@ def sample(
     hypotheses = hypotheses_of(dataset, split)
     if not hypotheses:
         raise InvalidArgument(f"split {split!r} of {data} holds no trees; choose another split")
+    behind = {tree.hypothesis: (tree.question, tree.answer) for tree in dataset.trees(split)}
     out = output_of(context)
     with client(context) as connected:
         if not corpus:
             with out.progress("corpus", "premises") as progress:
                 corpus = ensure_corpus(connected, dataset, lambda done, total: progress(done, total, ""))
         run = connected.sampler.start_run(
-            hypotheses,
+            [(name, text, *behind[text]) for name, text in hypotheses],
             corpus=corpus,
             oracle=oracle,
             k=k,

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/oracle.proto.
  */
 export const file_aeenc_v1_oracle: GenFile = /*@__PURE__*/
-  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiSgoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCIjgKDUp1ZGdlUmVzcG9uc2USJwoHYW5zd2VycxgBIAMoCzIWLmFlZW5jLnYxLk9yYWNsZUFuc3dlciJlCgxPcmFjbGVBbnN3ZXISDwoHdGFza19pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEgwKBG5vdGUYBCABKAkihAEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCUIICgZfZ3JhZGUqiwEKCUp1ZGdlbWVudBIZChVKVURHRU1FTlRfVU5TUEVDSUZJRUQQABIWChJKVURHRU1FTlRfRVhQTEFJTlMQARIeChpKVURHRU1FTlRfRE9FU19OT1RfRVhQTEFJThACEhUKEUpVREdFTUVOVF9BQlNUQUlOEAMSFAoQSlVER0VNRU5UX1VOU0VFThAEMkkKDU9yYWNsZVNlcnZpY2USOAoFSnVkZ2USFi5hZWVuYy52MS5KdWRnZVJlcXVlc3QaFy5hZWVuYy52MS5KdWRnZVJlc3BvbnNlYgZwcm90bzM");
+  fileDesc("ChVhZWVuYy92MS9vcmFjbGUucHJvdG8SCGFlZW5jLnYxIkMKDEp1ZGdlUmVxdWVzdBIOCgZydW5faWQYASABKAkSIwoFdGFza3MYAiADKAsyFC5hZWVuYy52MS5PcmFjbGVUYXNrIqEBCgpPcmFjbGVUYXNrEg8KB3Rhc2tfaWQYASABKAkSDQoFcXVlcnkYAiABKAkSDAoEcGF0aBgDIAMoCRIlCghhY2NlcHRlZBgEIAMoCzITLmFlZW5jLnYxLkNhbmRpZGF0ZRInCgpjYW5kaWRhdGVzGAUgAygLMhMuYWVlbmMudjEuQ2FuZGlkYXRlEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkiSgoJQ2FuZGlkYXRlEhIKCnByZW1pc2VfaWQYASABKAkSDAoEdGV4dBgCIAEoCRIMCgRyYW5rGAMgASgNEg0KBXNjb3JlGAQgASgCIjgKDUp1ZGdlUmVzcG9uc2USJwoHYW5zd2VycxgBIAMoCzIWLmFlZW5jLnYxLk9yYWNsZUFuc3dlciJlCgxPcmFjbGVBbnN3ZXISDwoHdGFza19pZBgBIAEoCRIjCgh2ZXJkaWN0cxgCIAMoCzIRLmFlZW5jLnYxLlZlcmRpY3QSEQoJYW5ub3RhdG9yGAMgASgJEgwKBG5vdGUYBCABKAkipgEKB1ZlcmRpY3QSEgoKcHJlbWlzZV9pZBgBIAEoCRImCglqdWRnZW1lbnQYAiABKA4yEy5hZWVuYy52MS5KdWRnZW1lbnQSDAoEbGVhZhgDIAEoCBISCgVncmFkZRgEIAEoAkgAiAEBEhEKCWFubm90YXRvchgFIAEoCRIgCgZyZW1hcmsYBiABKA4yEC5hZWVuYy52MS5SZW1hcmtCCAoGX2dyYWRlKkwKBlJlbWFyaxIWChJSRU1BUktfVU5TUEVDSUZJRUQQABIVChFSRU1BUktfSVJSRUxFVkFOVBABEhMKD1JFTUFSS19CQURfRkFDVBACKosBCglKdWRnZW1lbnQSGQoVSlVER0VNRU5UX1VOU1BFQ0lGSUVEEAASFgoSSlVER0VNRU5UX0VYUExBSU5TEAESHgoaSlVER0VNRU5UX0RPRVNfTk9UX0VYUExBSU4QAhIVChFKVURHRU1FTlRfQUJTVEFJThADEhQKEEpVREdFTUVOVF9VTlNFRU4QBDJJCg1PcmFjbGVTZXJ2aWNlEjgKBUp1ZGdlEhYuYWVlbmMudjEuSnVkZ2VSZXF1ZXN0GhcuYWVlbmMudjEuSnVkZ2VSZXNwb25zZWIGcHJvdG8z");
 
 /**
  * A batch of nodes to judge.
@@ -244,6 +244,13 @@ export type Verdict = Message<"aeenc.v1.Verdict"> & {
    * @generated from field: string annotator = 5;
    */
   annotator: string;
+
+  /**
+   * A person's remark on the candidate itself. Kept with the answer; it decides nothing.
+   *
+   * @generated from field: aeenc.v1.Remark remark = 6;
+   */
+  remark: Remark;
 };
 
 /**
@@ -252,6 +259,40 @@ export type Verdict = Message<"aeenc.v1.Verdict"> & {
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_oracle, 5);
+
+/**
+ * What a person remarks on a candidate beside the verdict.
+ *
+ * @generated from enum aeenc.v1.Remark
+ */
+export enum Remark {
+  /**
+   * None.
+   *
+   * @generated from enum value: REMARK_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It is true, and has nothing to do with the query.
+   *
+   * @generated from enum value: REMARK_IRRELEVANT = 1;
+   */
+  IRRELEVANT = 1,
+
+  /**
+   * It is wrong, unclear or damaged: it should not be in the corpus.
+   *
+   * @generated from enum value: REMARK_BAD_FACT = 2;
+   */
+  BAD_FACT = 2,
+}
+
+/**
+ * Describes the enum aeenc.v1.Remark.
+ */
+export const RemarkSchema: GenEnum<Remark> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_oracle, 0);
 
 /**
  * Whether a candidate explains a query.
@@ -299,7 +340,7 @@ export enum Judgement {
  * Describes the enum aeenc.v1.Judgement.
  */
 export const JudgementSchema: GenEnum<Judgement> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_oracle, 0);
+  enumDesc(file_aeenc_v1_oracle, 1);
 
 /**
  * Judges candidates. The sampler calls it; behind it may be a person, gold trees or a model.
