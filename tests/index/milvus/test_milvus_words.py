@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ need_milvus()
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
 from services.index.milvus import words  # noqa: E402
-from services.index.milvus.generation import Candidates  # noqa: E402
+from services.index.milvus.generation import Candidates, MilvusGeneration  # noqa: E402
 from services.index.milvus.retrieval import rescore  # noqa: E402
 from services.index.milvus.words import best_by_words, sparse_query, sparse_vectors  # noqa: E402
 
@@ -107,3 +108,22 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         assert [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")] == [
             name for name in mine if name != lost
         ]
+
+
+async def test_a_generation_of_a_release_without_words_asks_to_be_built_again(start, monkeypatch):
+    async with start() as index:
+        await index.client.build("science", [premise("a", "ice is cold")])
+        plain = MilvusGeneration.worded.fget
+        monkeypatch.setattr(MilvusGeneration, "worded", property(lambda one: plain(without_words(one))))
+        assert await index.client.retrieve("science", ["ice"], k=1)
+        for mode in ("lexical", "hybrid"):
+            await raises(
+                errors.FailedPrecondition, index.client.retrieve("science", ["ice"], mode=mode), "build it again"
+            )
+
+
+def without_words(served: MilvusGeneration) -> MilvusGeneration:
+    """The generation as an earlier release recorded it."""
+    artifact = served.generation.artifact
+    meta = {name: value for name, value in artifact.meta.items() if name != "words"}
+    return replace(served, generation=replace(served.generation, artifact=replace(artifact, meta=meta)))
