@@ -27,12 +27,15 @@ def named() -> list[Any]:
         {"rerank": 6, "rerank_weight": 0.25},
         {"accepted": ACCEPTED, "rerank": 7},
         {"accepted": ACCEPTED, "drop_self": False, "splits": ["dev"], "exclude": ["f1"]},
-        {"negative_feedback": 0.4},
-        {"mode": "hybrid"},
-        {"mode": "hybrid", "accepted": ACCEPTED, "fusion": Fusion("reciprocal_rank", 0.7)},
-        {"mode": "hybrid", "negative_feedback": 0.4, "exclude": ["f1"]},
+        {
+            "mode": "hybrid",
+            "accepted": ACCEPTED,
+            "fusion": Fusion("reciprocal_rank", 0.7),
+            "negative_feedback": 0.4,
+            "rerank": 7,
+        },
     ],
-    ids=["accepted", "rerank", "weighted", "both", "restricted", "feedback", "hybrid", "ranks", "turned"],
+    ids=["accepted", "rerank", "weighted", "both", "restricted", "hybrid"],
 )
 async def test_conditioned_and_re_ranked_answers_are_those_of_files_to_the_bit(start, serve, encoder, more):
     answers = []

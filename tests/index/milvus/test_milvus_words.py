@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,12 @@ need_milvus()
 from services.corpus.generation import PremiseRecord  # noqa: E402
 from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
 from services.index.milvus import words  # noqa: E402
-from services.index.milvus.generation import Candidates, MilvusGeneration  # noqa: E402
-from services.index.milvus.retrieval import rescore  # noqa: E402
+from services.index.milvus.generation import FLAT, Candidates, MilvusGeneration  # noqa: E402
+from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
+from services.index.milvus.records import StoredGeneration, artifact_of  # noqa: E402
+from services.index.milvus.retrieval import rescore, search_words  # noqa: E402
 from services.index.milvus.words import best_by_words, sparse_query, sparse_vectors  # noqa: E402
+from services.index.values import Scope  # noqa: E402
 
 NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
 QUERIES = ["a magnet attracts iron and iron", "sun water zebra", "the", "ice"]
@@ -92,6 +95,7 @@ async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone
     assert not [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")]
 
 
+@pytest.mark.slow
 async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_its_words(start, raw, prefix):
     async with start() as index:
         first = await index.client.build("science", [premise("a", "ice is cold")])
@@ -110,20 +114,9 @@ async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_
         ]
 
 
-async def test_a_generation_of_a_release_without_words_asks_to_be_built_again(start, monkeypatch):
-    async with start() as index:
-        await index.client.build("science", [premise("a", "ice is cold")])
-        plain = MilvusGeneration.worded.fget
-        monkeypatch.setattr(MilvusGeneration, "worded", property(lambda one: plain(without_words(one))))
-        assert await index.client.retrieve("science", ["ice"], k=1)
-        for mode in ("lexical", "hybrid"):
-            await raises(
-                errors.FailedPrecondition, index.client.retrieve("science", ["ice"], mode=mode), "build it again"
-            )
-
-
-def without_words(served: MilvusGeneration) -> MilvusGeneration:
-    """The generation as an earlier release recorded it."""
-    artifact = served.generation.artifact
-    meta = {name: value for name, value in artifact.meta.items() if name != "words"}
-    return replace(served, generation=replace(served.generation, artifact=replace(artifact, meta=meta)))
+def test_a_generation_of_a_release_without_words_asks_to_be_built_again():
+    meta = {"space_id": "s", "premise_version": "v", "dim": 2, "premises": 1, "engine": FLAT}
+    artifact = artifact_of("c", meta, {}, datetime.now(UTC))
+    served = MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
+    with pytest.raises(errors.FailedPrecondition, match="build it again"):
+        search_words(served, Scope("science", 3), [{"ice": 1.0}], 3, None)
