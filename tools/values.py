@@ -59,6 +59,7 @@ RETURNED = {
 }
 # Fields whose message may be missing, and whose absence says something: the run goes on, the part has no such figures.
 MAY_MISS = (
+    "EvaluationReport.graded",
     "Checkpoint.tandem",
     "EvaluationPart.paper",
     "EvaluationPart.strict",

@@ -29,6 +29,7 @@ from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import ROOT
+from benchmarks.tables.table_text import deeper_metrics
 from services.launcher.fleet import Fleet, Options
 from services.trainer.models.base_model import DEFAULT_NAME
 
@@ -67,9 +68,14 @@ class Research:
             training=() if strict_only else training_of(self.dataset, split),
             trees=() if strict_only else self.dataset.trees(split),
             strict_only=strict_only,
+            ranks=True,
             timeout_s=EVALUATE_S,
         )
-        return report_dict(report)
+        told = report_dict(report)
+        for protocol in ("strict", "paper"):
+            if protocol in told:
+                told[protocol] |= deeper_metrics([getattr(one, protocol) for one in report.ranks])
+        return told
 
     def serve(self, version: str) -> None:
         """Points `stable` at a version, waits until the encoder serves it, and has the corpus searched in its space."""
@@ -122,7 +128,15 @@ class Research:
             raise Unfinished(f"job {job.id} has failed, and once more after it was resumed: {job.error}")
         return job
 
-    def loop(self, key: str, *, rounds: int, run: Mapping[str, Any], job: Mapping[str, Any]) -> Loop:
+    def loop(
+        self,
+        key: str,
+        *,
+        rounds: int,
+        run: Mapping[str, Any],
+        job: Mapping[str, Any],
+        later_run: Mapping[str, Any] | None = None,
+    ) -> Loop:
         """The loop of a key, to so many rounds at least; it begins with the pre-trained encoder."""
         _check_known(job)
         plan = LoopPlan(
@@ -134,6 +148,7 @@ class Research:
             patience=0,
             run={"split": TRAINING_SPLIT, **run},
             job={"split": TRAINING_SPLIT, **job},
+            later_run=later_run or {},
         )
         name = self._key(key, {**run, **job})
         journal = Journal.open(self.home / "loops" / f"{name}.json", plan)

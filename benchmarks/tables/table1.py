@@ -19,7 +19,7 @@ from benchmarks.harness.entailmentbank import DATA, entailmentbank, need_split
 from benchmarks.tables.drawing import draw_table1
 from benchmarks.tables.research import Unfinished, at_hand, research
 from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
-from benchmarks.tables.table_rows import BY_NAME, PAPER, PAPER_SOURCE, ROWS, TableRow
+from benchmarks.tables.table_rows import BY_NAME, PAPER_SOURCE, ROWS, TableRow
 from benchmarks.tables.table_text import MeasuredRow, markdown
 from services.trainer.models.base_model import DEFAULT_NAME
 
@@ -105,10 +105,11 @@ def write_table(split: str, candidates: Candidates | None, reasons: dict[str, st
         others = [one for one in found if one.candidates != candidates]
         for one in others:
             print(f"left out: {one.row}, seed {one.seed}, among {one.candidates}, not {candidates}")
-        elsewhere = "" if row.base_model == DEFAULT_NAME else f"base model {row.base_model}, to be downloaded"
+        command = f"`make table1 ARGS='--only {row.name}'`, hours" if row.long else ""
+        elsewhere = command if row.base_model == DEFAULT_NAME else f"base model {row.base_model}, to be downloaded"
         reason = reasons.get(row.name, f"measured among {others[0].candidates}" if others else elsewhere)
         reports = [one.report for one in found if one.candidates == candidates]
-        measured.append(MeasuredRow(row.name, row.title, reports, PAPER.get(row.name, {}), reason))
+        measured.append(MeasuredRow(row.name, row.title, reports, row.paper, reason))
     if not any(row.reports for row in measured):
         print(f"nothing is measured; docs/results/table1-{split}.md, .png stay as they were")
         return False
@@ -139,7 +140,8 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="measure nothing, write the table")
     parser.add_argument("--corpus", default="", help="of `--render`, where results are among several candidate sets")
     options = parser.parse_args()
-    rows = [BY_NAME[name] for name in options.only] if options.only else list(ROWS)
+    every = [row for row in ROWS if options.list or not row.long]
+    rows = [BY_NAME[name] for name in options.only] if options.only else every
     if options.list:
         list_rows(rows, options.split, one_seed=options.one_seed)
         return

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from aeenc.evaluation import UNRANKED
 from aeenc.trees import Dataset
+from benchmarks.tables.table_text import deeper_metrics
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
+from services.index.values import LexicalSettings
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Ranks, Report, evaluate
 
 DEPTH = 1000
@@ -25,7 +27,7 @@ def tf_idf(dataset: Dataset, split: str) -> dict[str, Any]:
     vectorizer = TfidfVectorizer()
     premises = vectorizer.fit_transform(texts).toarray()
     vectors = vectorizer.transform([query.text for query in queries]).toarray()
-    return evaluate(queries, vectors, premises, _ordinals(texts)).to_dict()
+    return _told(evaluate(queries, vectors, premises, _ordinals(texts)))
 
 
 def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -41,14 +43,15 @@ def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
     """Iterative BM25 (Chia et al. 2020) over the same words; the first 1,000, the first premise's words in full."""
 
     def rank(index: LexicalIndex, terms: Terms, allowed: Mask | None) -> Ranks:
-        return index.iterate(terms, DEPTH, allowed, first_scale=1.0).ordinals
+        return index.iterate(terms, DEPTH, allowed).ordinals
 
     return _ranked(dataset, split, rank)
 
 
 def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
     texts, queries = _texts(dataset), _queries(dataset, split)
-    index, standard = LexicalIndex.of(texts, stems=""), GoldStandard.of(queries, _ordinals(texts))
+    index = LexicalIndex.of(texts, LexicalSettings(words="words", first_scale=1.0))
+    standard = GoldStandard.of(queries, _ordinals(texts))
     strict, paper = [], []
     for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
         terms = index.terms(query.text)
@@ -60,7 +63,14 @@ def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, M
         allowed = np.ones(len(texts), dtype=bool)
         allowed[own] = False
         strict.append(_positions(rank(index, terms, allowed), kept, len(texts)))
-    return Report.of(standard, strict, paper, candidates=len(texts)).to_dict()
+    return _told(Report.of(standard, strict, paper, candidates=len(texts)))
+
+
+def _told(report: Report) -> dict[str, Any]:
+    told = report.to_dict()
+    told["strict"] |= deeper_metrics(report.strict_ranks)
+    told["paper"] |= deeper_metrics(report.paper_ranks)
+    return told
 
 
 def _positions(found: Ranks, gold: Ranks, rows: int) -> Ranks:

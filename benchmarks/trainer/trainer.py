@@ -28,7 +28,7 @@ from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.rows import Rows
 from benchmarks.tables.research import CROSS_ENCODERS, VALIDATION, Research, research
 from benchmarks.tables.table_records import Candidates, candidates_of, records
-from benchmarks.tables.table_rows import BY_NAME, OURS, PAPER, version_of
+from benchmarks.tables.table_rows import BY_NAME, OURS, version_of
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
 from benchmarks.trainer.tuning import described, tune
 
@@ -137,13 +137,14 @@ def epochs(rows: Rows, running: Research) -> None:
 def table(rows: Rows, split: str, candidates: Candidates | None) -> None:
     """The bars on rows of Table 1, means over the seeds that were measured among these candidates."""
     where = "" if split == VALIDATION else f", {split}"
-    faithful, ours, full, untrained_figures, without = (
+    faithful, ours, full, untrained_figures, once, without = (
         _means(split, candidates, *one)
         for one in (
             ("ae-enc-iterative", "paper"),
             ("ours", "strict"),
             ("ours-full", "strict"),
             ("minilm", "paper"),
+            ("ae-enc", "paper"),
             ("ae-enc-no-reg", "paper"),
         )
     )
@@ -165,12 +166,12 @@ def table(rows: Rows, split: str, candidates: Candidates | None) -> None:
             rows.add(row, None, metric, f"≥ {least:g}", ok=False, baseline=told)
         else:
             rows.at_least(row, value, metric, least, told)
-    if "MAP" in faithful and "MAP" in without:
-        worse = without["MAP"] < faithful["MAP"]
-        told = f"{faithful['MAP']:.4f} with it; docs/experiments/trainer.md explains"
-        name = f"AE-Enc without regularisation, paper{where}: MAP"
+    if "MAP" in once and "MAP" in without:
+        worse = without["MAP"] < once["MAP"]
+        told = f"{once['MAP']:.4f} with it; docs/experiments/trainer.md explains"
+        name = f"AE-Enc, one round without regularisation, paper{where}: MAP"
         rows.add(name, without["MAP"], "MAP", "< regularised", worse, told)
-    rows.note("the paper's Iterative AE-Enc (test), MAP", PAPER["ae-enc-iterative"]["MAP"], "MAP")
+    rows.note("the paper's Iterative AE-Enc (test), MAP", BY_NAME["ae-enc-iterative"].paper["MAP"], "MAP")
 
 
 def _means(split: str, candidates: Candidates | None, name: str, protocol: str) -> dict[str, Any]:

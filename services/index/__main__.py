@@ -162,6 +162,7 @@ def _build_options(settings: IndexSettings) -> BuildOptions:
         settings.build_keep_s,
         settings.engines,
         settings.request_keep_s,
+        settings.lexical,
     )
 
 

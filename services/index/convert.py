@@ -86,6 +86,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, context: Any) -> TextQuery
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=request.rerank,
         rerank_weight=request.rerank_weight,
+        rerank_versions=tuple(request.rerank_versions),
         prior=request.prior,
         negative_feedback=request.negative_feedback,
         fusion=decode_enum(_FUSIONS, request.fusion.method, "fusion.method", "min_max"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from aeenc.errors import InvalidArgument
 from aeenc.transport.addresses import split
-from services.index.values import EngineOptions
+from services.index.values import EngineOptions, LexicalSettings
 from services.kit.limits import Limits
 from services.kit.settings import ServiceSettings, usable_cores
 
@@ -57,6 +58,20 @@ class IndexSettings(ServiceSettings):
     )
     build_threads: int = Field(
         usable_cores(), ge=1, description="threads that build ivf and hnsw, in a process of its own"
+    )
+    bm25_k1: float = Field(1.5, ge=0, le=10, description="BM25's k1 in new generations")
+    bm25_b: float = Field(0.75, ge=0, le=1, description="BM25's b in new generations")
+    bm25_words: Literal["stems", "lemmas", "words"] = Field(
+        "stems", description="what new generations rank by; lemmas need the extra `index-lemmas`"
+    )
+    iterative_first_scale: float = Field(
+        1.25, ge=1, le=100, description="of iterative BM25: divides the weights of the first round's words"
+    )
+    iterative_downscale: float = Field(
+        1.25, ge=1, le=100, description="of iterative BM25: divides them by so much more in each further round"
+    )
+    iterative_growth: float = Field(
+        2.0, ge=1.1, le=100, description="of iterative BM25: how many times as many premises each round takes"
     )
     build_sync_s: float = Field(
         1.0, gt=0, description="seconds after which a build with a request_id puts what is new on the disk"
@@ -114,12 +129,26 @@ class IndexSettings(ServiceSettings):
     def _check_backend(self) -> Self:
         if self.backend == "milvus" and not self.milvus_uri:
             raise ValueError("AEENC_INDEX_BACKEND=milvus needs AEENC_INDEX_MILVUS_URI; name the Milvus")
+        if self.bm25_words == "lemmas" and find_spec("simplemma") is None:
+            raise ValueError("AEENC_INDEX_BM25_WORDS=lemmas needs simplemma; install the extra index-lemmas")
         return self
 
     @property
     def engines(self) -> EngineOptions:
         """The search engines of new generations."""
         return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads)
+
+    @property
+    def lexical(self) -> LexicalSettings:
+        """How new generations rank by words."""
+        return LexicalSettings(
+            self.bm25_k1,
+            self.bm25_b,
+            self.bm25_words,
+            self.iterative_first_scale,
+            self.iterative_downscale,
+            self.iterative_growth,
+        )
 
     @property
     def limits(self) -> Limits:

@@ -113,7 +113,8 @@ class TextQuery:
     """Texts to find premises for, and how. `version` or `label` names the query encoder; None: the label `stable`.
 
     `accepted` lists premise ids for each text, or is empty. The cross-encoder re-ranks the first `rerank` premises (0:
-    none); `rerank_weight` is the weight of its score beside that of the first ranking (0: its score alone decides).
+    none), those of `rerank_versions` do together; `rerank_weight` is the weight of its score beside that of the first
+    ranking (0: its score alone decides).
     `prior` and `negative_feedback`, both from 0 to 1, weigh the explanatory-power prior and what the best premises of a
     first ranking have in common. `precision`, `routing_key` and `request_id` go to the encoder; empty ones leave it the
     choice.
@@ -129,6 +130,7 @@ class TextQuery:
     accepted: tuple[tuple[str, ...], ...] = ()
     rerank: int = 0
     rerank_weight: float = 0.0
+    rerank_versions: tuple[str, ...] = ()
     prior: float = 0.0
     negative_feedback: float = 0.0
     lexical_weight: float = LEXICAL_WEIGHT
@@ -238,11 +240,27 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class LexicalSettings:
+    """How new generations rank by words: BM25's k1 and b, what counts as a word, and the rounds of iterative BM25.
+
+    A round takes `growth` times as many premises as the one before, from 1. The weights of the words that it adds are
+    divided by `first_scale`, and by `downscale` more in each further round (Chia et al. 2020).
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    words: Literal["stems", "lemmas", "words"] = "stems"
+    first_scale: float = 1.25
+    downscale: float = 1.25
+    growth: float = 2.0
+
+
+@dataclass(frozen=True)
 class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation. What a request has done is known for `request_keep_s`.
+    `engines` search the generation, by words as `lexical` says. What a request has done is known for `request_keep_s`.
     """
 
     batch: int = 128
@@ -252,6 +270,7 @@ class BuildOptions:
     keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
     request_keep_s: float = 7 * 24 * 3600.0
+    lexical: LexicalSettings = field(default_factory=LexicalSettings)
 
 
 @dataclass(frozen=True)

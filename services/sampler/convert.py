@@ -276,6 +276,7 @@ def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
         written=tuple(request.written),
         inference=request.inference,
         node_verdict=decode_enum(_NODE_VERDICTS, request.node_verdict, "node_verdict", ""),
+        intermediates=tuple(dict.fromkeys(text.strip() for text in request.intermediates)),
     )
 
 
@@ -329,6 +330,7 @@ def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
         note=answer.note,
         additions=[candidate.to_proto() for candidate in answer.added],
         written=answer.written,
+        intermediates=answer.intermediates,
         inference=answer.inference,
         node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
     )
@@ -372,11 +374,12 @@ def _to_node(tree: TreeNow, now: NodeNow) -> sampler_pb2.TreeNode:
         parent_id=f"{tree.index}-{node.parent}" if node.ordinal != ROOT else "",
         premise_id=node.premise_id,
         text=node.text,
+        author=node.author,
         depth=node.depth,
         state=f"TREE_NODE_STATE_{now.state}",
         task_id=now.task_id,
         accepted=[
-            sampler_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf)
+            sampler_pb2.TreePremise(premise_id=one.id, text=one.text, rank=one.rank, leaf=one.leaf, author=one.author)
             for one in now.accepted
         ],
         holders=now.holders,

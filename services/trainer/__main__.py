@@ -15,7 +15,7 @@ from services.store.durability import warn_unless_durable
 from services.store.objects import open_store
 from services.store.redis import Leases, connect, key_prefix
 from services.store.registry import Registry
-from services.trainer.data.pair_sources import DataSets, SampledPairs
+from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.evaluation.evaluator import Evaluator
 from services.trainer.garbage.collection import Collection, Retention
 from services.trainer.garbage.deletion import Deletion
@@ -64,6 +64,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         data_sets,
         server.readiness,
         tandems=building,
+        retrieved=Retrieved(index),
         instance=settings.instance,
         jobs_dir=jobs_dir,
         means=ComputeOptions(**{field.name: getattr(settings, field.name) for field in fields(ComputeOptions)}),

@@ -12,16 +12,29 @@ from google.protobuf.duration_pb2 import Duration
 from aeenc import errors
 from aeenc.calls.retrieval import Fusion, FusionMethod, Retrieval
 from aeenc.calls.retrieval import Mode as RetrieveMode
-from aeenc.evaluation import UNRANKED, Metrics
+from aeenc.evaluation import UNRANKED, GradedMetrics, Metrics
+from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import decode_enum, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
+from services.trainer.data.training_set import OwnText
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.parts import Part
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree, TreeLevel
 from services.trainer.garbage.collection import Garbage
-from services.trainer.jobs.job import Batching, Job, JobConfig, JobProgress, Loss, Mode, defaults_of
+from services.trainer.jobs.job import (
+    Batching,
+    Candidates,
+    Job,
+    JobConfig,
+    JobProgress,
+    Loss,
+    Mode,
+    Negatives,
+    Targets,
+    defaults_of,
+)
 from services.trainer.registry.publishing import Publication
 from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.tandems import Tandem
@@ -47,6 +60,29 @@ _MODES: dict[int, Mode] = {
 _BATCHINGS: dict[int, Batching] = {
     trainer_pb2.BATCHING_QUERIES: "QUERIES",
     trainer_pb2.BATCHING_ITEMS: "ITEMS",
+}
+_TARGETS: dict[int, Targets] = {
+    trainer_pb2.TARGETS_UNSPECIFIED: "BINARY",
+    trainer_pb2.TARGETS_BINARY: "BINARY",
+    trainer_pb2.TARGETS_GRADES: "GRADES",
+}
+_NEGATIVES: dict[int, Negatives] = {
+    trainer_pb2.NEGATIVES_UNSPECIFIED: "RETRIEVED",
+    trainer_pb2.NEGATIVES_RETRIEVED: "RETRIEVED",
+    trainer_pb2.NEGATIVES_RANDOM: "RANDOM",
+    trainer_pb2.NEGATIVES_NONE: "NONE",
+}
+_CANDIDATES: dict[int, Candidates] = {
+    index_pb2.RETRIEVE_MODE_UNSPECIFIED: "",
+    index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
+    index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
+    index_pb2.RETRIEVE_MODE_HYBRID: "HYBRID",
+    index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL: "ITERATIVE_LEXICAL",
+}
+_OWN_TEXTS: dict[int, OwnText] = {
+    types_pb2.OWN_TEXT_UNSPECIFIED: "EXCLUDED",
+    types_pb2.OWN_TEXT_EXCLUDED: "EXCLUDED",
+    types_pb2.OWN_TEXT_NEGATIVE: "NEGATIVE",
 }
 _RETRIEVE_MODES: dict[int, RetrieveMode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "dense",
@@ -74,6 +110,9 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         raise errors.InvalidArgument.field("config.loss", f"is {message.loss}; give one of the enum Loss")
     if batching is None:
         raise errors.InvalidArgument.field("config.batching", f"is {message.batching}; give one of the enum Batching")
+    own_text = _OWN_TEXTS.get(message.own_text)
+    if own_text is None:
+        raise errors.InvalidArgument.field("config.own_text", f"is {message.own_text}; give one of the enum OwnText")
     given = {name: _short(getattr(message, name)) for name in ("margin", "regularization") if message.HasField(name)}
     defaults = defaults_of(loss, batching)
     config = JobConfig(
@@ -101,8 +140,12 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[tuple[s
         initial_share=_short(message.initial_share),
         items_per_epoch=message.items_per_epoch,
         mode=mode,
+        targets=decode_enum(_TARGETS, message.targets, "config.targets", "BINARY"),
+        candidates=decode_enum(_CANDIDATES, message.candidates, "config.candidates", ""),
+        negatives=decode_enum(_NEGATIVES, message.negatives, "config.negatives", "RETRIEVED"),
+        own_text=own_text,
     )
-    return config, [(query.text, list(query.premises)) for query in message.validation]
+    return config, [(query.text, list(query.gold)) for query in _queries(message.validation)]
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
@@ -115,6 +158,10 @@ def to_job(job: Job) -> trainer_pb2.Job:
                 "loss": f"LOSS_{job.config.loss}",
                 "batching": f"BATCHING_{job.config.batching}",
                 "mode": f"MODE_{job.config.mode}",
+                "targets": f"TARGETS_{job.config.targets}",
+                "candidates": f"RETRIEVE_MODE_{job.config.candidates or 'UNSPECIFIED'}",
+                "negatives": f"NEGATIVES_{job.config.negatives}",
+                "own_text": f"OWN_TEXT_{job.config.own_text}",
             }
         ),
         state=f"JOB_STATE_{job.state}",
@@ -254,6 +301,7 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
         hypothesis_alone=_tree_metrics(evaluation.hypothesis_alone),
         gold_tree=_tree_metrics(evaluation.gold_tree),
         ranks=list(_ranks(report.strict_ranks, report.paper_ranks)) if evaluation.with_ranks else (),
+        graded=_graded(report.graded),
     )
 
 
@@ -286,7 +334,20 @@ def _progress(progress: JobProgress) -> trainer_pb2.JobProgress:
 
 
 def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuery]:
-    return (EvaluationQuery(query.text, tuple(query.premises)) for query in messages)
+    return map(_query, messages)
+
+
+def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
+    if not message.grades:
+        return EvaluationQuery(message.text, tuple(message.premises))
+    if len(message.grades) != len(message.premises):
+        raise errors.InvalidArgument.field(
+            "queries.grades",
+            f"has {len(message.grades)} of {len(message.premises)} premises of {message.text[:80]!r}; give one each",
+        )
+    told = zip(message.premises, message.grades, strict=True)
+    gold = [(premise, grade) for premise, grade in told if check_grade(grade)]
+    return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold))
 
 
 def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
@@ -302,6 +363,7 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
         prior=message.prior,
         rerank=message.rerank,
         rerank_weight=message.rerank_weight,
+        rerank_versions=tuple(message.rerank_versions),
         conditioned=message.conditioned,
         negative_feedback=message.negative_feedback,
     )
@@ -309,6 +371,26 @@ def _retrieval(message: trainer_pb2.RetrievalOptions) -> Retrieval:
 
 def _metrics(metrics: Metrics | None) -> types_pb2.RetrievalMetrics | None:
     return None if metrics is None else types_pb2.RetrievalMetrics(**asdict(metrics))
+
+
+def _graded(graded: GradedMetrics | None) -> types_pb2.GradedMetrics | None:
+    if graded is None:
+        return None
+    recalls = [
+        types_pb2.GradeRecall(
+            grade=grade,
+            pairs=graded.pairs[grade],
+            **{f"recall_at_{length}": share for length, share in zip(LENGTHS, shares, strict=True)},
+        )
+        for grade, shares in graded.recalls.items()
+    ]
+    return types_pb2.GradedMetrics(
+        ndcg_linear=graded.ndcg_linear,
+        ndcg_exponential=graded.ndcg_exponential,
+        oracle_ndcg_linear=graded.oracle_ndcg_linear,
+        oracle_ndcg_exponential=graded.oracle_ndcg_exponential,
+        recalls=recalls,
+    )
 
 
 def _part(part: Part) -> types_pb2.EvaluationPart:

@@ -38,7 +38,9 @@ class TrainerSettings(RedisSettings):
     query_prefix: str = Field("", description="put before every query, where the base model wants one")
     premise_prefix: str = Field("", description="put before every premise, where the base model wants one")
     data_sets: dict[str, Path] = Field(
-        default_factory=dict, description="data sets by the name that jobs use: directories of trees, JSON lines"
+        default_factory=dict,
+        description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "
+        "nli:PATH for inferences whose premise is the query",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"

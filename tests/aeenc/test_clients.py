@@ -70,6 +70,7 @@ def test_what_a_call_takes_is_what_its_configuration_has(start, config, also):
         (sampler.SignName, types_pb2.PairSign),
         (people.StateName, sampler_pb2.TaskState),
         (trainer.ModeName, trainer_pb2.Mode),
+        (trainer.OwnTextName, types_pb2.OwnText),
         (trainer.LossName, trainer_pb2.Loss),
         (trainer.BatchingName, trainer_pb2.Batching),
     ],

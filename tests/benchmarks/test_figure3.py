@@ -1,11 +1,15 @@
-"""`make figure3`: a split that is not there, and encoders that cannot be measured."""
+"""`make figure3`: pairs and their kinds, a split that is not there, and encoders that cannot be measured."""
 
+import json
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from aeenc.trees import Tree
+from aeenc.trees.tree import ROOT, Step
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import drawing, figure3
 from benchmarks.tables.research import Unfinished
@@ -32,8 +36,12 @@ def test_a_split_that_is_not_there_ends_the_run_before_anything_is_trained(resul
     assert "no split 'test'; it has train, dev" in capsys.readouterr().err
 
 
+PAIRS = {"TP": [("ice floats", "ice floats")], "FN": [("ice floats", "ice is light")], "FP": [("ice floats", "a fact")]}
+
+
 def test_where_no_encoder_can_be_measured_each_reason_is_told_and_nothing_is_written(results, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["figure3"])
+    monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
     monkeypatch.setattr(figure3, "SYSTEMS", {"untrained": fails, "tuned on gold": fails})
     with pytest.raises(SystemExit, match=r"nothing was measured; .* stay as they were"):
         figure3.main()
@@ -44,20 +52,52 @@ def test_where_no_encoder_can_be_measured_each_reason_is_told_and_nothing_is_wri
 
 
 def test_an_encoder_that_cannot_be_measured_is_told_beside_the_others(results, monkeypatch, capsys):
-    kinds = {kind: np.array([0.25, 0.5]) for kind in figure3.KINDS}
-    summary = {"mean": 0.375, "sd": 0.125}
-    told = {
-        "pairs": dict.fromkeys(figure3.KINDS, 2),
-        **{name: dict.fromkeys(kinds, summary) for name in figure3.MEASURES},
-    }
     monkeypatch.setattr(sys, "argv", ["figure3"])
+    monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
     monkeypatch.setattr(figure3, "SYSTEMS", {"untrained": lambda _: "q0", "tuned on gold": fails})
-    monkeypatch.setattr(figure3, "measure", lambda *_: (dict.fromkeys(figure3.MEASURES, kinds), told))
+    by_kind = {"TP": np.array([0.5]), "FN": np.array([0.25]), "FP": np.array([0.75])}
+    monkeypatch.setattr(figure3, "cosines", lambda *_: by_kind)
     figure3.main()
     assert "tuned on gold is not measured" in capsys.readouterr().out
     page = (results / "figure3-dev.md").read_text()
-    assert "| untrained | 2 | 2 | 2 |" in page
+    assert "1 TP, 1 FN, 1 FP" in page
+    assert "| token overlap | 1.000 | 0.250 | 0.000 | -0.250 |" in page
+    assert "| cosine, untrained | 0.500 | 0.250 | 0.750 | 0.500 |" in page
     assert "- tuned on gold: not measured (job j1 has failed)" in page
+    record = json.loads((results / "figure3-dev.json").read_bytes())
+    assert record["systems"]["untrained"]["cosine"]["FP"] == {"pairs": 1, "mean": 0.75, "sd": 0.0}
+
+
+def test_a_pair_is_found_missed_or_found_in_no_tree_of_its_query():
+    gold = {"ice floats": ["ice is light", "light things float"], "snow melts": ["snow is ice"]}
+    found = {"ice floats": ["ice is light", "snow is ice", "its own tree says it"], "snow melts": ["ice is light"]}
+    kinds = figure3.pairs_by_kind(gold, found, {"ice floats": {"its own tree says it"}, "snow melts": set()})
+    assert kinds == {
+        "TP": [("ice floats", "ice is light")],
+        "FN": [("ice floats", "light things float"), ("snow melts", "snow is ice")],
+        "FP": [("ice floats", "snow is ice"), ("snow melts", "ice is light")],
+    }
+
+
+def test_the_texts_of_all_trees_of_a_query_are_related_to_it_but_no_distractor():
+    sentences = {"sent1": "ice is light", "sent2": "light things float", "sent3": "cats purr"}
+    steps = (Step(("sent1",), "int1", "ice weighs little"), Step(("int1", "sent2"), "hypothesis", "ice floats"))
+    other = Tree(
+        "two", "ice weighs little", {"sent1": "water is heavy"}, (Step(("sent1",), ROOT, "ice weighs little"),)
+    )
+    related = figure3.related_of([Tree("one", "ice floats", sentences, steps), other])
+    whole = {"ice is light", "light things float", "ice weighs little", "ice floats"}
+    assert related == {"ice floats": whole, "ice weighs little": whole | {"water is heavy"}}
+
+
+def test_cosines_are_of_the_same_pairs_query_by_query(monkeypatch):
+    vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.6, 0.8]), "c": np.array([0.0, 1.0])}
+    monkeypatch.setattr(figure3, "vectors_of", lambda _, texts, *__: {text: vectors[text] for text in texts})
+    served = []
+    running = SimpleNamespace(serve=served.append)
+    found = figure3.cosines(running, "q7", {"TP": [("a", "b")], "FN": [("b", "c"), ("a", "c")], "FP": []})
+    assert {kind: values.tolist() for kind, values in found.items()} == {"TP": [0.6], "FN": [0.8, 0.0], "FP": []}
+    assert served == ["q7"]
 
 
 def test_a_table_without_rows_is_drawn_empty(tmp_path):

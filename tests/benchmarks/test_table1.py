@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aeenc.errors import Unavailable
@@ -13,7 +14,8 @@ from aeenc.trees import Dataset
 from benchmarks.harness import entailmentbank
 from benchmarks.tables import table1, table_records
 from benchmarks.tables.table_records import Candidates, candidates_of, records
-from benchmarks.tables.table_rows import BY_NAME
+from benchmarks.tables.table_rows import BY_NAME, PRINTED
+from benchmarks.tables.table_text import MeasuredRow, deeper_metrics, markdown
 
 
 @pytest.fixture
@@ -121,6 +123,51 @@ def test_where_nothing_is_measured_the_table_that_is_there_stays(make, tmp_path)
     status, said = make("--render")
     assert (status, page(tmp_path)) == (1, before)
     assert "nothing is measured; docs/results/table1-dev.md, .png stay as they were" in said
+
+
+def test_every_printed_row_stands_below_ours_with_its_twelve_figures(make, tmp_path):
+    assert {row.printed for row in BY_NAME.values()} == {"", *PRINTED}
+    assert len(PRINTED) == 14
+    make("--only", "bm25")
+    lines = page(tmp_path).splitlines()
+    figures = ".335 | .525 | .446 | .476 | .487 | .493 | .496 | .628 | .726 | .766 | .793 | .810"
+    assert f"| *TF-IDF, as printed* |  | {figures} |" in lines
+    assert any(line.startswith("| *DPR's question encoder, [CLS], as printed* |") for line in lines), (
+        "not measured here"
+    )
+    assert "as printed" not in page(tmp_path).split("Protocol `paper`")[0]
+
+
+def test_unseen_queries_and_whole_trees_stand_beside_the_whole():
+    def report(n):
+        part = {"strict": {"MAP": 0.25 * n}}
+        trees = {"hypothesis_alone": {"Recall@25": 0.5, "AllCorrect@25": 0.125}}
+        counts = {"queries": 2, "pairs": 3, "candidates": 4}
+        return {"strict": {"MAP": 0.5}, "parts": {"query unseen": part}, "trees": trees, **counts}
+
+    bare = {"strict": {"MAP": 0.5}, "queries": 2, "pairs": 3, "candidates": 4}
+    rows = [MeasuredRow("a", "A", [report(1), report(2)], {}), MeasuredRow("b", "B", [bare], {})]
+    lines = markdown(rows, "dev", "nobody").split("## Unseen queries")[1].split("##")[0].splitlines()
+    assert lines[-2:] == ["| A | a | .500 ± .000 | .375 ± .177 | .500 ± .000 | .125 ± .000 |", ""]
+
+
+def test_a_row_of_hours_is_measured_only_where_it_is_named(make, monkeypatch):
+    asked = []
+    monkeypatch.setattr(table1, "measure_all", lambda todo, *_: asked.append([row.name for row, _ in todo]) or {})
+    make()
+    make("--only", "tml-literal")
+    assert "tml-literal" not in asked[0]
+    assert {"tml-single", "ae-enc-no-reg"} <= set(asked[0])
+    assert asked[1] == ["tml-literal"]
+    assert "tml-literal" in make("--list")[1]
+
+
+def test_metrics_at_the_depths_of_the_paper_are_of_the_ranks_and_0_is_not_ranked():
+    found = deeper_metrics([[1, 35], [0], []])
+    assert (found["Hit@10"], found["Hit@30"], found["Hit@40"]) == pytest.approx((1 / 3, 1 / 3, 2 / 3))
+    both = 1 + 1 / np.log2(3)
+    assert found["NDCG@30"] == pytest.approx(1 / both / 2)
+    assert found["NDCG@40"] == pytest.approx((1 + 1 / np.log2(36)) / both / 2)
 
 
 def test_all_results_of_this_repository_name_their_candidates():

@@ -82,6 +82,32 @@ async def test_a_tree_is_built_by_mouse_alone(bench: Any) -> None:
         assert len(answer.additions) == 1
 
 
+async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"])
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("/")
+        await page.keyboard.type("what follows on the way")
+        await page.get_by_role("button", name="Write as an intermediate conclusion").press("Enter")
+        await page.get_by_role("list", name="Added").get_by_text("what follows on the way").wait_for()
+        await page.reload()
+        await page.get_by_role("list", name="Added").get_by_text("what follows on the way").wait_for()
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("tree").get_by_text("written by ann").wait_for()
+        await page.keyboard.press("g")
+        await shown(page, "what follows on the way")
+        await page.keyboard.press("1")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted: “what follows on the way”").wait_for()
+        await page.keyboard.press("g")
+        await asyncio.wait_for(at.sampler.wait(run_id), 30)
+        _, below = (await judged(at, run_id)).nodes
+        assert (below.premise_id, below.author, len(below.accepted)) == ("", "ann", 1)
+        [(_, record)] = [one async for one in at.sampler.export_trees(run_id)]
+        assert "int1: what follows on the way" in record
+
+
 async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)

@@ -46,7 +46,8 @@ FACTS = [
     "a fish can swim",
 ]
 OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
-SERVICES = {name: service for name, service in OURS.items() if name != "gateway"}  # it has tests of its own
+CLIENTS = ("gateway", "workbench")  # which have tests of their own
+SERVICES = {name: service for name, service in OURS.items() if name not in CLIENTS}
 ON_CPU = {name: one for name, one in COMPOSE["services"].items() if one.get("profiles", ["cpu"]) == ["cpu"]}
 
 
@@ -243,9 +244,19 @@ def test_the_gateway_starts_with_its_variables_and_keeps_no_token(monkeypatch: p
     assert (found.token, found.encoder, found.index) == (None, "dns:///encoder:50051", "dns:///index:50052")
 
 
+def test_the_workbench_has_variables_that_it_knows_and_starts_without_printing_links():
+    service = OURS["workbench"]
+    source = (ROOT / "clients" / "workbench" / "aeenc_workbench" / "settings.py").read_text()
+    known = set(re.findall(r"^    (\w+): .* = Field\(", source, re.MULTILINE))
+    asked = {name.removeprefix("AEENC_WORKBENCH_").lower() for name in service["environment"]}
+    assert asked < known
+    assert service["environment"]["AEENC_WORKBENCH_TOKEN"].startswith("${AEENC_TOKEN:?")
+    assert service["command"] == ["aeenc-workbench", "--no-print-links"], "whoever reads the log could sign in"
+
+
 def test_no_port_is_published_beyond_loopback():
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
-    assert len(published) == 7
+    assert len(published) == 8
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 

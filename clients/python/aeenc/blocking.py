@@ -29,7 +29,16 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.people import NodeVerdictName, PeopleClient, StateName, Ticks
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
-    from aeenc.trainer import BatchingName, Gold, LossName, ModeName, TrainerClient
+    from aeenc.trainer import (
+        BatchingName,
+        Gold,
+        LossName,
+        ModeName,
+        NegativesName,
+        OwnTextName,
+        TargetsName,
+        TrainerClient,
+    )
     from aeenc.transport.channel import Retry
     from aeenc.trees import Tree
     from aeenc.v1 import sampler_pb2, types_pb2
@@ -237,6 +246,7 @@ class BlockingIndexClient(Renamed):
         negative_feedback: float = 0.0,
         rerank: int = 0,
         rerank_weight: float = 0.0,
+        rerank_versions: Sequence[str] = (),
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -252,7 +262,8 @@ class BlockingIndexClient(Renamed):
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
-        its own. `negative_feedback` is the share of the five best premises' common direction that is taken off the
+        its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
+        `negative_feedback` is the share of the five best premises' common direction that is taken off the
         query for a second ranking; 0.1 is a good start.
         `precision` and `routing_key` are those of the encoder's calls.
         """
@@ -270,6 +281,7 @@ class BlockingIndexClient(Renamed):
                 negative_feedback=negative_feedback,
                 rerank=rerank,
                 rerank_weight=rerank_weight,
+                rerank_versions=given(rerank_versions),
                 drop_self=drop_self,
                 exclude=given(exclude),
                 splits=given(splits),
@@ -614,6 +626,7 @@ class BlockingPeopleClient(Renamed):
         note: str = "",
         additions: Ticks = (),
         written: Sequence[str] = (),
+        intermediates: Sequence[str] = (),
         inference: str = "",
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
@@ -622,6 +635,7 @@ class BlockingPeopleClient(Renamed):
 
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
+        `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
         `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
@@ -635,6 +649,7 @@ class BlockingPeopleClient(Renamed):
                 note=note,
                 additions=given(additions),
                 written=given(written),
+                intermediates=given(intermediates),
                 inference=inference,
                 node_verdict=node_verdict,
                 client_seq=client_seq,
@@ -784,10 +799,14 @@ class BlockingTrainerClient(Renamed):
         margin: float | None = None,
         regularization: float | None = None,
         initial_share: float = 0.0,
+        own_text: OwnTextName | int | None = None,
         refused_weight: float = 0.0,
         hard_negatives: int | None = None,
         guide_version: str = "",
         guide_margin: float | None = None,
+        targets: TargetsName | int | None = None,
+        candidates: Mode | int | None = None,
+        negatives: NegativesName | int | None = None,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -804,10 +823,13 @@ class BlockingTrainerClient(Renamed):
         queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
-        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
-        checkpoint.
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
+        is to it (default: excluded); `refused_weight` of a refused pair
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
+        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
+        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
+        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -833,10 +855,14 @@ class BlockingTrainerClient(Renamed):
                 margin=margin,
                 regularization=regularization,
                 initial_share=initial_share,
+                own_text=own_text,
                 refused_weight=refused_weight,
                 hard_negatives=hard_negatives,
                 guide_version=guide_version,
                 guide_margin=guide_margin,
+                targets=targets,
+                candidates=candidates,
+                negatives=negatives,
                 seed=seed,
                 note=note,
                 idempotency_key=idempotency_key,
@@ -901,6 +927,7 @@ class BlockingTrainerClient(Renamed):
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
         """
         with Caller() as caller:
             return caller.run(

@@ -105,6 +105,7 @@ class IndexClient(Renamed):
         negative_feedback: float = 0.0,
         rerank: int = 0,
         rerank_weight: float = 0.0,
+        rerank_versions: Sequence[str] = (),
         drop_self: bool = True,
         exclude: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -120,7 +121,8 @@ class IndexClient(Renamed):
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of
         premises that explained similar hypotheses (`put_explanations`). A cross-encoder re-ranks the first `rerank`
         premises, at least k, by its score alone or, with `rerank_weight`, by their first score plus this weight times
-        its own. `negative_feedback` is the share of the five best premises' common direction that is taken off the
+        its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
+        `negative_feedback` is the share of the five best premises' common direction that is taken off the
         query for a second ranking; 0.1 is a good start.
         `precision` and `routing_key` are those of the encoder's calls.
         """
@@ -136,6 +138,7 @@ class IndexClient(Renamed):
             negative_feedback=negative_feedback,
             rerank=rerank,
             rerank_weight=rerank_weight,
+            rerank_versions=rerank_versions,
             model=selector(label, version),
             exclude_ids=exclude,
             filter=_filter(splits),

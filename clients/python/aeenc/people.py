@@ -87,6 +87,7 @@ class PeopleClient(Renamed):
         note: str = "",
         additions: Ticks = (),
         written: Sequence[str] = (),
+        intermediates: Sequence[str] = (),
         inference: str = "",
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
@@ -95,11 +96,13 @@ class PeopleClient(Renamed):
 
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
+        `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
         `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
         refuse_single_text(written, "written")
+        refuse_single_text(intermediates, "intermediates")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
         request = sampler_pb2.SubmitVerdictsRequest(
             lease_id=lease.lease_id,
@@ -110,6 +113,7 @@ class PeopleClient(Renamed):
             note=note,
             additions=_verdicts(additions, "additions"),
             written=written,
+            intermediates=intermediates,
             inference=inference,
             node_verdict=enum_value(sampler_pb2.NodeVerdict, node_verdict, "node_verdict"),
         )

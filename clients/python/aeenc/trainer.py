@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import Items, each, enum_value
 from aeenc.calls.renamed import Renamed
-from aeenc.calls.retrieval import Retrieval
+from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
-from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
+from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
 
 CHUNK_QUERIES = 512
 EVALUATE_TIMEOUT_S = 1800.0
 _END_STATES = (trainer_pb2.JOB_STATE_SUCCEEDED, trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED)
 
+OwnTextName = Literal["excluded", "negative"]
 ModeName = Literal["single", "siamese", "dual", "cross_encoder"]
 LossName = Literal[
     "full_corpus_softmax",
@@ -31,13 +32,19 @@ LossName = Literal[
     "nli_classification",
     "regression",
 ]
+TargetsName = Literal["binary", "grades"]
+NegativesName = Literal["retrieved", "random", "none"]
 BatchingName = Literal["queries", "items"]
-Gold = types_pb2.GoldQuery | tuple[str, Sequence[str]]
+Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """Makes a gold query from its message or from (text, premise texts)."""
-    return query if isinstance(query, types_pb2.GoldQuery) else types_pb2.GoldQuery(text=query[0], premises=query[1])
+    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text)."""
+    if isinstance(query, types_pb2.GoldQuery):
+        return query
+    text, premises = query
+    grades = premises.values() if isinstance(premises, Mapping) else ()
+    return types_pb2.GoldQuery(text=text, premises=premises, grades=grades)
 
 
 def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
@@ -81,10 +88,14 @@ class TrainerClient(Renamed):
         margin: float | None = None,
         regularization: float | None = None,
         initial_share: float = 0.0,
+        own_text: OwnTextName | int | None = None,
         refused_weight: float = 0.0,
         hard_negatives: int | None = None,
         guide_version: str = "",
         guide_margin: float | None = None,
+        targets: TargetsName | int | None = None,
+        candidates: Mode | int | None = None,
+        negatives: NegativesName | int | None = None,
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -101,10 +112,13 @@ class TrainerClient(Renamed):
         queries or items a step, which `batching` tells apart (default: 32 queries), computed in `accumulation` parts;
         `learning_rate` (default: 1e-4) and `temperature` (default: 0.03 or 0.05, by loss); `margin`, a cosine, of the
         losses triplet_margin and pairwise_contrastive; `regularization`, the weight towards the pre-trained encoder;
-        `initial_share`, the share of the initial weights in the result, 0 to 1; `refused_weight` of a refused pair
-        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive; `guide_version`
-        and `guide_margin`, a cosine, of loss gist. `seed` is that of all randomness; `note` is kept with the
-        checkpoint.
+        `initial_share`, the share of the initial weights in the result, 0 to 1; `own_text`, what the query's own text
+        is to it (default: excluded); `refused_weight` of a refused pair
+        beside an unjudged premise (default: 1); `hard_negatives`, 0 to 64 refused premises a positive;
+        `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder, `targets` are binary or the
+        grades of judged premises; `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank
+        (default: what encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides
+        refused premises. `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -134,8 +148,12 @@ class TrainerClient(Renamed):
             guide_margin=guide_margin,
             accumulation=accumulation,
             items_per_epoch=items_per_epoch,
+            targets=enum_value(trainer_pb2.Targets, targets, "targets"),
+            candidates=enum_value(index_pb2.RetrieveMode, candidates, "candidates"),
+            negatives=enum_value(trainer_pb2.Negatives, negatives, "negatives"),
             mode=enum_value(trainer_pb2.Mode, mode, "mode"),
             initial_share=initial_share,
+            own_text=enum_value(types_pb2.OwnText, own_text, "own_text"),
         )
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
@@ -213,6 +231,7 @@ class TrainerClient(Renamed):
 
         With `retrieval`, evaluates the index's answers instead. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
         """
         config = trainer_pb2.EvaluateConfig(
             corpus=corpus,

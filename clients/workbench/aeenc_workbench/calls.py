@@ -66,6 +66,7 @@ class AnswerBody(Body):
     seen_upto: int = Field(0, ge=0)
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
+    intermediates: list[str] = []
     note: str = ""
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
@@ -193,6 +194,7 @@ async def answer(call: Call) -> Any:
         note=body.note,
         additions={premise_id: _verdict(body, premise_id, word) for premise_id, word in body.additions.items()},
         written=body.written,
+        intermediates=body.intermediates,
         inference=body.inference,
         node_verdict=body.node_verdict or None,
         client_seq=body.seq,

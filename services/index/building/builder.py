@@ -291,10 +291,15 @@ class Builder(BuildFlow[Catalogue]):
         await finish_in_thread(pipeline.file.finish)
         await finish_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in folding.drafts))
         engine = await index_generation(
-            pipeline.writer.path, self._options.engines, pipeline.file.rows, pipeline.file.largest_norm
+            pipeline.writer.path,
+            self._options.engines,
+            pipeline.file.rows,
+            pipeline.file.largest_norm,
+            self._options.lexical,
         )
         if engine["engine"] == "flat":
-            await finish_in_thread(write_lexical, pipeline.writer.path, [draft.text for draft in folding.drafts])
+            texts = [draft.text for draft in folding.drafts]
+            await finish_in_thread(write_lexical, pipeline.writer.path, texts, self._options.lexical)
         publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
         await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
         return publishing.result()

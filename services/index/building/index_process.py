@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from services.corpus.premises import PREMISES, PremiseRecord
 from services.index.dense.approximate import INDEX_FILE, ApproximateIndex, IndexPlan, read_proposer
 from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
-from services.index.values import Engine, EngineOptions, SearchHits
+from services.index.values import Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
 from services.kit.concurrency import finish, run_in_thread
 
@@ -52,7 +52,13 @@ LINKS, EF_CONSTRUCTION = 32, 100
 NICENESS = 10
 
 
-async def index_generation(path: Path, options: EngineOptions, rows: int, largest_norm: float) -> dict[str, Any]:
+async def index_generation(
+    path: Path,
+    options: EngineOptions,
+    rows: int,
+    largest_norm: float,
+    lexical: LexicalSettings = LexicalSettings(),  # noqa: B008 -- a frozen value
+) -> dict[str, Any]:
     """Indexes the finished vectors and premises in the directory `path`; returns the engine for the manifest.
 
     With the engine flat nothing takes minutes, so it does nothing and leaves the words to the caller. Cancelled, it
@@ -67,6 +73,7 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
         "recall": options.recall,
         "largest_norm": largest_norm,
         "threads": options.threads,
+        "lexical": asdict(lexical),
     }
     started = time.monotonic()
     starting = asyncio.create_task(asyncio.to_thread(_start, options.threads))
@@ -234,7 +241,7 @@ def main() -> None:
     try:
         path = Path(request["path"])
         plan = index_vectors(path, request["engine"], request["recall"], request["largest_norm"])
-        write_lexical(path, texts_of(path))
+        write_lexical(path, texts_of(path), LexicalSettings(**request["lexical"]))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
         sys.exit(str(error))
     sys.stdout.write(json.dumps(plan.to_meta()) + "\n")

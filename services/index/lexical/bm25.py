@@ -1,17 +1,19 @@
 """BM25 over the premises of a generation: built by bm25s, stored with the generation, read through memory maps.
 
-Words are English: stop words are left out, the others stemmed. A premise's weight for a term is its share of the BM25
-score (Lucene's variant). A query's score is the sum over its terms in the order of the vocabulary, so that equal
-queries give equal bits whatever runs beside them. This module has no threads; the executor runs it in one.
+Words are English: stop words are left out, the others stemmed, or as the settings say. A premise's weight for a term
+is its share of the BM25 score (Lucene's variant). A query's score is the sum over its terms in the order of the
+vocabulary, so that equal queries give equal bits whatever runs beside them. This module has no threads; the executor
+runs it in one.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 import bm25s
@@ -20,16 +22,19 @@ import Stemmer
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.index.values import SearchHits
+from services.index.values import LexicalSettings, SearchHits
 from services.store.artifacts import Artifact
+from services.store.formats import check_format, known_fields
 
-K1, B = 1.5, 0.75
 STOP_WORDS = "en"
 STEMS = "english"  # Snowball's; on EntailmentBank they lift MAP from .445 to .463
 COVERED = 0.2  # weight of a word that a query shares with a premise accepted for it (docs/experiments/retrieval.md)
-DOWNSCALE = 1.25  # of iterative BM25: divides the weights of the words of each further round
 WORDS = "lexical.words.txt"
+SETTINGS = "lexical.settings.json"  # only where they are not the defaults
+# Beside such settings the words have another name: the release before would rank by wrong weights, and so sees none.
+WORDS_OF_SETTINGS = "lexical.settings.words.txt"
 ARRAYS = {"data": "lexical.weights.npy", "indices": "lexical.ordinals.npy", "indptr": "lexical.terms.npy"}
+FORMAT_VERSION = 1  # of the settings' file
 _END = b"\n"  # of each word; no word contains one
 
 
@@ -50,22 +55,25 @@ class LexicalIndex:
     ordinals: NDArray[np.int32]
     starts: NDArray[np.int32]
     rows: int
-    stems: str = STEMS
+    settings: LexicalSettings = field(default_factory=LexicalSettings)
 
     @classmethod
-    def of(cls, texts: Sequence[str], stems: str = STEMS) -> LexicalIndex:
-        """Indexes texts in memory; with `stems` "" words are not stemmed."""
-        built, vocabulary = _build(texts, stems)
+    def of(cls, texts: Sequence[str], settings: LexicalSettings | None = None) -> LexicalIndex:
+        """Indexes texts in memory."""
+        settings = settings or LexicalSettings()
+        built, vocabulary = _build(texts, settings)
         weights, ordinals, starts = (built.scores[name] for name in ARRAYS)
-        return cls(vocabulary, weights, ordinals, starts, len(texts), stems)
+        return cls(vocabulary, weights, ordinals, starts, len(texts), settings)
 
     @classmethod
     def open(cls, artifact: Artifact, rows: int) -> LexicalIndex | None:
         """Opens a generation's lexical index; None if it was built without one. Raises DataLoss for a damaged one."""
-        if WORDS not in artifact.files:
+        words = WORDS_OF_SETTINGS if SETTINGS in artifact.files else WORDS
+        if words not in artifact.files:
             return None
+        settings = _read_settings(artifact)
         try:
-            vocabulary = Vocabulary(artifact.file(WORDS))
+            vocabulary = Vocabulary(artifact.file(words))
             weights, ordinals, starts = (
                 np.load(artifact.file(name), mmap_mode="r", allow_pickle=False) for name in ARRAYS.values()
             )
@@ -76,11 +84,11 @@ class LexicalIndex:
             ) from error
         if not whole or (len(ordinals) and not 0 <= int(ordinals.min()) <= int(ordinals.max()) < rows):
             raise errors.DataLoss(f"{artifact.path}: the lexical index does not fit its premises; build again")
-        return cls(vocabulary, weights, ordinals, starts, rows)
+        return cls(vocabulary, weights, ordinals, starts, rows, settings)
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
         """The known terms of a text and of the premises accepted for it, with their weights."""
-        weighted = weighted_words(text, accepted, self.stems)
+        weighted = weighted_words(text, accepted, self.settings.words)
         known = sorted(
             (term, weight) for word, weight in weighted.items() if (term := self.vocabulary.get(word)) is not None
         )
@@ -100,14 +108,12 @@ class LexicalIndex:
         length = float(np.linalg.norm(own.weights)) or 1.0
         return self.scores(own) / (self._lengths * np.float32(length))
 
-    def iterate(
-        self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None, *, first_scale: float = DOWNSCALE
-    ) -> SearchHits:
+    def iterate(self, terms: Terms, k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:
         """Finds the k best by iterative BM25 (Chia et al. 2020), scored by cosine with the query of their round.
 
-        Each round takes the closest premises, twice as many as before, and adds their words to the query. Each term
-        keeps the larger weight; new ones are divided by `first_scale`, and by DOWNSCALE more each round. A first scale
-        of 1 takes the first premise's words in full, which costs quality (MAP .467 instead of .474 without stems).
+        Each round takes the closest premises, `growth` times as many as before, and adds their words to the query. Each
+        term keeps the larger weight; new ones are divided by `first_scale`, and by `downscale` more each round. A first
+        scale of 1 takes the first premise's words in full, which costs quality (MAP .467, not .474, without stems).
         """
         terms = self._as_document(terms)
         query = np.zeros(len(self.starts) - 1, np.float32)
@@ -115,10 +121,10 @@ class LexicalIndex:
         open_ = np.ones(self.rows, dtype=bool) if allowed is None else allowed.copy()
         ordinals: list[NDArray[np.int64]] = []
         scores: list[NDArray[np.float32]] = []
-        taken, size, scale = 0, 1, first_scale
+        taken, size, scale = 0, 1.0, self.settings.first_scale
         while taken < k:
             known = np.flatnonzero(query)
-            found = best(self.scores(Terms(known, query[known])) / self._lengths, min(size, k - taken), open_)
+            found = best(self.scores(Terms(known, query[known])) / self._lengths, min(int(size), k - taken), open_)
             if not len(found.ordinals):
                 break
             ordinals.append(found.ordinals)
@@ -127,14 +133,17 @@ class LexicalIndex:
             for ordinal in found.ordinals.tolist():
                 words, weights = self.row(ordinal)
                 query[words] = np.maximum(query[words], weights / scale)
-            taken, size, scale = taken + len(found.ordinals), size * 2, scale * DOWNSCALE
+            taken, size = taken + len(found.ordinals), size * self.settings.growth
+            scale *= self.settings.downscale
         if not ordinals:
             return SearchHits(np.empty(0, np.int64), np.empty(0, np.float32))
         return SearchHits(np.concatenate(ordinals), np.concatenate(scores))
 
     def _as_document(self, terms: Terms) -> Terms:
         """Gives terms the weights that they would have in a text of average length."""
-        return Terms(terms.ids, self._rarity[terms.ids] * terms.weights / (terms.weights + np.float32(K1)))
+        return Terms(
+            terms.ids, self._rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1))
+        )
 
     def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The terms of a premise and their weights."""
@@ -162,42 +171,75 @@ class LexicalIndex:
         return np.log1p((self.rows - containing + 0.5) / (containing + 0.5)).astype(np.float32)
 
 
-def write_lexical(path: Path, texts: Sequence[str]) -> None:
-    """Indexes texts and writes the files into the directory `path`. Equal texts give equal bytes."""
-    built, vocabulary = _build(texts, STEMS)
-    Vocabulary.write(path / WORDS, list(vocabulary))
+def write_lexical(path: Path, texts: Sequence[str], settings: LexicalSettings | None = None) -> None:
+    """Indexes texts and writes the files into the directory `path`. Equal texts and settings give equal bytes."""
+    settings = settings or LexicalSettings()
+    built, vocabulary = _build(texts, settings)
+    is_default = settings == LexicalSettings()
+    if not is_default:
+        (path / SETTINGS).write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(settings)}) + "\n")
+    Vocabulary.write(path / (WORDS if is_default else WORDS_OF_SETTINGS), list(vocabulary))
     for name, file in ARRAYS.items():
         np.save(path / file, built.scores[name], allow_pickle=False)
 
 
-def _build(texts: Sequence[str], stems: str) -> tuple[bm25s.BM25, dict[str, int]]:
-    words = words_of(texts, stems)
+def _read_settings(artifact: Artifact) -> LexicalSettings:
+    if SETTINGS not in artifact.files:
+        return LexicalSettings()
+    try:
+        record = json.loads(artifact.file(SETTINGS).read_bytes())
+        check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))
+        return LexicalSettings(**known_fields(LexicalSettings, record))
+    except (ValueError, TypeError, KeyError) as error:
+        raise errors.DataLoss(f"{artifact.path / SETTINGS} cannot be read ({error}); build again") from error
+
+
+def _build(texts: Sequence[str], settings: LexicalSettings) -> tuple[bm25s.BM25, dict[str, int]]:
+    words = words_of(texts, settings.words)
     vocabulary = {word: n for n, word in enumerate(sorted({word for line in words for word in line}))} or {"": 0}
-    index = bm25s.BM25(k1=K1, b=B, method="lucene")
+    index = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
     ids = [[vocabulary[word] for word in line] for line in words]
     index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     return index, vocabulary
 
 
-def weighted_words(text: str, accepted: Sequence[str] = (), stems: str = STEMS) -> dict[str, float]:
+def weighted_words(text: str, accepted: Sequence[str] = (), kind: str = "stems") -> dict[str, float]:
     """The words of a text and of the premises accepted for it, weighted by how often each occurs.
 
     A word in two of them is explained already and counts less; a word in one still needs an explanation.
     """
     counts, texts = Counter[str](), Counter[str]()
-    for words in words_of([text, *accepted], stems):
+    for words in words_of([text, *accepted], kind):
         counts.update(words)
         texts.update(set(words))
     return {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}
 
 
-def words_of(texts: Sequence[str], stems: str = STEMS) -> list[list[str]]:
-    """Splits texts into the stems of their words, in lower case; with `stems` "" into the words."""
-    stemmer = Stemmer.Stemmer(stems) if stems else None  # a new one: two threads must not share it
+def words_of(texts: Sequence[str], kind: str = "stems") -> list[list[str]]:
+    """Splits texts into their words in lower case: their stems, their lemmas, or the words themselves.
+
+    Raises FailedPrecondition for lemmas where simplemma is not installed.
+    """
+    stemmer = Stemmer.Stemmer(STEMS) if kind == "stems" else None  # a new one: two threads must not share it
     found: list[list[str]] = bm25s.tokenize(
         list(texts), stopwords=STOP_WORDS, stemmer=stemmer, return_ids=False, show_progress=False
     )
-    return found
+    if kind != "lemmas":
+        return found
+    lemmatize = lemmatizer()
+    return [[lemmatize(word) for word in line] for line in found]
+
+
+@cache
+def lemmatizer() -> Callable[[str], str]:
+    """Returns what turns a word into its lemma. Raises FailedPrecondition where simplemma is not installed."""
+    try:
+        from simplemma import lemmatize
+    except ModuleNotFoundError as error:
+        raise errors.FailedPrecondition(
+            "lemmas need simplemma; install aeenc-services with the extra index-lemmas"
+        ) from error
+    return lru_cache(maxsize=100_000)(lambda word: str(lemmatize(word, lang="en")).lower())
 
 
 def best(scores: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:

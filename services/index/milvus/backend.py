@@ -14,7 +14,7 @@ from services.index.milvus.retrieval import MilvusRetrieval
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.settings import IndexSettings
-from services.index.values import Backend, BuildOptions, Explanation, ReplicaState
+from services.index.values import Backend, BuildOptions, Explanation, LexicalSettings, ReplicaState
 
 
 def open_backend(
@@ -50,6 +50,12 @@ def _check(settings: IndexSettings) -> None:
     if settings.text_bytes > TEXT_BYTES:
         raise errors.InvalidArgument(
             f"AEENC_INDEX_TEXT_BYTES={settings.text_bytes} is over {TEXT_BYTES:,}, the longest text in Milvus; lower it"
+        )
+    lexical, default = settings.lexical, LexicalSettings()
+    if (lexical.k1, lexical.b, lexical.words) != (default.k1, default.b, default.words):
+        raise errors.InvalidArgument(
+            f"AEENC_INDEX_BM25_K1={lexical.k1:g}, _B={lexical.b:g}, _WORDS={lexical.words} are not in the back end "
+            f"milvus; leave them at {default.k1:g}, {default.b:g} and {default.words}"
         )
     if settings.k_max >= K_MOST:
         raise errors.InvalidArgument(f"AEENC_INDEX_K_MAX={settings.k_max} is not below {K_MOST:,}; lower it")

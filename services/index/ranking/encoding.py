@@ -198,7 +198,7 @@ def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
 
 
 class Reranker:
-    """Re-ranks by the encoder's Score, which serves one cross-encoder whatever encoded the texts."""
+    """Re-ranks by the encoder's Score: one cross-encoder whatever encoded the texts, or an ensemble by version."""
 
     def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0) -> None:
         self._client, self._timeout_s = client, timeout_s
@@ -211,21 +211,25 @@ class Reranker:
         *,
         left_s: float | None,
     ) -> tuple[list[SearchHits], str]:
-        """Re-ranks each text's hits and keeps the best k; returns the cross-encoder's version as well.
+        """Re-ranks each text's hits and keeps the best k; returns the cross-encoders' versions as well, joined by +.
 
         `premises` has the texts of `hits`. With a rerank_weight, the score is the hit's own plus so much of the
-        cross-encoder's; with 0 it is the cross-encoder's. Raises what Score raises, Unavailable naming the encoder,
-        FailedPrecondition when the cross-encoder changed meanwhile.
+        cross-encoder's; with 0 it is the cross-encoder's; of an ensemble it is minus the sum of ranks. Raises what
+        Score raises, Unavailable naming the encoder, FailedPrecondition when the cross-encoder changed meanwhile.
         """
         timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s * ANSWER_SHARE)
         turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
-        async def score(text: str, part: Sequence[str]) -> Scored:
+        async def score(text: str, part: Sequence[str], version: str | None) -> Scored:
             async with turn:
-                return await self._client.score(text, part, truncate=True, timeout_s=max(timeout_s, 0.001))
+                return await self._client.score(
+                    text, part, version=version, truncate=True, timeout_s=max(timeout_s, 0.001)
+                )
 
+        models = query.rerank_versions or (None,)
         calls = [
-            [score(text, own[start : start + PAIRS_A_CALL]) for start in range(0, len(own), PAIRS_A_CALL)]
+            [score(text, own[start : start + PAIRS_A_CALL], model) for start in range(0, len(own), PAIRS_A_CALL)]
+            for model in models
             for text, own in zip(query.texts, premises, strict=True)
         ]
         try:
@@ -234,22 +238,32 @@ class Reranker:
         except* errors.AeencError as failed:
             raise _naming_target(failed, self._client.channel.target) from None
         scored = [[task.result() for task in each] for each in tasks]
-        versions = {part.model_version for each in scored for part in each}
-        if len(versions) > 1:
+        versions = list(dict.fromkeys(part.model_version for each in scored for part in each))
+        if len(versions) > len(models):
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {' to '.join(sorted(versions))} meanwhile; ask again"
             )
-        reranked = [_reranked(one, parts, query) for one, parts in zip(hits, scored, strict=True)]
-        return reranked, versions.pop() if versions else ""
+        reranked = [_reranked(one, scored[row :: len(hits)], query) for row, one in enumerate(hits)]
+        return reranked, "+".join(versions)
 
 
-def _reranked(hits: SearchHits, parts: Sequence[Scored], query: TextQuery) -> SearchHits:
-    if not parts:
-        return hits.first(query.scope.k)
-    scores = np.concatenate([part.scores for part in parts])
+def _reranked(hits: SearchHits, models: Sequence[Sequence[Scored]], query: TextQuery) -> SearchHits:
+    """Re-ranks the hits of one text by the scores of each cross-encoder, in parts."""
+    if not len(hits.ordinals):
+        return hits
+    each = [np.concatenate([part.scores for part in parts]) for parts in models]
+    scores = each[0] if len(each) == 1 else -sum_of_ranks(hits.ordinals, each)
     if query.rerank_weight:
         scores = (hits.scores + query.rerank_weight * scores.astype(np.float64)).astype(np.float32)
     return SearchHits.best(hits.ordinals, scores, query.scope.k, exact=hits.exact)
+
+
+def sum_of_ranks(ordinals: NDArray[np.int64], scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Adds up the ranks, from 1, that several scores (n,) give; equal scores rank by ordinal."""
+    total = np.zeros(len(ordinals), np.float32)
+    for own in scores:
+        total[np.lexsort((ordinals, -own))] += np.arange(1, len(ordinals) + 1, dtype=np.float32)
+    return total
 
 
 def _naming_target(failed: BaseExceptionGroup[BaseException], target: str) -> errors.AeencError:

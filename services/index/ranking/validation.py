@@ -14,6 +14,7 @@ from services.index.values import WITHOUT_ENCODER, GenerationView, Scope, TextQu
 from services.kit.limits import Limits, check_count, check_k, check_texts
 
 UNIT_TOLERANCE = 1e-2  # a unit vector in half precision stays well within it
+ENSEMBLE = 8  # cross-encoders at most
 
 
 def check_scope(scope: Scope, limits: Limits) -> None:
@@ -95,12 +96,7 @@ def check_text_query(query: TextQuery, limits: Limits) -> None:
         raise errors.InvalidArgument.field(
             "negative_feedback", f"changes vectors, and mode {query.mode} has none; use DENSE or HYBRID, or 0"
         )
-    if query.rerank and not query.scope.k <= query.rerank <= limits.k:
-        raise errors.InvalidArgument.field(
-            "rerank", f"is {query.rerank}; give k ({query.scope.k}) to {limits.k:,}, or 0 for none"
-        )
-    if query.rerank_weight:
-        _check_rerank_weight(query)
+    _check_reranking(query, limits)
     if query.accepted and len(query.accepted) != len(query.texts):
         raise errors.InvalidArgument.field(
             "accepted", f"has {len(query.accepted)} lists for {len(query.texts)} texts; give one for each text, or none"
@@ -115,6 +111,33 @@ def check_accepted(served: GenerationView, text: int, unknown: Sequence[str]) ->
         raise errors.InvalidArgument.field(
             f"accepted[{text}].premise_ids",
             f"{unknown[0]!r} is not a premise of generation {served.id}; send ids that Retrieve returned",
+        )
+
+
+def _check_reranking(query: TextQuery, limits: Limits) -> None:
+    if query.rerank and not query.scope.k <= query.rerank <= limits.k:
+        raise errors.InvalidArgument.field(
+            "rerank", f"is {query.rerank}; give k ({query.scope.k}) to {limits.k:,}, or 0 for none"
+        )
+    if query.rerank_weight:
+        _check_rerank_weight(query)
+    if query.rerank_versions:
+        _check_ensemble(query)
+
+
+def _check_ensemble(query: TextQuery) -> None:
+    versions = query.rerank_versions
+    if not len(set(versions)) == len(versions) <= ENSEMBLE:
+        raise errors.InvalidArgument.field(
+            "rerank_versions", f"has {', '.join(versions)}; give at most {ENSEMBLE} different versions"
+        )
+    if not query.rerank:
+        raise errors.InvalidArgument.field(
+            "rerank_versions", "are given and rerank is 0; say how many premises to re-rank, or leave them out"
+        )
+    if query.rerank_weight and len(versions) > 1:
+        raise errors.InvalidArgument.field(
+            "rerank_weight", f"is {query.rerank_weight:g}; an ensemble ranks by its sum of ranks alone, set it to 0"
         )
 
 

@@ -10,7 +10,8 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
   Their order depends on the query alone, so an answer about a query in one tree holds in every other tree of the run.
   Runs that began before this rule drop ancestors from the k nearest, and put fewer than k before the oracle;
 - a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
-  asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is;
+  asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
+  The same holds for an intermediate conclusion that people write, but it is no premise: no pair comes of it;
 - whether a refusal is kept is decided by what the run knows of the premises up to its rank, and up to rank k at least.
   A tree that looks further, because it dropped ancestors, changes nothing for the others.
 
@@ -20,7 +21,7 @@ An oracle is assumed to judge a premise by the query. If it decides by the path,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 
@@ -100,23 +101,39 @@ class RetrievedPremise:
 
 @dataclass(frozen=True)
 class Node:
-    """A query in a tree. Ordinals count from 0, the root, in breadth-first order; the root's parent is -1."""
+    """A query in a tree. Ordinals count from 0, the root, in breadth-first order; the root's parent is -1.
+
+    An intermediate that people wrote has an author instead of a premise id.
+    """
 
     ordinal: int
     text: str
     premise_id: str = ""
     parent: int = -1
     depth: int = 0
+    author: str = ""
 
 
 @dataclass(frozen=True)
 class AcceptedPremise:
-    """A premise that explains a node's query. A leaf is not expanded."""
+    """A premise that explains a node's query. A leaf is not expanded.
+
+    An intermediate that people wrote has an author instead of an id, and no pair comes of it.
+    """
 
     id: str
     text: str
     rank: int
     leaf: bool
+    author: str = ""
+
+
+@dataclass(frozen=True)
+class Intermediate:
+    """A conclusion in people's own words that explains a query and needs an explanation itself."""
+
+    text: str
+    author: str
 
 
 @dataclass(frozen=True)
@@ -168,16 +185,18 @@ class Tree:
                     continue
                 visited.add(premise.text)
                 ordinal = len(self.nodes) + len(found)
-                found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, self.depth + 1))
+                depth = self.depth + 1
+                found.append(Node(ordinal, premise.text, premise.id, parent.ordinal, depth, premise.author))
         return found
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a run knows of a query: the states of its pairs by premise id, and the premises that were added to it."""
+    """What a run knows of a query: the states of its pairs by premise id, and what people added or wrote."""
 
     states: Mapping[str, PairState] = field(default_factory=dict)
     added: tuple[RetrievedPremise, ...] = ()
+    written: tuple[Intermediate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +249,7 @@ def conclude(
         states.update((candidate.id, PairState.REFUSED) for candidate in negatives)
         states.update((candidate.id, PairState.FILTERED) for candidate, _ in filtered)
     skipped = tuple(candidate for candidate in candidates if answered.get(candidate.id) is PairState.SKIPPED)
-    after = Known(states, known.added)
+    after = replace(known, states=states)
     return Outcome(Result(tuple(accepted)), tuple(positives), tuple(negatives), tuple(filtered), skipped, after)
 
 

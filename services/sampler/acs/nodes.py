@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.sampler.acs import algorithm
-from services.sampler.acs.algorithm import Known, Node, Outcome, PairState, RetrievedPremise, Rules, Tree
+from services.sampler.acs.algorithm import (
+    ADDED,
+    AcceptedPremise,
+    Intermediate,
+    Known,
+    Node,
+    Outcome,
+    PairState,
+    RetrievedPremise,
+    Rules,
+    Tree,
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,7 @@ class NodeAnswer:
 
     `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
     verdicts on other premises. `annotators` names who gave single verdicts, where that is not the answer's `annotator`.
+    `written` are intermediate conclusions.
     """
 
     task_id: str
@@ -31,6 +43,7 @@ class NodeAnswer:
     annotators: dict[str, str] = field(default_factory=dict)
     note: str = ""
     added: tuple[RetrievedPremise, ...] = ()
+    written: tuple[Intermediate, ...] = ()
 
     def annotator_of(self, premise_id: str) -> str:
         """Who gave the verdict on a candidate."""
@@ -77,10 +90,15 @@ class NodeRound:
 
     def outcome(self, answer: NodeAnswer | None, rules: Rules) -> Outcome:
         """The outcome of the round; without an answer nothing had to be asked."""
-        answered, added = (answer.states, answer.added) if answer else ({}, ())
-        known = replace(self.known, added=_together(self.known.added, added))
+        answered: dict[str, PairState] = {}
+        known = self.known
+        if answer:
+            added, written = _together(known.added, answer.added), {one.text: one for one in answer.written}
+            written |= {one.text: one for one in known.written}
+            answered, known = answer.states, Known(known.states, added, tuple(written.values()))
         outcome = algorithm.conclude(self.node.text, self._with_added(known), self.nearest, known, answered, rules)
-        return replace(outcome, result=replace(outcome.result, version=self.version))
+        accepted = (*outcome.result.accepted, *self._intermediates(known, outcome.result.accepted))
+        return replace(outcome, result=replace(outcome.result, accepted=accepted, version=self.version))
 
     def failure(self, rules: Rules) -> Outcome:
         """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
@@ -116,6 +134,12 @@ class NodeRound:
         found = {candidate.id for candidate in self.candidates}
         new = [one for one in known.added if one.id not in found]
         return [*self.candidates, *algorithm.choose(self.tree.path(self.node), self.node.text, new, len(new))]
+
+    def _intermediates(self, known: Known, accepted: Sequence[AcceptedPremise]) -> list[AcceptedPremise]:
+        """What people wrote, without the query, its ancestors, and what an accepted premise says."""
+        said = {self.node.text, *self.tree.path(self.node), *(one.text for one in accepted)}
+        new = [one for one in known.written if one.text not in said]
+        return [AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new]
 
     def asking(self, most: int) -> NodeRound:
         """The round limited to its `most` best candidates."""

@@ -2,7 +2,8 @@
 
 A run's positives may form a graph. The tree keeps each expanded premise under the node that first reached it; elsewhere
 the premise is a plain sentence. What an amendment took back is left out with everything below it; what an amendment
-accepted later is a plain sentence. Trees without an accepted premise are not written.
+accepted later is a plain sentence. An intermediate that people wrote stands in the tree where it is explained, with its
+authors; without an explanation it is left out, for it is no premise. Trees that nothing explains are not written.
 """
 
 from __future__ import annotations
@@ -40,27 +41,34 @@ class Amendments:
 def record_json(tree: Tree, amended: Amendments) -> str | None:
     """One line of an EntailmentBank file, or None when nothing explains the hypothesis."""
     accepted = _reachable(tree, amended)
-    if not accepted[ROOT]:
-        return None
     children: dict[int, dict[str, Node]] = defaultdict(dict)
     for node in tree.nodes:
         children[node.parent][node.text] = node
     sentences: dict[str, str] = {}
     steps: list[Step] = []
+    explained: set[int] = set()
+    authors: dict[str, str] = {}
     for node in reversed(tree.nodes):  # children come after their parents: deepest steps first, the root's last
         labels = []
+        written = _written(tree, node)
         for text in accepted.get(node.ordinal, ()):
             child = children[node.ordinal].get(text)
-            if child is not None and accepted.get(child.ordinal):
+            if child is not None and child.ordinal in explained:
                 labels.append(_label(child))
-            else:
+            elif text not in written:
                 labels.append(sentences.setdefault(text, f"sent{len(sentences) + 1}"))
         if labels:
+            explained.add(node.ordinal)
+            if node.author:
+                authors[_label(node)] = node.author
             steps.append(Step(tuple(labels), _label(node), node.text))
+    if ROOT not in explained:
+        return None
     built = EntailmentTree(
         tree.hypothesis_id, tree.nodes[ROOT].text, {label: text for text, label in sentences.items()}, tuple(steps)
     )
-    return json.dumps(record_from_tree(built))
+    record = record_from_tree(built)
+    return json.dumps({**record, "authors": authors} if authors else record)
 
 
 def _reachable(tree: Tree, amended: Amendments) -> dict[int, list[str]]:
@@ -70,6 +78,15 @@ def _reachable(tree: Tree, amended: Amendments) -> dict[int, list[str]]:
         if node.ordinal == ROOT or node.text in accepted.get(node.parent, ()):
             accepted[node.ordinal] = amended.accepted(tree, node)
     return accepted
+
+
+def _written(tree: Tree, node: Node) -> set[str]:
+    """The intermediates that people wrote for a node."""
+    return (
+        {one.text for one in tree.results[node.ordinal].accepted if one.author}
+        if node.ordinal in tree.results
+        else set()
+    )
 
 
 def _label(node: Node) -> str:

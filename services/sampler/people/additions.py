@@ -1,7 +1,8 @@
 """What a person adds to a task: premises of the corpus that the candidates lacked, and facts in their own words.
 
 A premise becomes part of the answer once it was looked up in the run's generation and may stand in its trees. A written
-fact is a suggestion: it stays with the answer, and no tree, pair or corpus takes it in.
+fact is a suggestion: it stays with the answer, and no tree, pair or corpus takes it in. An intermediate conclusion is
+written, too, and becomes a node of the tree.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aeenc.oracle import EXPLAINS, Candidate, Task
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.records.runs import Run
 
-MAX_ADDED = 64  # premises, and written facts, of one answer
+MAX_ADDED = 64  # premises, written facts, and intermediates of one answer
 MAX_WRITTEN = 1024  # characters of a written fact, and of an inference
 
 LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
@@ -62,15 +63,30 @@ def check_additions(task: Task, additions: SentVerdicts, candidates: Sequence[Ca
             )
 
 
+def check_intermediates(task: Task, intermediates: Sequence[str]) -> None:
+    """Refuses conclusions that are the query, an ancestor or a candidate of the task. Raises InvalidArgument."""
+    candidates = {candidate.text: candidate.id for candidate in task.candidates}
+    for position, text in enumerate(intermediates):
+        field = f"intermediates[{position}]"
+        if text in (task.query, *task.path):
+            told = f"{text!r} is to be explained here or above; a tree may not lead back to itself"
+            raise errors.InvalidArgument.field(field, told)
+        if text in candidates:
+            told = f"{text!r} is the candidate {candidates[text]!r} of the task; judge it among `verdicts`"
+            raise errors.InvalidArgument.field(field, told)
+
+
 def check_words(answer: SentAnswer) -> None:
     """Refuses too many additions and written facts, and texts that are empty or too long. Raises InvalidArgument."""
-    for name, given in (("additions", answer.additions), ("written", answer.written)):
+    by_name = {"additions": answer.additions, "written": answer.written, "intermediates": answer.intermediates}
+    for name, given in by_name.items():
         if len(given) > MAX_ADDED:
             raise errors.InvalidArgument.field(name, f"has {len(given)} items; at most {MAX_ADDED} in one answer")
-    for position, text in enumerate(answer.written):
+    words = {"written": answer.written, "intermediates": answer.intermediates}
+    said = {f"{name}[{position}]": text for name, texts in words.items() for position, text in enumerate(texts)}
+    for name, text in said.items():
         if not text.strip():
-            raise errors.InvalidArgument.field(f"written[{position}]", "is empty; leave it out")
-    said = {f"written[{position}]": text for position, text in enumerate(answer.written)}
+            raise errors.InvalidArgument.field(name, "is empty; leave it out")
     for name, text in {**said, "inference": answer.inference}.items():
         if len(text) > MAX_WRITTEN:
             raise errors.InvalidArgument.field(name, f"has {len(text)} characters; at most {MAX_WRITTEN}")

@@ -31,6 +31,7 @@ class SentAnswer:
     written: tuple[str, ...] = ()
     inference: str = ""
     node_verdict: NodeVerdict = ""
+    intermediates: tuple[str, ...] = ()
     added: tuple[Candidate, ...] = ()
 
 
@@ -82,12 +83,12 @@ def read_verdicts(candidates: Iterable[Candidate], verdicts: SentVerdicts, name:
     return read
 
 
-def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, seen_upto: int) -> VerdictKinds:
+def complete(task: Task, chosen: VerdictKinds, added: VerdictKinds, sent: SentAnswer) -> VerdictKinds:
     """A verdict on every candidate and addition. Raises InvalidArgument when nothing was said and nothing seen."""
-    kinds = {c.id: chosen.get(c.id, _unticked(c, seen_upto)) for c in task.candidates} | added
-    if not chosen and all(kind is VerdictKind.UNSEEN for kind in kinds.values()):
+    kinds = {c.id: chosen.get(c.id, _unticked(c, sent.seen_upto)) for c in task.candidates} | added
+    if not chosen and not sent.intermediates and all(kind is VerdictKind.UNSEEN for kind in kinds.values()):
         raise errors.InvalidArgument.field(
-            "seen_upto", f"is {seen_upto} and no verdict is given: that says nothing; release the lease instead"
+            "seen_upto", f"is {sent.seen_upto} and no verdict is given: that says nothing; release the lease instead"
         )
     return kinds
 

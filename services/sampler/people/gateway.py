@@ -87,7 +87,10 @@ class PeopleGateway:
         settled = [(record, task) for record, task in ended if not record.withdrawn]
         given = read_answers([task for _, task in settled], [_answer(record, task) for record, task in settled])
         added = {task.task_id: _added(record) for record, task in settled}
-        answers = [with_additions(answer, added[answer.task_id]) for answer in given]
+        written = {task.task_id: record.intermediates for record, task in settled}
+        answers = [
+            replace(with_additions(answer, added[answer.task_id]), written=written[answer.task_id]) for answer in given
+        ]
         return [*answers, *(WithdrawnTask(task.task_id) for record, task in ended if record.withdrawn)]
 
     def describe(self, reason: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.sampler.acs.algorithm import AcceptedPremise, Node, Tree
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, Tree
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
@@ -249,7 +249,7 @@ def _node(tree: Tree, node: Node, record: TaskRecord | None, at: float) -> NodeN
 
 def _as_decided(accepted: Sequence[AcceptedPremise], record: TaskRecord) -> tuple[AcceptedPremise, ...]:
     """What explains a node as people see it now: later amendments included."""
-    holding = {premise.id: premise for premise in accepted}
+    holding = {premise.id or premise.text: premise for premise in accepted}
     for candidate in record.candidates:
         kind = record.decision.get(candidate.id)
         if kind is not None and kind.accepts:
@@ -257,7 +257,9 @@ def _as_decided(accepted: Sequence[AcceptedPremise], record: TaskRecord) -> tupl
             holding[candidate.id] = AcceptedPremise(candidate.id, candidate.text, candidate.rank, leaf)
         elif kind is not None:
             holding.pop(candidate.id, None)
-    return tuple(holding.values())
+    said = {premise.text for premise in holding.values()}
+    new = [one for one in record.intermediates if one.text not in said]
+    return (*holding.values(), *(AcceptedPremise("", one.text, ADDED, leaf=False, author=one.author) for one in new))
 
 
 def _brief(record: TaskRecord) -> _Brief:

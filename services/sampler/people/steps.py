@@ -16,6 +16,7 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Task
+from services.sampler.people.additions import check_intermediates
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
@@ -114,6 +115,7 @@ def submit(
     if len(record.answers) >= record.overlap or any(a.annotator == held.annotator for a in record.answers):
         message = f"the task of lease {lease_id} was answered under another lease; nothing is left to do"
         raise errors.FailedPrecondition(message, reason="TASK_ANSWERED")
+    check_intermediates(record.task, sent.intermediates)
     chosen = read_verdicts(record.task.candidates, sent.verdicts)
     added = read_verdicts(sent.added, sent.additions, "additions")
     said = chosen | added
@@ -122,7 +124,7 @@ def submit(
         id=_answer_id(record),
         annotator=held.annotator,
         lease_id=lease_id,
-        verdicts=complete(record.task, chosen.kinds, added.kinds, sent.seen_upto),
+        verdicts=complete(record.task, chosen.kinds, added.kinds, sent),
         grades=said.grades,
         remarks=said.remarks,
         seen_upto=sent.seen_upto,
@@ -134,6 +136,7 @@ def submit(
         written=sent.written,
         inference=sent.inference,
         node_verdict=sent.node_verdict,
+        intermediates=sent.intermediates,
     )
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
+from services.sampler.acs.algorithm import Intermediate
 from services.store.formats import check_format, known_fields, unknown_fields
 
 FORMAT_VERSION = 1
@@ -86,8 +87,8 @@ class TaskAnswer:
     """One person's verdicts on every candidate, and their remark (`note`). `by` names who amended it, if anyone.
 
     `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
-    words, which no corpus has. `remarks` are on candidates themselves. `inference` says how the query follows,
-    `node_verdict` whether anything is missing.
+    words, which no corpus has, and `intermediates` are such as become nodes. `remarks` are on candidates themselves.
+    `inference` says how the query follows, `node_verdict` whether anything is missing.
     """
 
     id: str
@@ -106,6 +107,7 @@ class TaskAnswer:
     inference: str = ""
     node_verdict: NodeVerdict = ""
     remarks: dict[str, Remark] = field(default_factory=dict)
+    intermediates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,15 @@ class TaskRecord:
         """Those of the task, then those that people have added."""
         added = (one for answer in self.answers for one in answer.added)
         return (*self.task.candidates, *{one.id: one for one in added}.values())
+
+    @property
+    def intermediates(self) -> tuple[Intermediate, ...]:
+        """The conclusions that people wrote, each with its authors."""
+        authors: dict[str, list[str]] = {}
+        for answer in self.answers:
+            for text in answer.intermediates:
+                authors.setdefault(text, []).append(answer.annotator)
+        return tuple(Intermediate(text, ", ".join(sorted(names))) for text, names in authors.items())
 
     @property
     def control(self) -> bool:
@@ -246,7 +257,8 @@ def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
     """Reads what `answer_dict` made here or in a later minor release."""
     known = known_fields(TaskAnswer, stored)
     known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known.get("added", ()))
-    known["written"] = tuple(known.get("written", ()))
+    for name in ("written", "intermediates"):
+        known[name] = tuple(known.get(name, ()))
     return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))
 
 

@@ -19,6 +19,7 @@ from services.sampler.acs.algorithm import (
     ADDED,
     ROOT,
     AcceptedPremise,
+    Intermediate,
     Known,
     Node,
     Outcome,
@@ -277,7 +278,7 @@ def _commit_arguments(node: NodeCommit) -> list[Any]:
 
 
 def _node_json(node: Node) -> str:
-    return json.dumps([FORMAT_VERSION, node.text, node.premise_id, node.parent, node.depth])
+    return json.dumps([FORMAT_VERSION, node.text, node.premise_id, node.parent, node.depth, node.author])
 
 
 def _result_json(result: Result) -> str:
@@ -288,14 +289,19 @@ def _result_json(result: Result) -> str:
 def _known_json(known: Known) -> str:
     stored: dict[str, Any] = {premise_id: state.value for premise_id, state in known.states.items()}
     stored = {"format_version": FORMAT_VERSION, "rulings": stored}  # their stored name
-    return json.dumps({**stored, "added": [[one.id, one.text] for one in known.added]} if known.added else stored)
+    if known.added:
+        stored["added"] = [[one.id, one.text] for one in known.added]
+    if known.written:
+        stored["written"] = [astuple(one) for one in known.written]
+    return json.dumps(stored)
 
 
 def _known(run_id: str, row: str) -> Known:
     stored = json.loads(row)
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
     added = (RetrievedPremise(premise_id, text, ADDED, 0.0) for premise_id, text in stored.get("added", ()))
-    return Known({name: PairState(code) for name, code in stored["rulings"].items()}, tuple(added))
+    written = (Intermediate(*row[:2]) for row in stored.get("written", ()))
+    return Known({name: PairState(code) for name, code in stored["rulings"].items()}, tuple(added), tuple(written))
 
 
 def _row(text: str, values: int) -> list[Any]:
@@ -312,10 +318,9 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
     for name, value in record.items():
         kind, _, ordinal = name.partition(":")
         if kind == "n":
-            node_text, premise_id, parent, depth = _row(value, 4)
-            nodes.append(Node(int(ordinal), node_text, premise_id, parent, depth))
+            nodes.append(Node(int(ordinal), *_row(value, 5)))
         elif kind == "r":
             failed, accepted, *further = _row(value, 3)
-            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:4]) for row in accepted), failed, *further)
+            results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
     return Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)))

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 
-# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises.
-Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "SKIPPED"]
+OwnText = Literal["EXCLUDED", "NEGATIVE"]
+# CONTRADICTED is refused, too; natural language inference separates it from merely unrelated premises. NEUTRAL is
+# neither positive nor refused; only the classification of inferences learns from it.
+Sign = Literal["POSITIVE", "NEGATIVE", "CONTRADICTED", "NEUTRAL", "SKIPPED"]
 Ordinals = NDArray[np.int64]
 Pairs = NDArray[np.int64]  # rows of (example, ordinal), (p, 2)
 
+CANDIDATES = 200  # premises of a retrieved ranking that a cross-encoder learns to re-rank
 REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 
 
@@ -29,7 +32,8 @@ REFUSED: frozenset[Sign] = frozenset({"NEGATIVE", "CONTRADICTED"})
 class JudgedPair:
     """A pair as training needs it. `split` is that of the query's trees, `premise_split` that of the premise's.
 
-    They are empty if unknown: a run knows the trees of its hypotheses, not those of the premises that it finds.
+    They are empty if unknown: a run knows the trees of its hypotheses, not those of the premises that it finds. `grade`
+    is that of a positive pair, above 0; 0 if none was told.
     """
 
     query: str
@@ -38,13 +42,15 @@ class JudgedPair:
     sign: Sign
     split: str = ""
     premise_split: str = ""
+    grade: float = 0.0
 
 
 @dataclass(frozen=True)
 class Example:
-    """One query with the ordinals of its positive and refused premises.
+    """One query with the ordinals of its positive and refused premises, and the `grades` of the positive ones.
 
-    `excluded` premises are neither positive nor negative; `contradicted` are refused ones that contradict the query.
+    `excluded` premises are neither positive nor negative, and `neutral` ones are among them; `contradicted` are refused
+    ones that contradict the query.
     """
 
     query: str
@@ -52,11 +58,13 @@ class Example:
     refused: Ordinals
     excluded: Ordinals
     contradicted: Ordinals
+    grades: NDArray[np.float64]
+    neutral: Ordinals
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Examples with a positive or a refused premise, in order of first appearance.
+    """Examples with a positive, refused or neutral premise, in order of first appearance.
 
     `outside` holds the texts of premises that the generation lacks, whose ordinals follow its own; they can be positive
     or refused. `excluded` (n,) marks premises that no query may learn from, because they stand only in other splits.
@@ -93,13 +101,20 @@ class TrainingSet:
 
 
 def build_training_set(
-    pairs: Iterable[JudgedPair], premises: Sequence[PremiseRecord], split: str, held_out: Set[str] = frozenset()
+    pairs: Iterable[JudgedPair],
+    premises: Sequence[PremiseRecord],
+    split: str,
+    held_out: Set[str] = frozenset(),
+    *,
+    own_text: OwnText = "EXCLUDED",
 ) -> TrainingSet:
     """Builds the training set of pairs over a generation's premises.
 
     With a `split`, a text that stands only in trees of other splits is never learned from, as query or as premise;
     neither is a text of `held_out`, except where trees of the split itself have it. A pair judged both positive and
-    refused, in different runs or by different annotators, is excluded. Raises FailedPrecondition for a pair without a
+    refused, in different runs or by different annotators, is excluded. Of several grades of a pair the highest counts;
+    a positive pair without one has grade 1. With `own_text` NEGATIVE, a query's own text is a refused premise where it
+    is a premise at all, whatever was judged. Raises FailedPrecondition for a pair without a
     text whose id the generation lacks.
     """
     by_id = {key: n for n, premise in enumerate(premises) for key in (*premise.aliases, premise.id)}
@@ -108,6 +123,7 @@ def build_training_set(
     excluded = np.array([bool(split and p.splits) and not allowed & set(p.splits) for p in premises], dtype=bool)
     outside: dict[str, int] = {}
     judged: dict[str, dict[int, set[Sign]]] = defaultdict(lambda: defaultdict(set))
+    grades: dict[tuple[str, int], float] = {}
     dropped = 0
     for pair in pairs:
         text, own, ordinal = pair.premise, by_text.get(pair.query), by_text.get(pair.premise)
@@ -124,11 +140,17 @@ def build_training_set(
         if ordinal is None:
             ordinal = outside.setdefault(text, len(premises) + len(outside))
         judged[pair.query][ordinal].add(pair.sign)
+        if pair.grade:
+            grades[pair.query, ordinal] = max(pair.grade, grades.get((pair.query, ordinal), 0.0))
     examples = []
     for query, signs in judged.items():
-        example = _example(query, signs, by_text.get(query, outside.get(query)))
+        own = by_text.get(query, outside.get(query))
+        if own is not None:
+            signs[own] = {"NEGATIVE" if own_text == "NEGATIVE" else "SKIPPED"}
+        own_grades = {ordinal: grades.get((query, ordinal), 1.0) for ordinal in signs}
+        example = _example(query, signs, own_grades)
         dropped += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
-        if len(example.positives) or len(example.refused):
+        if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
     unsplit = np.array([bool(split) and not p.splits and p.text in held_out for p in premises], dtype=bool)
     return TrainingSet(examples, list(outside), excluded | unsplit, dropped)
@@ -145,7 +167,7 @@ def _known(by_id: dict[str, int], pair: JudgedPair) -> int:
     return ordinal
 
 
-def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Example:
+def _example(query: str, signs: dict[int, set[Sign]], grades: dict[int, float]) -> Example:
     def where(holds: Callable[[set[Sign]], bool]) -> Ordinals:
         return np.array([n for n, found in signs.items() if holds(found)], dtype=np.int64)
 
@@ -153,6 +175,7 @@ def _example(query: str, signs: dict[int, set[Sign]], own: int | None) -> Exampl
     refused = where(lambda found: "POSITIVE" not in found and bool(REFUSED & found))
     contradicted = where(lambda found: "POSITIVE" not in found and REFUSED & found == {"CONTRADICTED"})
     undecided = set(signs) - set(positives.tolist()) - set(refused.tolist())
-    if own is not None:
-        undecided.add(own)
-    return Example(query, positives, refused, np.array(sorted(undecided), dtype=np.int64), contradicted)
+    excluded = np.array(sorted(undecided), dtype=np.int64)
+    neutral = where(lambda found: found == {"NEUTRAL"})
+    own_grades = np.array([grades[int(n)] for n in positives])
+    return Example(query, positives, refused, excluded, contradicted, own_grades, neutral)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import DataLoss, InvalidArgument
-from aeenc.evaluation import Metrics, average_precision, metrics_of
+from aeenc.evaluation import GradedMetrics, Metrics, average_precision, graded_metrics_of, metrics_of
 from services.trainer.evaluation.ranking import gold_ranks
 
 Ordinals = NDArray[np.int64]
@@ -19,22 +19,30 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EvaluationQuery:
-    """A query text and the texts of its gold premises."""
+    """A query text, the texts of its gold premises, and their grades, all above 0; no grades: each is 1."""
 
     text: str
     gold: tuple[str, ...]
+    grades: tuple[float, ...] = ()
+
+    @property
+    def graded(self) -> dict[str, float]:
+        """The grade of each gold premise."""
+        return dict(zip(self.gold, self.grades or (1.0,) * len(self.gold), strict=True))
 
 
 @dataclass(frozen=True)
 class GoldStandard:
     """Distinct queries over the premises of a generation, with the ordinals of gold premises and of their own text.
 
-    `kept` is `gold` without the query's own text, as `strict` ranks it; it may be empty.
+    `kept` is `gold` without the query's own text, as `strict` ranks it; it may be empty. `grades` belong to
+    `gold`; there are none if each is 1.
     """
 
     queries: Sequence[EvaluationQuery]
     gold: Sequence[Ordinals]
     own: Sequence[int | None]
+    grades: Sequence[NDArray[np.float64]] = ()
 
     @classmethod
     def of(cls, queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> GoldStandard:
@@ -42,7 +50,9 @@ class GoldStandard:
         if not queries:
             raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
         gold = gold_ordinals(queries, ordinal_by_text)
-        found = cls(queries, gold, [ordinal_by_text.get(query.text) for query in queries])
+        grades = [np.array(list(query.graded.values())) for query in queries]
+        own = [ordinal_by_text.get(query.text) for query in queries]
+        found = cls(queries, gold, own, grades if any((one != 1).any() for one in grades) else ())
         if not any(len(ordinals) for ordinals in found.kept):
             raise InvalidArgument("every query's only gold premise is its own text; give queries with other premises")
         return found
@@ -50,13 +60,22 @@ class GoldStandard:
     @property
     def kept(self) -> list[Ordinals]:
         """The gold ordinals that are not the query's own."""
+        return [gold[others] for gold, others in zip(self.gold, self._others, strict=True)]
+
+    @property
+    def kept_grades(self) -> list[NDArray[np.float64]]:
+        """The grades of `kept`; none if each is 1."""
+        return [grades[others] for grades, others in zip(self.grades, self._others, strict=True)] if self.grades else []
+
+    @property
+    def _others(self) -> list[NDArray[np.bool_]]:
         own = (-1 if ordinal is None else ordinal for ordinal in self.own)
-        return [ordinals[ordinals != mine] for ordinals, mine in zip(self.gold, own, strict=True)]
+        return [ordinals != mine for ordinals, mine in zip(self.gold, own, strict=True)]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Quality of one system on one set of queries; `paper` is None if not requested.
+    """Quality of one system on one set of queries; `paper` is None if not requested, `graded` (strict) without grades.
 
     `average_precisions` (q,) is strict, for paired tests. Ranks are those of each query's gold premises, in order;
     strict ones leave out the query's own text, so that a query may have none.
@@ -70,6 +89,7 @@ class Report:
     average_precisions: NDArray[np.float64]
     strict_ranks: Sequence[Ranks] = field(default=(), repr=False)
     paper_ranks: Sequence[Ranks] = field(default=(), repr=False)
+    graded: GradedMetrics | None = None
 
     @classmethod
     def of(
@@ -86,6 +106,7 @@ class Report:
             average_precisions=np.array([average_precision(ranks) for ranks in ranked]),
             strict_ranks=strict,
             paper_ranks=paper or (),
+            graded=_graded(strict, standard.kept_grades) if standard.grades else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,12 +120,25 @@ class Report:
         }
 
 
+def _graded(ranks: Sequence[Ranks], grades: Sequence[NDArray[np.float64]]) -> GradedMetrics:
+    own = [(one.tolist(), graded.tolist()) for one, graded in zip(ranks, grades, strict=True) if len(one)]
+    return graded_metrics_of([one for one, _ in own], [graded for _, graded in own])
+
+
 def merge_queries(queries: Sequence[EvaluationQuery]) -> list[EvaluationQuery]:
-    """Merges equal queries, in order of first appearance, each with the union of its gold premises."""
-    gold: dict[str, dict[str, None]] = {}
+    """Merges equal queries, in order of first appearance, each with the union of its gold premises.
+
+    Of two grades of a premise, the higher one counts.
+    """
+    gold: dict[str, dict[str, float]] = {}
     for query in queries:
-        gold.setdefault(query.text, {}).update(dict.fromkeys(query.gold))
-    return [EvaluationQuery(text, tuple(premises)) for text, premises in gold.items()]
+        grades = gold.setdefault(query.text, {})
+        for premise, grade in query.graded.items():
+            grades[premise] = max(grade, grades.get(premise, 0.0))
+    return [
+        EvaluationQuery(text, tuple(grades), tuple(grades.values()) if any(one != 1 for one in grades.values()) else ())
+        for text, grades in gold.items()
+    ]
 
 
 def gold_ordinals(queries: Sequence[EvaluationQuery], ordinal_by_text: Mapping[str, int]) -> list[Ordinals]:

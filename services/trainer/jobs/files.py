@@ -1,14 +1,15 @@
 """The directory of one training job, through which the trainer and its child process talk.
 
-The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.jsonl` and last `inputs.json`, their hashes;
-the child writes `progress.json` and `result.json`, and `epoch.safetensors`, from which it resumes.
+The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.jsonl`, where it asks the index also
+`candidates.jsonl`, and last `inputs.json`, their hashes; the child writes `progress.json` and `result.json`, and
+`epoch.safetensors`, from which it resumes.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,6 +26,7 @@ log = get(__name__)
 
 FORMAT_VERSION = 1
 INPUTS = ("pairs.jsonl", "held_out.jsonl", "validation.jsonl")
+CANDIDATES = "candidates.jsonl"  # of a job that re-ranks what the index retrieves
 HASHES = "inputs.json"
 EPOCH_STATE = "epoch.safetensors"
 
@@ -75,13 +77,22 @@ class JobFiles:
         atomic_write(self.directory / "job.json", json.dumps(record, indent=1).encode())
 
     def write_inputs(
-        self, pairs: Iterable[JudgedPair], validation: Iterable[EvaluationQuery], held_out: Iterable[str] = ()
+        self,
+        pairs: Iterable[JudgedPair],
+        validation: Iterable[EvaluationQuery],
+        held_out: Iterable[str] = (),
+        candidates: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Writes the inputs; their hashes come last and mark them complete."""
-        self._write_lines("pairs.jsonl", (list(astuple(pair)) for pair in pairs))
+        # Without a grade, a line is one that the release before reads, too.
+        fields = (list(astuple(pair)) for pair in pairs)
+        self._write_lines("pairs.jsonl", (one if one[-1] else one[:-1] for one in fields))
         self._write_lines("held_out.jsonl", sorted(held_out))
         self._write_lines("validation.jsonl", ([query.text, list(query.gold)] for query in validation))
-        hashes = {name: sha256_of(self.directory / name) for name in INPUTS}
+        if candidates is not None:
+            self._write_lines(CANDIDATES, ([text, list(ids)] for text, ids in candidates.items()))
+        names = INPUTS if candidates is None else (*INPUTS, CANDIDATES)
+        hashes = {name: sha256_of(self.directory / name) for name in names}
         record = {"format_version": FORMAT_VERSION, "sha256": hashes}
         atomic_write(self.directory / HASHES, json.dumps(record).encode())
 
@@ -126,6 +137,10 @@ class JobFiles:
     def validation(self) -> list[EvaluationQuery]:
         """Reads the queries that choose the epoch."""
         return [EvaluationQuery(text, tuple(gold)) for text, gold in self._lines("validation.jsonl")]
+
+    def candidates(self) -> dict[str, list[str]]:
+        """Reads the ids of the premises that were retrieved for each query."""
+        return dict(self._lines(CANDIDATES))
 
     def write_progress(self, progress: dict[str, Any]) -> None:
         """Writes the child's progress, not durably: the next report follows within a second."""

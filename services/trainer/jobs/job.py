@@ -10,8 +10,10 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from services.store.formats import check_format, known_fields
+from services.trainer.data.training_set import OwnText
 
 FORMAT_VERSION = 1
+CONFIG_VERSION = 2  # of a configuration that the release before would carry out in another way
 
 JobState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Loss = Literal[
@@ -26,6 +28,9 @@ Loss = Literal[
 ]
 Batching = Literal["QUERIES", "ITEMS"]
 Mode = Literal["SINGLE", "SIAMESE", "DUAL", "CROSS_ENCODER"]
+Targets = Literal["BINARY", "GRADES"]
+Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
+Candidates = Literal["", "DENSE", "LEXICAL", "HYBRID", "ITERATIVE_LEXICAL"]
 LIVE: tuple[JobState, ...] = ("PENDING", "RUNNING")
 
 
@@ -89,6 +94,10 @@ class JobConfig:
     initial_share: float = 0.0
     items_per_epoch: int = 0
     mode: Mode = "SINGLE"
+    targets: Targets = "BINARY"
+    candidates: Candidates = ""
+    negatives: Negatives = "RETRIEVED"
+    own_text: OwnText = "EXCLUDED"
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -96,9 +105,14 @@ class JobConfig:
         names = {name: tuple(record.get(name, ())) for name in ("run_ids", "data_sets")}
         return cls(**{**known_fields(cls, record), **names})
 
+    def to_record(self) -> dict[str, Any]:
+        """Returns the fields; the latest ones only where they are set, as the release before does not know them."""
+        latest = {"targets": "BINARY", "candidates": "", "negatives": "RETRIEVED"}
+        return {name: value for name, value in asdict(self).items() if latest.get(name) != value}
+
     def fingerprint(self, validation: Sequence[tuple[str, Sequence[str]]]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
-        content = [asdict(self), [[text, list(gold)] for text, gold in validation]]
+        content = [self.to_record(), [[text, list(gold)] for text, gold in validation]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -161,13 +175,15 @@ class JobEvent:
 
 def config_json(config: JobConfig) -> str:
     """Writes a configuration as JSON."""
-    return json.dumps({"format_version": FORMAT_VERSION, **asdict(config)})
+    record = config.to_record()
+    version = CONFIG_VERSION if record.keys() & {"targets", "candidates", "negatives"} else 1
+    return json.dumps({"format_version": version, **record})
 
 
 def config_of(text: str, what: str) -> JobConfig:
     """Reads what `config_json` wrote. Raises NewerFormat, naming `what`."""
     record = json.loads(text)
-    check_format(record, FORMAT_VERSION, what)
+    check_format(record, CONFIG_VERSION, what)
     return JobConfig.from_record(record)
 
 

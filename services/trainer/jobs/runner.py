@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aeenc import errors
+from aeenc.calls.retrieval import Mode
 from services.kit.concurrency import cancel_all, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.store.formats import NewerFormat
 from services.store.life_cycles import WorkLease
-from services.trainer.data.pair_sources import DataSets, SampledPairs
+from services.trainer.data.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
-from services.trainer.jobs.job import LIVE, Job, JobConfig, JobProgress, JobState
+from services.trainer.jobs.job import LIVE, Candidates, Job, JobProgress, JobState
 from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.processes.child import DISK_FULL, EXIT_DISK_FULL, Child, asked_to_end, describe_exit
@@ -57,6 +58,14 @@ class JobFailed(Exception):
         self.version = version
 
 
+_MODES: dict[Candidates, Mode] = {
+    "DENSE": "dense",
+    "LEXICAL": "lexical",
+    "HYBRID": "hybrid",
+    "ITERATIVE_LEXICAL": "iterative_lexical",
+}
+
+
 class JobStopped(Exception):
     """Leaves a job as it is: it was cancelled or taken over, or the trainer ends."""
 
@@ -73,6 +82,7 @@ class JobRunner:
         readiness: Readiness,
         *,
         tandems: TandemBuilder,
+        retrieved: Retrieved,
         instance: str,
         jobs_dir: Path,
         means: ComputeOptions,
@@ -80,7 +90,7 @@ class JobRunner:
         poll_s: float,
     ) -> None:
         self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
-        self._pairs, self._data_sets, self._tandems = pairs, data_sets, tandems
+        self._pairs, self._data_sets, self._tandems, self._retrieved = pairs, data_sets, tandems, retrieved
         # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._jobs_dir, self._means = jobs_dir, means
@@ -245,13 +255,18 @@ class JobRunner:
         if not await asyncio.to_thread(files.has_inputs):
             pairs = [pair async for pair in self._pairs.read(job.config.run_ids)]
             validation = [EvaluationQuery(text, tuple(gold)) for text, gold in await self._store.validation(job.id)]
-            await asyncio.to_thread(self._write_inputs, job.config, files, pairs, validation)
+            further, held_out = await asyncio.to_thread(self._data_sets.read, job.config.data_sets, job.config.split)
+            pairs += further
+            candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None
+            await asyncio.to_thread(files.write_inputs, pairs, validation, held_out, candidates)
 
-    def _write_inputs(
-        self, config: JobConfig, files: JobFiles, pairs: list[JudgedPair], validation: list[EvaluationQuery]
-    ) -> None:
-        further, held_out = self._data_sets.read(config.data_sets, config.split)
-        files.write_inputs([*pairs, *further], validation, held_out)
+    async def _candidates(
+        self, job: Job, pairs: list[JudgedPair], validation: list[EvaluationQuery]
+    ) -> dict[str, list[str]]:
+        """Retrieves for the queries that explanations are known of, and for those of the validation."""
+        queries = [pair.query for pair in pairs if pair.sign == "POSITIVE"] + [query.text for query in validation]
+        mode = _MODES[job.config.candidates]
+        return await self._retrieved.read(job.config.corpus, job.generation, mode, list(dict.fromkeys(queries)))
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         self._backoff.clear(job.id)

@@ -112,8 +112,16 @@ class TrainingJobs:
             raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
         if why := why_not(config.mode, config.loss):
             raise errors.InvalidArgument.field("config.loss", why)
+        if config.mode == "SIAMESE" and config.own_text == "NEGATIVE":
+            raise errors.InvalidArgument.field(
+                "config.own_text",
+                "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
+                "be parted; give EXCLUDED, or mode SINGLE or DUAL",
+            )
         if config.mode == "CROSS_ENCODER":
             _check_cross_encoder(config)
+        else:
+            _check_no_reranking(config)
         _within("epochs", config.epochs, 1, 100)
         _within("batch_size", config.batch_size, 1, 1024)
         _within("learning_rate", config.learning_rate, 1e-8, 1.0)
@@ -196,6 +204,17 @@ def _check_cross_encoder(config: JobConfig) -> None:
             f"is {config.regularization:g}; mode CROSS_ENCODER has no regularization, leave it out",
         )
     _within("hard_negatives", config.hard_negatives, 1, 64)
+
+
+def _check_no_reranking(config: JobConfig) -> None:
+    """Refuses options that only the training of a cross-encoder has."""
+    given = {"targets": config.targets != "BINARY", "candidates": config.candidates, "negatives": config.negatives}
+    given["negatives"] = config.negatives != "RETRIEVED"
+    for name, is_set in given.items():
+        if is_set:
+            raise errors.InvalidArgument.field(
+                f"config.{name}", f"is {getattr(config, name)}; only mode CROSS_ENCODER has it, leave it out"
+            )
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

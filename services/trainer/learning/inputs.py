@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class JobInputs:
     batches: TextBatches
     device: torch.device
     held_out: frozenset[str] = frozenset()
+    candidates: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, files: JobFiles, rank: Rank) -> JobInputs:
@@ -60,14 +61,17 @@ class JobInputs:
         corpus = plan.config.corpus
         with _named(f"generation {plan.generation} of corpus {corpus!r}"):
             generation = open_generation(store, corpus, plan.generation)
-        training_set = build_training_set(files.pairs(), generation.premises, plan.config.split, files.held_out())
+        training_set = build_training_set(
+            files.pairs(), generation.premises, plan.config.split, files.held_out(), own_text=plan.config.own_text
+        )
         check_training_set(training_set, plan.config)
         spec = SpaceSpec.of_meta(base.meta)
         batches = TextBatches(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
         validation = merge_queries(files.validation())
         held_out = frozenset(files.held_out())
-        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out)
+        candidates = files.candidates() if plan.config.candidates else {}
+        return cls(plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates)
 
     @property
     def precision(self) -> Precision:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import AeencError, InvalidArgument, NotFound
-from aeenc.evaluation import RatedQuery, read_textgraphs
+from aeenc.evaluation import RatedDataset, RatedQuery, RatedSet, read_textgraphs
 from aeenc.exports import rated_judgements
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample" / "textgraphs"
@@ -126,10 +126,22 @@ def test_empty_rows_short_rows_and_a_byte_order_mark_do_no_harm(copy: Path):
 
 def test_of_equal_queries_and_facts_the_highest_grade_counts():
     facts = {"1": "same", "2": "same", "3": "other"}
-    queries = [("q", {"1": 2.0, "2": 4.0, "3": 0.0}), ("q", {"1": 1.0, "3": 0.0})]
-    judged = rated_judgements(facts, queries)["q"]
+    rated = [{"1": 2.0, "2": 4.0, "3": 0.0}, {"1": 1.0, "3": 0.0}]
+    queries = tuple(RatedQuery(str(n), "q", grades) for n, grades in enumerate(rated))
+    dataset = RatedDataset({"dev": RatedSet(facts, (*queries, RatedQuery("none", "r", {"3": 0.0})))})
+    assert dataset.queries("dev") == [("q", {"same": 4.0, "other": 0.0})]
+    ids = {one.text: one.id for one in dataset.candidates()}
+    assert ids == {"same": "1", "other": "3"}
+    judged = rated_judgements(ids, dataset.queries("dev"))["q"]
     assert (judged.positives, judged.negatives) == ({"same": "1"}, {"other": "3"})
-    assert judged.grades == {"same": 4.0, "other": 0.0}
+
+
+def test_facts_are_told_apart_by_text_over_all_splits():
+    dataset = RatedDataset.load(SAMPLE)
+    assert dataset.splits == ("dev", "train")
+    assert {one.text for one in dataset.candidates()} == set(read_textgraphs(SAMPLE, "dev").facts.values())
+    with pytest.raises(NotFound, match="there are dev, train"):
+        dataset.queries("test")
 
 
 def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):

@@ -209,6 +209,25 @@ def test_beir_has_the_whole_corpus_and_only_what_was_judged(tmp_path: Path):
     }
 
 
+def test_beir_has_the_oracles_grades_where_they_are_asked_for(tmp_path: Path):
+    def graded(name: str, grade: float, sign: values.PairSign = POSITIVE) -> values.Pair:
+        return values.Pair(
+            query="q", premise_id=name, premise=f"text {name}", sign=sign, provenance=values.Provenance(grade=grade)
+        )
+
+    told = [graded("a", 2), graded("a", 6), graded("b", 0), graded("c", 3, NEGATIVE), graded("d", 4)]
+    told.append(graded("d", 4, NEGATIVE))
+    scores = {}
+    for grades in (False, True):
+        folder = tmp_path / str(grades)
+        write_pairs_as_beir(folder, [], told, split="train", grades=grades)
+        lines = (folder / "qrels" / "train.tsv").read_text().splitlines()[1:]
+        scores[grades] = {name: score for _, name, score in (line.split("\t") for line in lines)}
+    assert scores == {False: {"a": "1", "b": "1", "c": "0"}, True: {"a": "6", "b": "1", "c": "0"}}
+    with pytest.raises(InvalidArgument, match="between 0 and 100, got -1"):
+        judgements_of([graded("a", -1)], grades=True)
+
+
 def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: Path):
     dataset = Dataset.load(SAMPLE)
     texts = ((one.id, one.text) for one in dataset.candidates())

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import ir_measures
 import pytest
@@ -11,10 +12,12 @@ from ir_measures import AP
 from aeenc import Channel, IndexClient, values
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
-from aeenc.evaluation import query_id, read_qrels, read_run
+from aeenc.evaluation import RatedDataset, query_id, read_grades, read_qrels, read_run
 from aeenc.loop import Round
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
+
+RATED = Path(__file__).parents[3] / "data" / "sample" / "textgraphs"
 
 
 def report(**fields):
@@ -46,6 +49,32 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
     assert ended.json["trees"]["gold_tree"]["AllCorrect@25"] == 0.125
     shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
     for words in ("premise unseen", "hypothesis alone", "0.125"):
+        assert words in shown
+
+
+async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_path):
+    recall = types_pb2.GradeRecall(grade=6, pairs=2, recall_at_10=0.125, recall_at_200=1)
+    graded = types_pb2.GradedMetrics(ndcg_linear=0.375, oracle_ndcg_exponential=0.875, recalls=[recall])
+    fleet.trainer.report = report(graded=graded)
+    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED)
+    assert built.code == 0, built.stderr
+    fleet.trainer.report = report(graded=graded, generation=await active(fleet, built.json["corpus"]))
+    qrels = tmp_path / "qrels"
+    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--qrels", qrels)
+    assert ended.code == 0, ended.stderr
+    asked = fleet.trainer.asked[-1]
+    dataset = RatedDataset.load(RATED)
+    told = {one.text: dict(zip(one.premises, one.grades, strict=True)) for one in asked.queries}
+    assert told == dict(dataset.queries("dev"))
+    assert {one.text for one in asked.training} == {text for text, _ in dataset.queries("train")}
+    ids = {one.text: one.id for one in dataset.candidates()}
+    assert read_grades(qrels) == {
+        query_id(text): {ids[fact]: grade for fact, grade in grades.items()} for text, grades in told.items()
+    }
+    assert ended.json["graded"]["NDCG linear"] == 0.375
+    assert ended.json["graded"]["recall_by_grade"]["6"]["10"] == 0.125
+    shown = (await aeenc(*fleet.options, "evaluate", "--data", RATED)).stdout
+    for words in ("by grades", "oracle NDCG@200 exponential", "0.875", "recall of grade", "0.1250"):
         assert words in shown
 
 

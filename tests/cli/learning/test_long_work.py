@@ -128,14 +128,14 @@ async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
     fleet.trainer.jobs = [job(trainer_pb2.JOB_STATE_SUCCEEDED, version="q7")]
     words = ("train", "science", "--data-set", "gold", "--data-set", "snli", "--loss", "gist", "--batching", "items")
     more = ("--hard-negatives", 3, "--guide-version", "q1", "--guide-margin", 0.5, "--items-per-epoch", 64)
-    more += ("--initial-share", 0.125)
+    more += ("--initial-share", 0.125, "--own-text", "negative")
     assert (await aeenc(*fleet.options, *words, *more, "--accumulation", 2, "--refused-weight", 2)).code == 0
     config = fleet.trainer.asked[0].config
     assert (list(config.run_ids), list(config.data_sets)) == ([], ["gold", "snli"])
     assert (config.loss, config.batching) == (trainer_pb2.LOSS_GIST, trainer_pb2.BATCHING_ITEMS)
     assert (config.hard_negatives, config.guide_version, config.guide_margin) == (3, "q1", 0.5)
     assert (config.items_per_epoch, config.accumulation, config.refused_weight) == (64, 2, 2.0)
-    assert config.initial_share == 0.125
+    assert (config.initial_share, config.own_text) == (0.125, types_pb2.OWN_TEXT_NEGATIVE)
 
 
 @pytest.mark.parametrize("state", [trainer_pb2.JOB_STATE_FAILED, trainer_pb2.JOB_STATE_CANCELLED])

@@ -14,9 +14,7 @@ import pytest
 from aeenc.errors import DataLoss
 from services.index.lexical.bm25 import (
     ARRAYS,
-    K1,
     WORDS,
-    B,
     LexicalIndex,
     Vocabulary,
     best,
@@ -24,11 +22,13 @@ from services.index.lexical.bm25 import (
     write_lexical,
 )
 from services.index.ranking.fusion import fuse
+from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
 
 # An .npy header of Python objects, whose content numpy would unpickle where that is allowed.
 OBJECTS = b"\x93NUMPY\x01\x00\x39\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
 
+K1, B = LexicalSettings.k1, LexicalSettings.b
 TEXTS = [
     "iron is a kind of metal",
     "a magnet attracts iron",

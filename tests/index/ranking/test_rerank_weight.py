@@ -66,6 +66,57 @@ async def test_equal_sums_stand_in_the_order_of_insertion(built):
     assert [(hit.id, hit.score) for hit in found] == by_sum(first, 2.0**40)
 
 
+VERSIONS = ("x-a", "x-e", "x-t")
+
+
+@pytest.mark.parametrize("mode", ["dense", "iterative_lexical"])
+async def test_an_ensemble_ranks_by_the_sum_of_ranks_and_ties_by_insertion(built, mode):
+    first = (await built.client.retrieve("science", [TEXT, "ice"], k=10, mode=mode)).results
+    found = await built.client.retrieve("science", [TEXT, "ice"], k=4, rerank=10, rerank_versions=VERSIONS, mode=mode)
+    assert found.rerank_version == "x-a+x-e+x-t"
+    for hits, anew in zip(first, found.results, strict=True):
+        total = dict.fromkeys([hit.id for hit in hits], 0)
+        for letter in "aet":
+            order = sorted(hits, key=lambda hit: (-hit.text.count(letter), int(hit.id[1:])))
+            for rank, hit in enumerate(order, start=1):
+                total[hit.id] += rank
+        expected = sorted(total, key=lambda one: (total[one], int(one[1:])))[:4]
+        assert [(hit.id, hit.score) for hit in anew] == [(one, -total[one]) for one in expected]
+
+
+async def test_one_version_scores_as_itself(built):
+    first = (await built.client.retrieve("science", [TEXT], k=5))[0]
+    found = await built.client.retrieve("science", [TEXT], k=5, rerank=5, rerank_versions=["x-t"], rerank_weight=2.0)
+    added = {hit.id: hit.score + 2 * hit.text.count("t") for hit in first}
+    assert found.rerank_version == "x-t"
+    assert [(hit.id, hit.score) for hit in found[0]] == [
+        (one, pytest.approx(added[one])) for one in sorted(added, key=lambda one: -added[one])
+    ]
+
+
+async def test_rankings_and_evaluations_take_an_ensemble_too(built):
+    retrieval = Retrieval(rerank=4, rerank_versions=VERSIONS)
+    found = await built.client.rankings("science", [TEXT], k=10, retrieval=retrieval)
+    head = (await built.client.retrieve("science", [TEXT], k=4, rerank=4, rerank_versions=VERSIONS))[0]
+    assert [hit.id for hit in found.results[0][:4]] == [hit.id for hit in head]
+    assert found.rerank_version == "x-a+x-e+x-t"
+    assert list(retrieval.to_proto().rerank_versions) == list(VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rerank": 5, "rerank_versions": ["x-a", "x-a"]}, ("x-a, x-a", "different")),
+        ({"rerank": 5, "rerank_versions": [f"x-{n}" for n in range(9)]}, ("at most 8",)),
+        ({"rerank_versions": VERSIONS}, ("rerank is 0",)),
+        ({"rerank": 5, "rerank_versions": VERSIONS, "rerank_weight": 0.5}, ("sum of ranks alone",)),
+    ],
+    ids=["twice", "nine", "no-rerank", "weight"],
+)
+async def test_an_ensemble_that_cannot_be_is_refused(built, options, words):
+    await raises(errors.InvalidArgument, built.client.retrieve("science", [TEXT], k=3, **options), *words)
+
+
 async def test_a_head_re_ranked_by_sums_is_followed_by_the_others_in_their_order(built):
     first = (await built.client.retrieve("science", [TEXT], k=10, mode="hybrid"))[0]
     retrieval = Retrieval("hybrid", rerank=4, rerank_weight=WEIGHT)

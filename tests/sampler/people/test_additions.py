@@ -11,14 +11,14 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import ADDED, Known, Node, PairState, RetrievedPremise, Rules, Tree
+from services.sampler.acs.algorithm import ADDED, Intermediate, Known, Node, PairState, RetrievedPremise, Rules, Tree
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.acs.nodes import NodeAnswer, NodeRound
 from services.sampler.people import steps
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.tasks import TaskRecord, VerdictKind, from_json
 from support.waiting import eventually
-from support.worlds.sampler_world import FACTS, SamplerWorld, at_work, pairs, splits_of, take
+from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
 
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)))
 MISSED = Candidate("p9", "t9", ADDED, 0.0)
@@ -176,3 +176,61 @@ def test_an_addition_is_read_as_it_was_written():
     record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
     read = from_json(TASK, record.to_json(), 0, 0)
     assert (read.answers, read.decision) == (record.answers, record.decision)
+
+
+INTERMEDIATE = "what a person concludes on the way"
+
+
+async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_with_its_author(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        lease = await take(people, "ann")
+        await people.submit(lease, [], intermediates=[INTERMEDIATE, "an intermediate that nothing explains"])
+        below = await waiting(people, "bob")
+        assert (below.task.query, below.task.path) == (INTERMEDIATE, ("hypothesis 0",))
+        await people.submit(below, {below.task.candidates[0].premise_id: Verdict(EXPLAINS, leaf=True)})
+        await people.submit(await waiting(people, "bob"), [])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        root, node, _ = (await people.get_tree(run_id, "tree-0")).nodes
+        assert [(one.premise_id, one.text, one.author, one.rank) for one in root.accepted][:1] == [
+            ("", INTERMEDIATE, "ann", 0)
+        ]
+        assert (node.premise_id, node.text, node.author, node.parent_id) == ("", INTERMEDIATE, "ann", root.node_id)
+        recorded = await pairs(sampler, run_id)
+        assert {INTERMEDIATE, "hypothesis 0"} <= {pair.query for pair in recorded}
+        assert all(pair.premise_id and pair.premise != INTERMEDIATE for pair in recorded)
+        [tree] = [json.loads(record) async for _, record in sampler.export_trees(run_id)]
+        assert tree["proof"].count(f"int1: {INTERMEDIATE}") == 1
+        assert tree["authors"] == {"int1": "ann"}
+        assert "nothing explains" not in json.dumps(tree)
+        [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
+        assert task.answers[0].intermediates[0] == INTERMEDIATE
+
+
+async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes_them_back(world: SamplerWorld):
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
+            await people.submit(lease, [], intermediates=["hypothesis 0"])
+        with pytest.raises(errors.InvalidArgument, match="is the candidate"):
+            await people.submit(lease, [], intermediates=[lease.task.candidates[0].text])
+        await people.submit(lease, [], seen_upto=0, intermediates=[INTERMEDIATE])
+        [root] = (await people.get_tree(run_id, "tree-0")).nodes
+        assert [one.text for one in root.accepted] == [INTERMEDIATE]
+        await people.undo("ann", run_id)
+        [root] = (await people.get_tree(run_id, "tree-0")).nodes
+        assert root.accepted == ()
+
+
+def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_itself():
+    rules = Rules(k=2)
+    found = [RetrievedPremise("p1", "t1", 1, 0.9)]
+    written = (Intermediate("so t", "ann"),)
+    first = NodeRound.first(Tree(0, "h", [Node(0, "q")]), Node(0, "q"), Known()).with_nearest(found, 2)
+    outcome = first.outcome(NodeAnswer("0-0", {"p1": PairState.SKIPPED}, {}, "ann", 0, written=written), rules)
+    assert [(one.id, one.text, one.author) for one in outcome.result.accepted] == [("", "so t", "ann")]
+    assert outcome.positives == ()
+    again = NodeRound.first(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
+    assert [one.text for one in again.outcome(None, rules).result.accepted] == ["so t"]
+    below = Tree(2, "f", [Node(0, "so t"), Node(1, "q", "p5", 0, 1)])
+    looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
+    assert looped.outcome(None, rules).result.accepted == ()

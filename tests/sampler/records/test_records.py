@@ -12,6 +12,7 @@ from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
     AcceptedPremise,
+    Intermediate,
     Known,
     Node,
     PairState,
@@ -45,8 +46,10 @@ COMMIT = NodeCommit(
     tree=0,
     ordinal=0,
     query="hypothesis 0",
-    result=Result((AcceptedPremise("p1", "fact 1", 1, False),)),
-    known=Known({"p1": PairState.EXPLAINS}, (RetrievedPremise("p9", "fact 9", ADDED, 0.0),)),
+    result=Result((AcceptedPremise("p1", "fact 1", 1, False), AcceptedPremise("", "so", 0, False, "ann"))),
+    known=Known(
+        {"p1": PairState.EXPLAINS}, (RetrievedPremise("p9", "fact 9", ADDED, 0.0),), (Intermediate("so", "ann"),)
+    ),
     pairs=(PAIR,),
     judgements=1,
 )
@@ -89,13 +92,13 @@ async def test_committing_a_node_again_changes_nothing(stores: Stores):
 
 
 async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
-    child = Node(1, "fact 1", "p1", 0, 1)
-    step = TreeAdvance(0, 0, (child,))
+    child, written = Node(1, "fact 1", "p1", 0, 1), Node(2, "so", "", 0, 1, "ann")
+    step = TreeAdvance(0, 0, (child, written))
     await stores.nodes.commit(stores.run_id, "me", [COMMIT])
     assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["OK"]
     assert await stores.nodes.advance(stores.run_id, "me", [step]) == ["DONE"]
     [tree] = await stores.nodes.trees(stores.run_id, [0])
-    assert (tree.depth, tree.nodes[1], tree.pending()) == (1, child, [child])
+    assert (tree.depth, tree.nodes[1:], tree.pending()) == (1, [child, written], [child, written])
     last = TreeAdvance(0, 1, ())
     assert await stores.nodes.advance(stores.run_id, "me", [last, last]) == ["OK", "DONE"]
     assert (await stores.runs.get(stores.run_id)).progress.trees_done == 1

@@ -107,12 +107,14 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             self.in_flight -= 1
 
     async def Score(self, request: Any, context: Any) -> Any:
-        """Scores a premise by how many letters "e" it has."""
+        """Scores a premise by how many letters "e" it has; a version by its own last letter."""
         self.score_requests.append(request)
         if self.fail:
             await context.abort(*self.fail)
-        scores = [float(premise.count("e")) for premise in request.premises]
-        return encoder_pb2.ScoreResponse(scores=scores, model_version=self.cross_version)
+        version = request.model.version or self.cross_version
+        letter = request.model.version[-1:] or "e"
+        scores = [float(premise.count(letter)) for premise in request.premises]
+        return encoder_pb2.ScoreResponse(scores=scores, model_version=version)
 
 
 async def _abort(context: Any, error: errors.AeencError) -> None:

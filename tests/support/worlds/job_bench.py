@@ -69,6 +69,7 @@ class Bench:
             DataSets({}, 1024),
             self.readiness,
             tandems=StandInServices(),  # type: ignore[arg-type]
+            retrieved=StandInServices(),  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
             means=ComputeOptions(),

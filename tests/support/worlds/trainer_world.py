@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,6 +162,7 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         validation: Sequence[EvaluationQuery] = VALIDATION,
         held_out: Sequence[str] = (),
         means: ComputeOptions = CPU,
+        retrieved: Mapping[str, Sequence[str]] | None = None,
         **fields: Any,
     ) -> JobFiles:
         active = json.loads((space.store.root / folder_of(corpus) / ".active.json").read_bytes())["generation"]
@@ -172,7 +173,7 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         plan = TrainingPlan(job_id, replace(config, **fields), active, str(space.store.root), means)
         files = JobFiles(tmp_path / job_id)
         files.write_plan(plan)
-        files.write_inputs(pairs, validation, held_out)
+        files.write_inputs(pairs, validation, held_out, retrieved)
         return files
 
     return make

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.evaluation import RatedDataset
 from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
 from services.trainer.data.pair_sources import DataSets
 from services.trainer.data.training_set import build_training_set
+from services.trainer.learning.loss.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
+from services.trainer.learning.loss.pair_objectives import classified
 
 SAMPLE = Path(__file__).resolve().parents[3] / "data" / "sample"
 
@@ -87,6 +90,96 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
     ]
 
 
+def test_inferences_have_their_premise_as_anchor(tmp_path: Path):
+    path = tmp_path / "nli.jsonl"
+    rows = [
+        {"gold_label": "entailment", "sentence1": "a man sleeps", "sentence2": "a person sleeps", "pairID": "1"},
+        {"gold_label": "-", "sentence1": "a man sleeps", "sentence2": "nobody agreed"},
+        {"premise": "a man sleeps", "hypothesis": "a man runs", "label": 2},
+        {"premise": "a man sleeps", "hypothesis": "he is tired", "label": "neutral"},
+        {"premise": "a man sleeps", "hypothesis": "unlabelled", "label": -1},
+        {"anchor": "a dog barks", "positive": "a dog is loud", "negative": "a dog is silent"},
+        {"anchor": "a dog barks", "positive": "an animal barks"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = DataSets({"nli": Path(f"nli:{path}"), "folder": Path(f"nli:{tmp_path}")}, 1024)
+    sets.check(["nli"], "train")
+    with pytest.raises(FailedPrecondition, match="kind nli is a file"):
+        sets.check(["folder"], "train")
+    pairs, _ = sets.read(["nli"], "")
+    assert [(pair.query, pair.premise, pair.sign) for pair in pairs] == [
+        ("a man sleeps", "a person sleeps", "POSITIVE"),
+        ("a man sleeps", "a man runs", "CONTRADICTED"),
+        ("a man sleeps", "he is tired", "NEUTRAL"),
+        ("a dog barks", "a dog is loud", "POSITIVE"),
+        ("a dog barks", "a dog is silent", "CONTRADICTED"),
+        ("a dog barks", "an animal barks", "POSITIVE"),
+    ]
+    man, _dog = build_training_set(pairs, [], "").examples
+    assert (man.positives.tolist(), man.refused.tolist(), man.contradicted.tolist()) == ([0], [1], [1])
+    assert (man.neutral.tolist(), man.excluded.tolist()) == ([2], [2])
+    for neutral, classes in ((True, [ENTAILMENT, NEUTRAL, CONTRADICTION]), (False, [ENTAILMENT, CONTRADICTION])):
+        items, found = classified(build_training_set(pairs[:3], [], ""), neutral=neutral)
+        assert sorted(zip(found.tolist(), items[:, 1].tolist(), strict=True)) == sorted(
+            zip(classes, [0, 2, 1] if neutral else [0, 1], strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"gold_label": "perhaps", "sentence1": "a", "sentence2": "b"}',
+        '{"gold_label": "entailment", "sentence1": "a"}',
+        '{"premise": "a", "hypothesis": "b", "label": 3}',
+        '{"premise": "a", "hypothesis": "b", "label": true}',
+        '{"premise": "a", "hypothesis": "b", "label": [1]}',
+        '{"premise": "a", "hypothesis": "", "label": 0}',
+        '{"anchor": "a", "positive": "b", "negative": 1}',
+        '{"anchor": "a", "negative": "b"}',
+        '{"query": "a", "premise": "b", "sign": "positive"}',
+        "[]",
+    ],
+)
+def test_a_line_that_is_no_inference_is_named(tmp_path: Path, line: str):
+    path = tmp_path / "nli.jsonl"
+    path.write_text('{"anchor": "a", "positive": "b"}\n' + line + "\n")
+    with pytest.raises(InvalidArgument, match=r"nli\.jsonl:2 has no pair; give gold_label"):
+        DataSets({"nli": Path(f"nli:{path}")}, 64).read(["nli"], "")
+
+
+def test_a_line_may_have_a_grade_in_place_of_a_sign_or_beside_it(tmp_path: Path):
+    sets = lines(
+        tmp_path / "set.jsonl",
+        {"query": "q", "premise": "best", "grade": 6},
+        {"query": "q", "premise": "irrelevant", "grade": 0},
+        {"query": "q", "premise": "accepted", "sign": "positive", "grade": 2.5},
+        {"query": "q", "premise": "on another scale", "sign": "positive", "grade": -1},
+        {"query": "q", "premise": "refused", "sign": "negative", "grade": 3},
+    )
+    assert [(pair.premise, pair.sign, pair.grade) for pair in sets.read(["set"], "")[0]] == [
+        ("best", "POSITIVE", 6),
+        ("irrelevant", "NEGATIVE", 0),
+        ("accepted", "POSITIVE", 2.5),
+        ("on another scale", "POSITIVE", 0),
+        ("refused", "NEGATIVE", 0),
+    ]
+
+
+def test_rated_facts_are_a_data_set_of_the_jobs_split():
+    sets = DataSets({"rated": SAMPLE / "textgraphs"}, 1024)
+    with pytest.raises(InvalidArgument, match="data set 'rated' has dev, train"):
+        sets.check(["rated"], "test")
+    sets.check(["rated"], "train")
+    pairs, held_out = sets.read(["rated"], "train")
+    own, other = (dict(RatedDataset.load(SAMPLE / "textgraphs").queries(split)) for split in ("train", "dev"))
+    assert {(p.query, p.premise): p.grade for p in pairs} == {
+        (q, f): g for q, told in own.items() for f, g in told.items()
+    }
+    assert {pair.sign for pair in pairs if pair.grade} == {"POSITIVE"}
+    assert {pair.sign for pair in pairs if not pair.grade} == {"NEGATIVE"}
+    assert held_out == set(other)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -97,6 +190,11 @@ def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):
         '{"query": "", "positive": "p", "negative": "n"}',
         '{"query": "q", "positive": 1, "negative": "n"}',
         '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+        '{"query": "q", "premise": "p", "grade": -1}',
+        '{"query": "q", "premise": "p", "grade": 101}',
+        '{"query": "q", "premise": "p", "grade": NaN}',
+        '{"query": "q", "premise": "p", "grade": true}',
+        '{"query": "q", "premise": "p", "sign": "positive", "grade": "6"}',
         '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
     ],
 )
@@ -129,7 +227,7 @@ def test_names_are_checked_before_a_job_starts(tmp_path: Path):
         sets.check(["golden"], "train")
     with pytest.raises(FailedPrecondition, match="is missing"):
         sets.check(["gone"], "train")
-    with pytest.raises(InvalidArgument, match="holds trees by split"):
+    with pytest.raises(InvalidArgument, match="has several splits"):
         sets.check(["gold"], "")
     with pytest.raises(InvalidArgument, match=r"config.split: is 'tset'; data set 'gold' has train, dev, test"):
         sets.check(["gold"], "tset")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from aeenc.errors import FailedPrecondition
 from services.corpus.generation import PremiseRecord
 from services.trainer.data.training_set import JudgedPair, build_training_set
+from services.trainer.jobs.files import JobFiles
 
 PREMISES = [
     PremiseRecord("a", "text a", ("alias-a",), ("facts", "train")),
@@ -28,6 +32,16 @@ def test_positives_refused_and_skipped_are_kept_apart():
     (example,) = training_set.examples
     assert (example.positives.tolist(), example.refused.tolist(), example.excluded.tolist()) == ([0], [1], [3])
     assert (training_set.positives, training_set.negatives, training_set.dropped) == (1, 1, 0)
+
+
+def test_a_positive_pair_keeps_its_highest_grade_and_has_1_without_any(tmp_path: Path):
+    graded = [JudgedPair("q", "", "text a", "POSITIVE", grade=grade) for grade in (2.0, 6.0, 0.0)]
+    files = JobFiles(tmp_path)
+    files.write_inputs([*graded, pair("q", "text d"), pair("q", "text b", "NEGATIVE")], [])
+    (example,) = build_training_set(files.pairs(), PREMISES, "train").examples
+    assert dict(zip(example.positives.tolist(), example.grades.tolist(), strict=True)) == {0: 6.0, 3: 1.0}
+    fields = [len(json.loads(line)) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    assert fields == [7, 7, 6, 6, 6]  # the release before reads a line without a grade
 
 
 def test_a_text_that_stands_only_in_other_splits_is_never_learned_from():
@@ -60,6 +74,19 @@ def test_a_text_neither_explains_itself_nor_is_its_own_negative():
     stranger = [pair("q", "an inner node"), pair("an inner node", "text a")]  # a premise outside the generation
     first, second = build_training_set(stranger, PREMISES, "train").examples
     assert (first.positives.tolist(), second.excluded.tolist()) == ([5], [5])
+
+
+def test_its_own_text_is_refused_where_the_job_takes_it_as_a_negative_whatever_was_judged():
+    own = "a query that is a fact"
+    pairs = [pair(own, own), pair(own, "text a"), pair(own, "text d", "NEGATIVE"), pair("q", "text a")]
+    first, second = build_training_set(pairs, PREMISES, "train", own_text="NEGATIVE").examples
+    assert (first.positives.tolist(), first.refused.tolist(), first.excluded.tolist()) == ([0], [3, 4], [])
+    assert (second.positives.tolist(), second.refused.tolist()) == ([0], []), "its own text is no premise"
+
+
+def test_own_text_of_another_split_is_no_negative():
+    training_set = build_training_set([pair("text c", "text a")], PREMISES, "train", own_text="NEGATIVE")
+    assert (training_set.examples, training_set.dropped) == ([], 1)
 
 
 def test_a_query_without_positives_stays_for_losses_over_single_pairs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors
-from aeenc.evaluation import average_precision, metrics_of
+from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors, values
+from aeenc.evaluation import Gain, average_precision, graded_ndcg, metrics_of, oracle_ndcg, recall_by_grade
 from aeenc.trees import Step, Tree
 from aeenc.v1 import types_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
+from services.trainer.jobs.files import JobFiles
 from support.waiting import until
 from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
 
@@ -41,7 +43,16 @@ class World:
 
 
 @pytest.fixture
-async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+def rated(tmp_path: Path) -> Path:
+    """A data set of rated pairs."""
+    rows = [{"query": QUERIES[n], "premise": FACTS[m], "grade": (n + m) % 4} for n in range(3) for m in range(8)]
+    path = tmp_path / "rated.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path, rated: Path) -> AsyncIterator[World]:
     common = {"port": 0, "artifacts_dir": space.store.root}
     shared = {"redis_url": redis_url, "namespace": namespace}
     async with AsyncExitStack() as stack:
@@ -52,7 +63,8 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
         server = await stack.enter_async_context(build_index(IndexSettings(**common, encoder_target=target)))
         index = IndexClient(Channel(f"127.0.0.1:{server.port}", timeout_s=20))
         stack.push_async_callback(index.channel.close)
-        targets = {"encoder_target": target, "index_target": f"127.0.0.1:{server.port}"}
+        targets: dict[str, Any] = {"data_sets": {"rated": rated}}
+        targets |= {"encoder_target": target, "index_target": f"127.0.0.1:{server.port}"}
         _, trainer = await stack.enter_async_context(
             serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
         )
@@ -115,6 +127,59 @@ async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Re
         assert told == [own.tolist() for own in ranks[protocol]]
     assert bool(report.model_version) == (retrieval.mode in {"dense", "hybrid"})
     assert (report.queries, report.candidates) == (12, len(PREMISES))
+
+
+async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
+    grades = [(text, {one: float(n % 4 + (n == 0)) for n, one in enumerate(gold)}) for text, gold in GOLD[:12]]
+    graded = await world.evaluate([*grades, (QUERIES[0], {QUERIES[0]: 3.0, FACTS[0]: 5.0})], ranks=True)
+    positive = [(text, tuple(one for one, grade in told.items() if grade)) for text, told in grades]
+    binary = await world.evaluate([*positive, GOLD[-1]])
+    assert (graded.strict, binary.graded) == (binary.strict, None)
+    told = [[5.0, 1.0, 2.0], *[[1.0, 1.0, 2.0]] * 11]  # the own text of the first query is not ranked
+    ranks = [list(one.strict) for one in graded.ranks]
+    found = graded.graded
+    assert found is not None
+    for gain, name in ((Gain.LINEAR, "linear"), (Gain.EXPONENTIAL, "exponential")):
+        each = list(zip(ranks, told, strict=True))
+        assert getattr(found, f"ndcg_{name}") == pytest.approx(np.mean([graded_ndcg(*one, gain) for one in each]))
+        oracle = np.mean([oracle_ndcg(*one, gain) for one in each])
+        assert getattr(found, f"oracle_ndcg_{name}") == pytest.approx(oracle)
+    recalls = [(one.grade, one.pairs, one.recall_at_10, one.recall_at_200) for one in found.recalls]
+    shares = recall_by_grade(ranks, told, (10, 200))
+    pairs = {5.0: 1, 2.0: 12, 1.0: 23}
+    assert recalls == [(grade, pairs[grade], *shares[grade]) for grade in (5.0, 2.0, 1.0)]
+    message = types_pb2.GoldQuery(text=QUERIES[1], premises=FACTS[:2], grades=[1])
+    with pytest.raises(errors.InvalidArgument, match="has 1 of 2 premises"):
+        await world.evaluate([message])
+    with pytest.raises(errors.InvalidArgument, match="between 0 and 100, got 101"):
+        await world.evaluate([(QUERIES[1], {FACTS[1]: 101.0})])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: World, rated: Path):
+    validation = [(text, gold) for text, gold in GOLD[:4] if text not in gold]
+    job = await world.trainer.start_job(
+        corpus=world.corpus,
+        data_sets=["rated"],
+        validation=validation,
+        mode="cross_encoder",
+        targets="grades",
+        candidates="iterative_lexical",
+        negatives="random",
+        epochs=1,
+    )
+    given = (job.config.targets.name, job.config.candidates.name, job.config.negatives.name)
+    assert given == ("GRADES", "ITERATIVE_LEXICAL", "RANDOM")
+    directory = rated.parent / "trainer" / "jobs" / job.id
+    await until((directory / "inputs.json").is_file, 60)
+    candidates = JobFiles(directory).candidates()
+    ended = await world.trainer.wait(job.id)
+    assert (ended.state, ended.error) == (values.JobState.SUCCEEDED, "")
+    assert set(candidates) == {*QUERIES[:3], *(text for text, _ in validation)}
+    for text, ids in candidates.items():
+        found = await world.index.retrieve(world.corpus, [text], k=200, mode="iterative_lexical")
+        assert ids == [hit.id for hit in found[0]]
 
 
 async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):

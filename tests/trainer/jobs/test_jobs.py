@@ -79,7 +79,7 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
 async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: TrainerWorld):
     fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
     fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
-    fields |= {"initial_share": 0.25}
+    fields |= {"initial_share": 0.25, "own_text": types_pb2.OWN_TEXT_NEGATIVE}
     job = await world.start(run_ids=[], data_sets=["imported"], epochs=1, validation=[], **fields)
     job = await world.trainer.wait(job.id)
     assert (job.state, job.error) == (SUCCEEDED, "")
@@ -173,6 +173,8 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
         ({"hard_negatives": 65}, errors.InvalidArgument, "0 to 64"),
         ({"accumulation": 33}, errors.InvalidArgument, "1 to 32"),
         ({"initial_share": 1.5}, errors.InvalidArgument, "0 to 1"),
+        ({"own_text": 99}, errors.InvalidArgument, "enum OwnText"),
+        ({"own_text": 2, "mode": 2, "loss": 2}, errors.InvalidArgument, "one vector as query and as premise"),
         ({"guide_margin": 2.0}, errors.InvalidArgument, "-1 to 1"),
         ({"guide_version": "qnothing"}, errors.NotFound, "ListCheckpoints"),
         ({"run_ids": ["nothing"]}, errors.NotFound, "ListRuns"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.evaluation import UNRANKED
 from services.trainer.data.training_set import JudgedPair
 from services.trainer.evaluation.protocol import evaluate
 from services.trainer.jobs.files import ComputeOptions, JobFiles
@@ -94,12 +95,12 @@ def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_i
     squares = []
     for unit in units:
         example = inputs.training_set.examples[objective._owners[unit]]
-        for ordinals, wanted in zip(objective._drawn[unit], (1.0, 0.0), strict=True):
-            for ordinal in ordinals:
-                pair = (example.query, FACTS[ordinal])
-                with torch.inference_mode():
-                    score = inputs.scorer().eval()(**inputs.pair_batches.tensors([pair]))
-                squares.append((float(score[0]) - wanted) ** 2)
+        for ordinal, wanted in objective._drawn[unit]:
+            assert wanted == (ordinal in example.positives)
+            pair = (example.query, FACTS[ordinal])
+            with torch.inference_mode():
+                score = inputs.scorer().eval()(**inputs.pair_batches.tensors([pair]))
+            squares.append((float(score[0]) - wanted) ** 2)
     assert float(whole.detach()) == pytest.approx(np.mean(squares), rel=1e-4)
 
 
@@ -120,6 +121,63 @@ def test_negatives_are_refused_or_ranked_first_by_either_encoder(make_job: MakeJ
         order = np.argsort(-(corpus @ query), kind="stable")
         wanted = {*order[:3], *order[-3:], *example.refused} - {*example.positives, *example.excluded}
         assert set(negatives) == wanted
+
+
+def test_grades_are_what_the_score_comes_close_to(make_job: MakeJob):
+    graded = [
+        replace(pair, grade=float(1 + n % 6)) if pair.sign == "POSITIVE" else pair for n, pair in enumerate(PAIRS)
+    ]
+    inputs = load(make_job(pairs=graded, targets="GRADES", **CROSS))
+    objective = inputs.objective()
+    objective.batches(np.random.default_rng(1), 8)
+    told = {(pair.query, pair.premise): pair.grade for pair in graded if pair.grade}
+    drawn = {
+        (inputs.training_set.examples[owner].query, FACTS[ordinal]): target
+        for owner, pairs in zip(objective._owners, objective._drawn, strict=True)
+        for ordinal, target in pairs
+    }
+    assert {pair: target for pair, target in drawn.items() if target} == {
+        pair: told[pair] for pair in drawn if pair in told
+    }
+    assert len({*drawn.values()}) > 3
+
+
+def candidates_of(length: int) -> dict[str, list[str]]:
+    """Every third fact, from another one on for each query; the last query has none."""
+    return {query: [f"f{(n + 3 * m) % len(FACTS)}" for m in range(length)] for n, query in enumerate(QUERIES[:-1])}
+
+
+def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_alone(make_job: MakeJob, monkeypatch):
+    candidates = candidates_of(9)
+    candidates[VALIDATION[0].text] = candidates[VALIDATION[0].text][:4]  # a shorter list
+    inputs = load(make_job(retrieved=candidates, candidates="ITERATIVE_LEXICAL", **CROSS))
+    ordinals = {premise.id: n for n, premise in enumerate(inputs.generation.premises)}
+    for example, negatives in zip(inputs.training_set.examples, inputs._negatives(), strict=True):
+        listed = {ordinals[one] for one in candidates.get(example.query, ())}
+        assert set(negatives) == (listed | {*example.refused}) - {*example.positives, *example.excluded}
+    monkeypatch.setattr(
+        RerankingInputs, "_scored", lambda self, scorer, pairs: -np.arange(len(pairs), dtype=np.float32)
+    )
+    report, before = inputs.evaluate(inputs.encoders()), inputs.before
+    assert report is not None
+    assert before is not None
+    for query, ranks, unchanged in zip(inputs.validation, report.strict_ranks, before.strict_ranks, strict=True):
+        listed = [ordinals[one] for one in candidates[query.text]]
+        gold = [ordinals[inputs.generation.premises[inputs.generation.ordinal_by_text[one]].id] for one in query.gold]
+        wanted = [listed.index(one) + 1 if one in listed else UNRANKED for one in gold]
+        assert ranks.tolist() == unchanged.tolist() == wanted
+    assert any(rank < UNRANKED for ranks in report.strict_ranks for rank in ranks)
+
+
+@pytest.mark.parametrize("kind", ["NONE", "RANDOM"])
+def test_negatives_may_be_refused_ones_alone_or_any_premise(make_job: MakeJob, kind: str):
+    one, other = (load(make_job(negatives=kind, seed=seed, **CROSS)) for seed in (1, 1))
+    for example, first, second in zip(one.training_set.examples, one._negatives(), other._negatives(), strict=True):
+        assert first.tolist() == second.tolist()
+        if kind == "NONE":
+            assert first.tolist() == sorted(example.refused)
+        else:
+            assert len(first) == len(FACTS) - len({*example.positives, *example.excluded})
 
 
 def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: MakeJob):

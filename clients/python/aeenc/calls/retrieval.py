@@ -112,6 +112,7 @@ class Retrieval:
     conditioned: bool = False
     negative_feedback: float = 0.0
     rerank_weight: float = 0.0
+    rerank_versions: tuple[str, ...] = ()
 
     def to_proto(self) -> trainer_pb2.RetrievalOptions:
         """Converts to the message of an evaluation."""
@@ -123,6 +124,7 @@ class Retrieval:
             conditioned=self.conditioned,
             negative_feedback=self.negative_feedback,
             rerank_weight=self.rerank_weight,
+            rerank_versions=self.rerank_versions,
         )
 
 
@@ -157,7 +159,7 @@ async def rank(
     n = call.retrieval.rerank
     if not n:
         return await _ask(retrieve, call, texts, k, TEXTS, accepted)
-    plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0))
+    plain = replace(call, retrieval=replace(call.retrieval, rerank=0, rerank_weight=0.0, rerank_versions=()))
     first = await _ask(retrieve, plain, texts, k, TEXTS, accepted)
     pinned = replace(call, version=first.model_version or call.version)
     anew = await _ask(retrieve, pinned, texts, n, max(1, PAIRS // n), accepted)
@@ -189,6 +191,7 @@ async def _ask(
             negative_feedback=call.retrieval.negative_feedback,
             rerank=call.retrieval.rerank,
             rerank_weight=call.retrieval.rerank_weight,
+            rerank_versions=call.retrieval.rerank_versions,
             drop_self=call.drop_self,
             generation=call.generation,
             truncate=True,

@@ -17,10 +17,12 @@ from aeenc.calls.inputs import begins_again
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import DataLoss, InvalidArgument
+from aeenc.evaluation import RatedDataset
 from aeenc.exports import judgements_of
 from aeenc.index import BuildStage
 from aeenc.trees import Dataset
 
+Source = Dataset | RatedDataset
 PREMISE_FILES = "premises."  # how their names begin in a generation
 Prior = Annotated[float, typer.Option(min=0, max=1, help="Share of what explained similar hypotheses.")]
 NegativeFeedback = Annotated[
@@ -44,7 +46,12 @@ class CorpusBuild:
     facts_per_s: float
 
 
-def premises_of(dataset: Dataset) -> list[values.Premise]:
+def load_data(directory: Path) -> Source:
+    """Reads a directory of rated facts (TextGraphs-2021), or one in EntailmentBank's layout."""
+    return RatedDataset.load(directory) if RatedDataset.splits_in(directory) else Dataset.load(directory)
+
+
+def premises_of(dataset: Source) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
         values.Premise(id=found.id, text=found.text, aliases=tuple(found.aliases), splits=tuple(found.splits))
@@ -55,7 +62,7 @@ def premises_of(dataset: Dataset) -> list[values.Premise]:
 def build_corpus(
     client: Client,
     name: str,
-    source: Dataset | Iterable[values.Premise],
+    source: Source | Iterable[values.Premise],
     on_progress: Callable[[int, int], None] | None = None,
     *,
     activate: bool = True,
@@ -67,7 +74,7 @@ def build_corpus(
     `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
     read to its end before anything is sent, so that a malformed line costs nothing.
     """
-    premises = premises_of(source) if isinstance(source, Dataset) else source
+    premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
     sent = count = sum(1 for _ in premises) if begins_again(premises) else 0
 
     def progressed(received: int, encoded: int) -> None:
@@ -99,7 +106,7 @@ def build_corpus(
     )
 
 
-def corpus_name(dataset: Dataset) -> str:
+def corpus_name(dataset: Source) -> str:
     """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
     digest = hashlib.sha256()
     for candidate in dataset.candidates():
@@ -107,7 +114,7 @@ def corpus_name(dataset: Dataset) -> str:
     return f"eval-{digest.hexdigest()[:8]}"
 
 
-def ensure_corpus(client: Client, dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> str:
+def ensure_corpus(client: Client, dataset: Source, on_progress: Callable[[int, int], None] | None = None) -> str:
     """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name."""
     name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
     serving = {found.corpus for found in client.index.info().corpora if found.active.space_id == space_id}
@@ -155,17 +162,17 @@ def read_source(
     file_format: Format | None = None,
     id_column: str = "",
     text_column: str = "",
-) -> Dataset | Iterable[values.Premise]:
+) -> Source | Iterable[values.Premise]:
     """Opens the one source of premises that is given. Raises InvalidArgument for none or two."""
     if data is not None and facts is None:
-        return Dataset.load(data)
+        return load_data(data)
     if facts is not None and data is None:
         return read_facts(facts, file_format=file_format, id_column=id_column, text_column=text_column)
     raise InvalidArgument("give either --data DIR or --facts FILE")
 
 
 def build_shown(
-    out: Output, client: Client, name: str, source: Dataset | Iterable[values.Premise], **options: Any
+    out: Output, client: Client, name: str, source: Source | Iterable[values.Premise], **options: Any
 ) -> CorpusBuild:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:

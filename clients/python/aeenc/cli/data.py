@@ -22,7 +22,7 @@ from aeenc import Client, exports, values
 from aeenc.cli.output import output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
-from aeenc.evaluation import read_textgraphs
+from aeenc.evaluation import RatedDataset, read_textgraphs
 from aeenc.exports.whole import whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_trees
 
@@ -183,16 +183,18 @@ def export_beir(
         Path | None, typer.Option(help="Rated facts instead of a run: a directory of the TextGraphs-2021 release.")
     ] = None,
     split: Split = "train",
+    grades: Annotated[
+        bool, typer.Option(help="Of a run: the oracle's grade as the score of what it accepted, in place of 1.")
+    ] = False,
 ) -> None:
     """Writes corpus, queries and qrels in BEIR's layout: what a run has judged, gold trees say, or experts rated."""
     if sum(source is not None for source in (run, data, textgraphs)) != 1:
         raise InvalidArgument("give one of a run, --data DIR and --textgraphs DIR")
     if textgraphs is not None:
-        rated = read_textgraphs(textgraphs, split)
-        facts = {text: uid for uid, text in reversed(rated.facts.items())}  # of equal texts, the first id
-        corpus = ((uid, text) for uid, text in rated.facts.items() if facts[text] == uid)
-        judged = exports.rated_judgements(rated.facts, [(query.text, query.grades) for query in rated.queries])
-        written = exports.write_beir(to, corpus, judged, split=split)
+        rated = RatedDataset({split: read_textgraphs(textgraphs, split)})
+        ids = {candidate.text: candidate.id for candidate in rated.candidates()}
+        judged = exports.rated_judgements(ids, rated.queries(split))
+        written = exports.write_beir(to, ((uid, text) for text, uid in ids.items()), judged, split=split)
     elif data is not None:
         dataset = Dataset.load(data)
         corpus = ((candidate.id, candidate.text) for candidate in dataset.candidates())
@@ -202,7 +204,7 @@ def export_beir(
             of = connected.sampler.get_run(run)
             premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
             texts = ((premise.id, premise.text) for premise in premises)
-            written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split)
+            written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split, grades=grades)
     output_of(context).result({"to": str(to), **asdict(written)})
 
 

@@ -61,19 +61,21 @@ def tree(
     with client(context) as connected:
         found = connected.people.get_tree(run, hypothesis)
     drawn: dict[str, Tree] = {}
-    children = {(node.parent_id, node.premise_id): node.node_id for node in found.nodes}
+    children = {(node.parent_id, node.text) for node in found.nodes}
     for node in found.nodes:
         note = "" if node.state is values.TreeNodeState.JUDGED else f"  [{node.state.name.lower()}]"
+        note = f"  [written by {node.author}]{note}" if node.author else note
         line = Text(f"{node.text}{note}", style="bold" if node.accepted else "")
         drawn[node.node_id] = drawn[node.parent_id].add(line) if node.parent_id else Tree(line)
         for premise in node.accepted:
-            if (node.node_id, premise.premise_id) not in children:
+            if (node.node_id, premise.text) not in children:
                 drawn[node.node_id].add(Text(f"{premise.text}{'  [leaf]' if premise.leaf else ''}"))
     nodes = [
         {
             "node": node.node_id,
             "parent": node.parent_id,
             "text": node.text,
+            "author": node.author,
             "state": node.state.name.lower(),
             "task": node.task_id,
             "accepted": [{"id": one.premise_id, "text": one.text, "leaf": one.leaf} for one in node.accepted],
@@ -234,6 +236,7 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
                 "late": answer.late,
                 "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
                 "written": list(answer.written),
+                "intermediates": list(answer.intermediates),
                 "inference": answer.inference,
                 "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
             }

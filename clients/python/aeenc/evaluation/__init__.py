@@ -1,6 +1,14 @@
 """The evaluation that docs/evaluation.md defines: metrics from ranks, TREC files, the paired test. Pure numpy."""
 
-from aeenc.evaluation.graded import Gain, graded_ndcg, is_graded, oracle_ndcg, recall_by_grade
+from aeenc.evaluation.graded import (
+    Gain,
+    GradedMetrics,
+    graded_metrics_of,
+    graded_ndcg,
+    is_graded,
+    oracle_ndcg,
+    recall_by_grade,
+)
 from aeenc.evaluation.metrics import (
     UNRANKED,
     Metrics,
@@ -10,7 +18,7 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
-from aeenc.evaluation.textgraphs import RatedQuery, RatedSet, read_textgraphs
+from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs
 from aeenc.evaluation.trec import (
     Run,
     fuse,
@@ -27,12 +35,15 @@ from aeenc.evaluation.trec import (
 __all__ = [
     "UNRANKED",
     "Gain",
+    "GradedMetrics",
     "Metrics",
+    "RatedDataset",
     "RatedQuery",
     "RatedSet",
     "Run",
     "average_precision",
     "fuse",
+    "graded_metrics_of",
     "graded_ndcg",
     "hit",
     "is_graded",

@@ -7,13 +7,16 @@ query belong together, one for each rated premise, in any order; ranks count fro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.metrics import UNRANKED
 
 MAX_GRADE = 100.0  # the exponential gain of larger ones leaves no digits for the others
+LENGTHS = (10, 25, 50, 100, 200)  # of lists whose recall is reported
 
 
 class Gain(Enum):
@@ -84,6 +87,34 @@ def recall_by_grade(
         grade: [sum(rank <= length for rank in found) / len(found) for length in lengths]
         for grade, found in sorted(places.items(), reverse=True)
     }
+
+
+@dataclass(frozen=True)
+class GradedMetrics:
+    """Graded quality of one system: means over queries, and the recall of each grade in the first LENGTHS."""
+
+    ndcg_linear: float
+    ndcg_exponential: float
+    oracle_ndcg_linear: float
+    oracle_ndcg_exponential: float
+    recalls: dict[float, list[float]]
+    pairs: dict[float, int]
+
+
+def graded_metrics_of(ranks: Sequence[Sequence[int]], grades: Sequence[Sequence[float]]) -> GradedMetrics:
+    """Computes the metrics of a set of queries; each has a grade above 0."""
+
+    def mean(metric: Callable[[Sequence[int], Sequence[float], Gain], float], gain: Gain) -> float:
+        return math.fsum(metric(*one, gain) for one in zip(ranks, grades, strict=True)) / len(ranks)
+
+    return GradedMetrics(
+        ndcg_linear=mean(graded_ndcg, Gain.LINEAR),
+        ndcg_exponential=mean(graded_ndcg, Gain.EXPONENTIAL),
+        oracle_ndcg_linear=mean(oracle_ndcg, Gain.LINEAR),
+        oracle_ndcg_exponential=mean(oracle_ndcg, Gain.EXPONENTIAL),
+        recalls=recall_by_grade(ranks, grades, LENGTHS),
+        pairs=dict(Counter(float(grade) for own in grades for grade in own if grade)),
+    )
 
 
 def is_graded(by_query: Mapping[str, Mapping[str, float]]) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation.graded import check_grade
+from aeenc.trees.dataset import FACTS, Candidate
 
 _SKIP = "[SKIP]"
 
@@ -39,6 +40,52 @@ class RatedSet:
 
     facts: dict[str, str]
     queries: tuple[RatedQuery, ...]
+
+
+class RatedDataset:
+    """Facts and rated queries of all splits of a release, compared by text. Read with `RatedDataset.load`."""
+
+    def __init__(self, rated: Mapping[str, RatedSet]) -> None:
+        self._rated = rated
+
+    @classmethod
+    def load(cls, folder: Path | str) -> RatedDataset:
+        """Reads all splits. Raises as `read_textgraphs` does."""
+        return cls({split: read_textgraphs(folder, split) for split in cls.splits_in(folder)})
+
+    @staticmethod
+    def splits_in(folder: Path | str) -> tuple[str, ...]:
+        """Lists the splits of a directory without reading them; none for another layout."""
+        return tuple(sorted(path.name.split(".")[1] for path in Path(folder).glob("wt-expert-ratings.*.json")))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits present, by name."""
+        return tuple(self._rated)
+
+    def candidates(self) -> list[Candidate]:
+        """Lists the distinct facts in the order of the tables."""
+        ids: dict[str, dict[str, None]] = {}
+        for rated in self._rated.values():
+            for uid, text in rated.facts.items():
+                ids.setdefault(text, {})[uid] = None
+        return [Candidate(uid, text, tuple(others), (FACTS,)) for text, (uid, *others) in ids.items()]
+
+    def queries(self, split: str) -> list[tuple[str, dict[str, float]]]:
+        """Lists the distinct queries of a split, each with the grades of its facts by text, in file order.
+
+        Of equal queries or facts, the highest grade counts. Queries without a grade above 0 are left out. Raises
+        NotFound for an unknown split.
+        """
+        if split not in self._rated:
+            raise NotFound(f"there is no split {split!r}; there are {', '.join(self.splits)}")
+        rated = self._rated[split]
+        found: dict[str, dict[str, float]] = {}
+        for query in rated.queries:
+            grades = found.setdefault(query.text, {})
+            for uid, grade in query.grades.items():
+                grades[rated.facts[uid]] = max(grade, grades.get(rated.facts[uid], 0.0))
+        return [(text, grades) for text, grades in found.items() if any(grades.values())]
 
 
 def read_textgraphs(folder: Path | str, split: str) -> RatedSet:

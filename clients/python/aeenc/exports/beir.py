@@ -44,31 +44,31 @@ def gold_judgements(dataset: Dataset, split: str) -> dict[str, Judgements]:
 
 
 def rated_judgements(
-    facts: Mapping[str, str], queries: Iterable[tuple[str, Mapping[str, float]]]
+    ids: Mapping[str, str], queries: Iterable[tuple[str, Mapping[str, float]]]
 ) -> dict[str, Judgements]:
-    """Sorts rated facts by their text: above 0 explains. Of equal queries or facts, the highest grade counts.
-
-    `facts` are texts by id; a query is its text and the grade of each rated fact by its id.
-    """
-    ids: dict[str, str] = {}
-    for uid, text in facts.items():
-        ids.setdefault(text, uid)
+    """Sorts the graded premises of queries by their texts: above 0 explains. `ids` are by text."""
     by_query: dict[str, Judgements] = {}
-    for query, rated in queries:
-        grades = by_query.setdefault(query, Judgements()).grades
-        for uid, grade in rated.items():
-            grades[facts[uid]] = max(grade, grades.get(facts[uid], 0.0))
-    for judged in by_query.values():
-        for text, grade in judged.grades.items():
+    for query, grades in queries:
+        judged = by_query[query] = Judgements(grades=dict(grades))
+        for text, grade in grades.items():
             (judged.positives if grade else judged.negatives)[text] = ids[text]
     return by_query
 
 
 def write_pairs_as_beir(
-    folder: Path | str, premises: Iterable[tuple[str, str]], pairs: Iterable[values.Pair], *, split: str
+    folder: Path | str,
+    premises: Iterable[tuple[str, str]],
+    pairs: Iterable[values.Pair],
+    *,
+    split: str,
+    grades: bool = False,
 ) -> Beir:
-    """Writes the judgements of pairs; `premises` (id, text) is the corpus they were retrieved from."""
-    by_query, conflicts = judgements_of(pairs)
+    """Writes the judgements of pairs; `premises` (id, text) is the corpus they were retrieved from.
+
+    With `grades`, the score of an accepted premise is the grade that its oracle gave. Raises InvalidArgument for one
+    outside 0 to 100.
+    """
+    by_query, conflicts = judgements_of(pairs, grades=grades)
     return write_beir(folder, premises, by_query, split=split, conflicts=conflicts)
 
 

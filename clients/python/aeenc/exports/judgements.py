@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from aeenc import values
+from aeenc.evaluation.graded import check_grade
 from aeenc.exports.whole import whole_file
 
 FORMAT_VERSION = 1
@@ -47,10 +48,11 @@ def last_words(pairs: Iterable[values.Pair]) -> Iterator[values.Pair]:
     yield from held.values()
 
 
-def judgements_of(pairs: Iterable[values.Pair]) -> tuple[dict[str, Judgements], int]:
+def judgements_of(pairs: Iterable[values.Pair], *, grades: bool = False) -> tuple[dict[str, Judgements], int]:
     """Returns judgements by query, and the number of premises both accepted and refused, which are in neither list.
 
-    Skipped pairs add nothing, but an amended one takes back the earlier verdicts of its run.
+    Skipped pairs add nothing, but an amended one takes back the earlier verdicts of its run. With `grades`, accepted
+    premises keep the grades of their oracle, the highest one each; raises InvalidArgument for one outside 0 to 100.
     """
     by_query: dict[str, Judgements] = {}
     for pair in last_words(pairs):
@@ -58,10 +60,13 @@ def judgements_of(pairs: Iterable[values.Pair]) -> tuple[dict[str, Judgements], 
             judged = by_query.setdefault(pair.query, Judgements())
             side = judged.positives if pair.sign == values.PairSign.POSITIVE else judged.negatives
             side.setdefault(pair.premise, pair.premise_id)
+            if grades and pair.sign == values.PairSign.POSITIVE and (grade := pair.provenance.grade):
+                judged.grades[pair.premise] = max(check_grade(grade), judged.grades.get(pair.premise, 0.0))
     conflicts = 0
     for judged in by_query.values():
         for text in judged.positives.keys() & judged.negatives.keys():
             del judged.positives[text], judged.negatives[text]
+            judged.grades.pop(text, None)
             conflicts += 1
     return by_query, conflicts
 

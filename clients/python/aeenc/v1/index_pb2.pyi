@@ -121,7 +121,7 @@ class SearchParams(_message.Message):
     def __init__(self, ef_search: _Optional[int] = ..., nprobe: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class RetrieveRequest(_message.Message):
-    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight")
+    __slots__ = ("corpus", "texts", "k", "mode", "model", "accepted", "rerank", "prior", "drop_self", "exclude_ids", "filter", "generation", "truncate", "precision", "routing_key", "fusion", "negative_feedback", "rerank_weight", "rerank_versions")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class RetrieveRequest(_message.Message):
     FUSION_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     k: int
@@ -158,7 +159,8 @@ class RetrieveRequest(_message.Message):
     fusion: Fusion
     negative_feedback: float
     rerank_weight: float
-    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ...) -> None: ...
+    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, corpus: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[RetrieveMode, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[AcceptedPremises, _Mapping]]] = ..., rerank: _Optional[int] = ..., prior: _Optional[float] = ..., drop_self: bool = ..., exclude_ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[PremiseFilter, _Mapping]] = ..., generation: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ..., precision: _Optional[_Union[_types_pb2.Precision, str]] = ..., routing_key: _Optional[str] = ..., fusion: _Optional[_Union[Fusion, _Mapping]] = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fusion(_message.Message):
     __slots__ = ("method", "lexical_weight")

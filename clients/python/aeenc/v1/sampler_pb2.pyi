@@ -479,7 +479,7 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitVerdictsRequest(_message.Message):
-    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict")
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
@@ -490,6 +490,7 @@ class SubmitVerdictsRequest(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     seen_upto: int
@@ -500,7 +501,8 @@ class SubmitVerdictsRequest(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[str]
     inference: str
     node_verdict: NodeVerdict
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -741,7 +743,7 @@ class TreeState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., hypothesis_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., finished: bool = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation")
+    __slots__ = ("node_id", "parent_id", "premise_id", "text", "depth", "state", "task_id", "accepted", "holders", "answers", "overlap", "inferences", "node_verdicts", "model_version", "generation", "author")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -757,6 +759,7 @@ class TreeNode(_message.Message):
     NODE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     parent_id: str
     premise_id: str
@@ -772,19 +775,22 @@ class TreeNode(_message.Message):
     node_verdicts: _containers.RepeatedScalarFieldContainer[NodeVerdict]
     model_version: str
     generation: str
-    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
+    author: str
+    def __init__(self, node_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., premise_id: _Optional[str] = ..., text: _Optional[str] = ..., depth: _Optional[int] = ..., state: _Optional[_Union[TreeNodeState, str]] = ..., task_id: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[TreePremise, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., answers: _Optional[int] = ..., overlap: _Optional[int] = ..., inferences: _Optional[_Iterable[str]] = ..., node_verdicts: _Optional[_Iterable[_Union[NodeVerdict, str]]] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., author: _Optional[str] = ...) -> None: ...
 
 class TreePremise(_message.Message):
-    __slots__ = ("premise_id", "text", "rank", "leaf")
+    __slots__ = ("premise_id", "text", "rank", "leaf", "author")
     PREMISE_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
     premise_id: str
     text: str
     rank: int
     leaf: bool
-    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ...) -> None: ...
+    author: str
+    def __init__(self, premise_id: _Optional[str] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ..., leaf: bool = ..., author: _Optional[str] = ...) -> None: ...
 
 class ListQueuesRequest(_message.Message):
     __slots__ = ("annotator",)
@@ -949,7 +955,7 @@ class JudgedTask(_message.Message):
     def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
 
 class TaskAnswer(_message.Message):
-    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict")
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
@@ -960,6 +966,7 @@ class TaskAnswer(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     annotator: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
@@ -970,7 +977,8 @@ class TaskAnswer(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[str]
     inference: str
     node_verdict: NodeVerdict
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ...) -> None: ...
+    intermediates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

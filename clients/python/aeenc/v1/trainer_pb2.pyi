@@ -37,6 +37,19 @@ class Loss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOSS_NLI_CLASSIFICATION: _ClassVar[Loss]
     LOSS_REGRESSION: _ClassVar[Loss]
 
+class Targets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TARGETS_UNSPECIFIED: _ClassVar[Targets]
+    TARGETS_BINARY: _ClassVar[Targets]
+    TARGETS_GRADES: _ClassVar[Targets]
+
+class Negatives(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NEGATIVES_UNSPECIFIED: _ClassVar[Negatives]
+    NEGATIVES_RETRIEVED: _ClassVar[Negatives]
+    NEGATIVES_RANDOM: _ClassVar[Negatives]
+    NEGATIVES_NONE: _ClassVar[Negatives]
+
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
@@ -62,6 +75,13 @@ LOSS_MULTIPLE_NEGATIVES_RANKING: Loss
 LOSS_GIST: Loss
 LOSS_NLI_CLASSIFICATION: Loss
 LOSS_REGRESSION: Loss
+TARGETS_UNSPECIFIED: Targets
+TARGETS_BINARY: Targets
+TARGETS_GRADES: Targets
+NEGATIVES_UNSPECIFIED: Negatives
+NEGATIVES_RETRIEVED: Negatives
+NEGATIVES_RANDOM: Negatives
+NEGATIVES_NONE: Negatives
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_PENDING: JobState
 JOB_STATE_RUNNING: JobState
@@ -76,7 +96,7 @@ class StartJobRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
 
 class JobConfig(_message.Message):
-    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share")
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share", "targets", "candidates", "negatives", "own_text")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +122,10 @@ class JobConfig(_message.Message):
     ITEMS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVES_FIELD_NUMBER: _ClassVar[int]
+    OWN_TEXT_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     idempotency_key: str
@@ -127,7 +151,11 @@ class JobConfig(_message.Message):
     items_per_epoch: int
     mode: Mode
     initial_share: float
-    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ...) -> None: ...
+    targets: Targets
+    candidates: _index_pb2.RetrieveMode
+    negatives: Negatives
+    own_text: _types_pb2.OwnText
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ..., targets: _Optional[_Union[Targets, str]] = ..., candidates: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., negatives: _Optional[_Union[Negatives, str]] = ..., own_text: _Optional[_Union[_types_pb2.OwnText, str]] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job", "existed")
@@ -344,7 +372,7 @@ class EvaluateConfig(_message.Message):
     def __init__(self, corpus: _Optional[str] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., generation: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., ranks: bool = ..., strict_only: bool = ...) -> None: ...
 
 class RetrievalOptions(_message.Message):
-    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight")
+    __slots__ = ("mode", "fusion", "prior", "rerank", "conditioned", "negative_feedback", "rerank_weight", "rerank_versions")
     MODE_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +380,7 @@ class RetrievalOptions(_message.Message):
     CONDITIONED_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     RERANK_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RERANK_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     mode: _index_pb2.RetrieveMode
     fusion: _index_pb2.Fusion
     prior: float
@@ -359,7 +388,8 @@ class RetrievalOptions(_message.Message):
     conditioned: bool
     negative_feedback: float
     rerank_weight: float
-    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ...) -> None: ...
+    rerank_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., fusion: _Optional[_Union[_index_pb2.Fusion, _Mapping]] = ..., prior: _Optional[float] = ..., rerank: _Optional[int] = ..., conditioned: bool = ..., negative_feedback: _Optional[float] = ..., rerank_weight: _Optional[float] = ..., rerank_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("report",)

@@ -32,6 +32,12 @@ class PremiseSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREMISE_SOURCE_RETRIEVED: _ClassVar[PremiseSource]
     PREMISE_SOURCE_SEARCHED: _ClassVar[PremiseSource]
 
+class OwnText(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OWN_TEXT_UNSPECIFIED: _ClassVar[OwnText]
+    OWN_TEXT_EXCLUDED: _ClassVar[OwnText]
+    OWN_TEXT_NEGATIVE: _ClassVar[OwnText]
+
 class PairSign(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PAIR_SIGN_UNSPECIFIED: _ClassVar[PairSign]
@@ -73,6 +79,9 @@ D_TYPE_FLOAT16: DType
 PREMISE_SOURCE_UNSPECIFIED: PremiseSource
 PREMISE_SOURCE_RETRIEVED: PremiseSource
 PREMISE_SOURCE_SEARCHED: PremiseSource
+OWN_TEXT_UNSPECIFIED: OwnText
+OWN_TEXT_EXCLUDED: OwnText
+OWN_TEXT_NEGATIVE: OwnText
 PAIR_SIGN_UNSPECIFIED: PairSign
 PAIR_SIGN_POSITIVE: PairSign
 PAIR_SIGN_NEGATIVE: PairSign
@@ -123,12 +132,14 @@ class Premise(_message.Message):
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GoldQuery(_message.Message):
-    __slots__ = ("text", "premises")
+    __slots__ = ("text", "premises", "grades")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PREMISES_FIELD_NUMBER: _ClassVar[int]
+    GRADES_FIELD_NUMBER: _ClassVar[int]
     text: str
     premises: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ...) -> None: ...
+    grades: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., grades: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Pair(_message.Message):
     __slots__ = ("seq", "query", "premise_id", "premise", "sign", "provenance", "reason")
@@ -241,7 +252,7 @@ class Limits(_message.Message):
     def __init__(self, message_bytes: _Optional[int] = ..., items: _Optional[int] = ..., text_bytes: _Optional[int] = ..., k: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_items: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class EvaluationReport(_message.Message):
-    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation", "rerank_version", "parts", "hypothesis_alone", "gold_tree", "ranks")
+    __slots__ = ("strict", "paper", "candidates", "queries", "pairs", "model_version", "generation", "rerank_version", "parts", "hypothesis_alone", "gold_tree", "ranks", "graded")
     STRICT_FIELD_NUMBER: _ClassVar[int]
     PAPER_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +265,7 @@ class EvaluationReport(_message.Message):
     HYPOTHESIS_ALONE_FIELD_NUMBER: _ClassVar[int]
     GOLD_TREE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    GRADED_FIELD_NUMBER: _ClassVar[int]
     strict: RetrievalMetrics
     paper: RetrievalMetrics
     candidates: int
@@ -266,7 +278,40 @@ class EvaluationReport(_message.Message):
     hypothesis_alone: TreeMetrics
     gold_tree: TreeMetrics
     ranks: _containers.RepeatedCompositeFieldContainer[GoldRanks]
-    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_version: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ...) -> None: ...
+    graded: GradedMetrics
+    def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_version: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ..., graded: _Optional[_Union[GradedMetrics, _Mapping]] = ...) -> None: ...
+
+class GradedMetrics(_message.Message):
+    __slots__ = ("ndcg_linear", "ndcg_exponential", "oracle_ndcg_linear", "oracle_ndcg_exponential", "recalls")
+    NDCG_LINEAR_FIELD_NUMBER: _ClassVar[int]
+    NDCG_EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_NDCG_LINEAR_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_NDCG_EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
+    RECALLS_FIELD_NUMBER: _ClassVar[int]
+    ndcg_linear: float
+    ndcg_exponential: float
+    oracle_ndcg_linear: float
+    oracle_ndcg_exponential: float
+    recalls: _containers.RepeatedCompositeFieldContainer[GradeRecall]
+    def __init__(self, ndcg_linear: _Optional[float] = ..., ndcg_exponential: _Optional[float] = ..., oracle_ndcg_linear: _Optional[float] = ..., oracle_ndcg_exponential: _Optional[float] = ..., recalls: _Optional[_Iterable[_Union[GradeRecall, _Mapping]]] = ...) -> None: ...
+
+class GradeRecall(_message.Message):
+    __slots__ = ("grade", "pairs", "recall_at_10", "recall_at_25", "recall_at_50", "recall_at_100", "recall_at_200")
+    GRADE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_10_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_25_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_50_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_100_FIELD_NUMBER: _ClassVar[int]
+    RECALL_AT_200_FIELD_NUMBER: _ClassVar[int]
+    grade: float
+    pairs: int
+    recall_at_10: float
+    recall_at_25: float
+    recall_at_50: float
+    recall_at_100: float
+    recall_at_200: float
+    def __init__(self, grade: _Optional[float] = ..., pairs: _Optional[int] = ..., recall_at_10: _Optional[float] = ..., recall_at_25: _Optional[float] = ..., recall_at_50: _Optional[float] = ..., recall_at_100: _Optional[float] = ..., recall_at_200: _Optional[float] = ...) -> None: ...
 
 class EvaluationPart(_message.Message):
     __slots__ = ("kind", "strict", "paper", "queries", "pairs")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aeenc.values.encoder import AppliedLabel, EncoderInfo, LoadedVersion, ModelType, SwapOutcome
-    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica
+    from aeenc.values.index import Activation, CorpusInfo, Generation, IndexInfo, IndexReplica, RetrieveMode
     from aeenc.values.oracle import Candidate, Judgement, OracleTask, Remark, Verdict
     from aeenc.values.registry import GateComparison, Label, Publication, QualityGate, Rollback, Rollout, Rollouts
     from aeenc.values.sampler import (
@@ -55,7 +55,9 @@ if TYPE_CHECKING:
         JobState,
         Loss,
         Mode,
+        Negatives,
         Tandem,
+        Targets,
         TrainerInfo,
     )
     from aeenc.values.types import (
@@ -65,8 +67,11 @@ if TYPE_CHECKING:
         Garbage,
         GoldQuery,
         GoldRanks,
+        GradedMetrics,
+        GradeRecall,
         Limits,
         ModelSelector,
+        OwnText,
         Pair,
         PairSign,
         Precision,
@@ -99,6 +104,8 @@ _HOMES = {
     "Generation": "index",
     "GoldQuery": "types",
     "GoldRanks": "types",
+    "GradeRecall": "types",
+    "GradedMetrics": "types",
     "ImportedPairs": "sampler",
     "IndexInfo": "index",
     "IndexReplica": "index",
@@ -117,8 +124,10 @@ _HOMES = {
     "ModelSelector": "types",
     "ModelType": "encoder",
     "NegativeFilter": "sampler",
+    "Negatives": "trainer",
     "NodeVerdict": "sampler",
     "OracleTask": "oracle",
+    "OwnText": "types",
     "Pair": "types",
     "PairSign": "types",
     "Precision": "types",
@@ -130,6 +139,7 @@ _HOMES = {
     "Queue": "sampler",
     "Remark": "oracle",
     "RetrievalMetrics": "types",
+    "RetrieveMode": "index",
     "RetrievedAgain": "sampler",
     "Rollback": "registry",
     "Rollout": "registry",
@@ -145,6 +155,7 @@ _HOMES = {
     "SubmittedVerdicts": "sampler",
     "SwapOutcome": "encoder",
     "Tandem": "trainer",
+    "Targets": "trainer",
     "TaskAnswer": "sampler",
     "TaskChange": "sampler",
     "TaskChangeKind": "sampler",
@@ -182,6 +193,8 @@ __all__ = [
     "Generation",
     "GoldQuery",
     "GoldRanks",
+    "GradeRecall",
+    "GradedMetrics",
     "ImportedPairs",
     "IndexInfo",
     "IndexReplica",
@@ -200,8 +213,10 @@ __all__ = [
     "ModelSelector",
     "ModelType",
     "NegativeFilter",
+    "Negatives",
     "NodeVerdict",
     "OracleTask",
+    "OwnText",
     "Pair",
     "PairSign",
     "Precision",
@@ -213,6 +228,7 @@ __all__ = [
     "Queue",
     "Remark",
     "RetrievalMetrics",
+    "RetrieveMode",
     "RetrievedAgain",
     "Rollback",
     "Rollout",
@@ -228,6 +244,7 @@ __all__ = [
     "SubmittedVerdicts",
     "SwapOutcome",
     "Tandem",
+    "Targets",
     "TaskAnswer",
     "TaskChange",
     "TaskChangeKind",

@@ -9,8 +9,25 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from aeenc.v1 import index_pb2
-from aeenc.values.reading import EPOCH, moment
+from aeenc.values.reading import EPOCH, Choice, moment
 from aeenc.values.types import ServiceInfo
+
+
+class RetrieveMode(Choice):
+    """How texts are matched."""
+
+    UNSPECIFIED = 0
+    """The same as RETRIEVE_MODE_DENSE."""
+    DENSE = 1
+    """By query encoder."""
+    LEXICAL = 2
+    """By BM25. Needs no encoder."""
+    HYBRID = 3
+    """By both rankings, fused."""
+    ITERATIVE_LEXICAL = 4
+    """By iterative BM25: words of the closest premises join the query, round by round (Chia et al. 2020). Needs no
+    encoder.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -488,6 +488,8 @@ class TaskAnswer:
     """How the query follows, in their words. Empty: not said."""
     node_verdict: NodeVerdict = NodeVerdict.UNSPECIFIED
     """Whether the premises explain the query entirely."""
+    intermediates: tuple[str, ...] = ()
+    """The intermediate conclusions that they wrote."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TaskAnswer) -> TaskAnswer:
@@ -503,6 +505,7 @@ class TaskAnswer:
             written=tuple(message.written),
             inference=message.inference,
             node_verdict=NodeVerdict(message.node_verdict),
+            intermediates=tuple(message.intermediates),
         )
 
 
@@ -601,18 +604,26 @@ class TreePremise:
     """A premise that explains a node."""
 
     premise_id: str = ""
-    """The premise's id."""
+    """The premise's id. Empty: an intermediate conclusion that people wrote."""
     text: str = ""
     """The premise's text."""
     rank: int = 0
     """Its rank among the candidates. 0: a person has added it."""
     leaf: bool = False
     """Whether it needs no explanation itself."""
+    author: str = ""
+    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreePremise) -> TreePremise:
         """Reads the message."""
-        return cls(premise_id=message.premise_id, text=message.text, rank=message.rank, leaf=message.leaf)
+        return cls(
+            premise_id=message.premise_id,
+            text=message.text,
+            rank=message.rank,
+            leaf=message.leaf,
+            author=message.author,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -624,7 +635,7 @@ class TreeNode:
     parent_id: str = ""
     """The node above. Empty at the root."""
     premise_id: str = ""
-    """The premise that the node is. Empty at the root."""
+    """The premise that the node is. Empty at the root, and where people wrote it as an intermediate conclusion."""
     text: str = ""
     """Its text: the query."""
     depth: int = 0
@@ -649,6 +660,8 @@ class TreeNode:
     """The query encoder that retrieved its candidates. Empty: none yet, or it was not noted."""
     generation: str = ""
     """The corpus generation of its candidates."""
+    author: str = ""
+    """The people who wrote it as an intermediate conclusion. Empty: nobody did."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TreeNode) -> TreeNode:
@@ -669,6 +682,7 @@ class TreeNode:
             node_verdicts=tuple([NodeVerdict(one) for one in message.node_verdicts]),
             model_version=message.model_version,
             generation=message.generation,
+            author=message.author,
         )
 
 

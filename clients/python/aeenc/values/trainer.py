@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aeenc.v1 import trainer_pb2
+from aeenc.values.index import RetrieveMode
 from aeenc.values.reading import EPOCH, Choice, lasting, moment
-from aeenc.values.types import GoldQuery, ServiceInfo
+from aeenc.values.types import GoldQuery, OwnText, ServiceInfo
 
 
 class Loss(Choice):
@@ -39,8 +40,8 @@ class Loss(Choice):
     neutral.
     """
     REGRESSION = 8
-    """Squared error of a cross-encoder's score against 1 for an explanation and 0 otherwise. The default of mode
-    CROSS_ENCODER, and the only choice there.
+    """Squared error of a cross-encoder's score against 1 for an explanation (see `targets`) and 0 otherwise. The
+    default of mode CROSS_ENCODER, and the only choice there.
     """
 
 
@@ -74,6 +75,32 @@ class Mode(Choice):
     the weights of the space's pre-trained encoder. `base_version` is the encoder whose rankings it learns to re-
     rank.
     """
+
+
+class Targets(Choice):
+    """What a cross-encoder's score is regressed to."""
+
+    UNSPECIFIED = 0
+    """The same as TARGETS_BINARY."""
+    BINARY = 1
+    """1 for an explanation, 0 otherwise."""
+    GRADES = 2
+    """The grade of a judged premise (1 if none was told), 0 for any other. Draws as many explanations of a query as
+    negatives.
+    """
+
+
+class Negatives(Choice):
+    """Premises that were not judged and become negatives."""
+
+    UNSPECIFIED = 0
+    """The same as NEGATIVES_RETRIEVED."""
+    RETRIEVED = 1
+    """Those that are retrieved for the query (see `candidates`)."""
+    RANDOM = 2
+    """Premises of the whole generation, drawn at random."""
+    NONE = 3
+    """None: only refused premises."""
 
 
 class JobState(Choice):
@@ -194,6 +221,18 @@ class JobConfig:
     """The share of the initial weights in the result, 0 to 1. Each weight is interpolated between its initial and its
     trained value (Wortsman et al. 2022, "Robust fine-tuning"). 0: the trained weights alone.
     """
+    targets: Targets = Targets.UNSPECIFIED
+    """The value that a cross-encoder's score comes close to. Default: BINARY. Mode CROSS_ENCODER only."""
+    candidates: RetrieveMode = RetrieveMode.UNSPECIFIED
+    """The ranking that a cross-encoder learns to re-rank: the first 200 premises of this mode of Retrieve, with label
+    `stable` where it needs an encoder. The validation orders them by the cross-encoder's score alone; premises
+    beyond count as not found. Default: the first 50 of `base_version` and of the pre-trained encoder; the validation
+    adds the score to the cosine of the first 20. Mode CROSS_ENCODER only.
+    """
+    negatives: Negatives = Negatives.UNSPECIFIED
+    """The premises that REGRESSION draws as negatives, besides those that were refused. Default: RETRIEVED."""
+    own_text: OwnText = OwnText.UNSPECIFIED
+    """What the query's own text is to the query. Mode SIAMESE refuses NEGATIVE. Default: EXCLUDED."""
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -224,6 +263,10 @@ class JobConfig:
             items_per_epoch=message.items_per_epoch,
             mode=Mode(message.mode),
             initial_share=message.initial_share,
+            targets=Targets(message.targets),
+            candidates=RetrieveMode(message.candidates),
+            negatives=Negatives(message.negatives),
+            own_text=OwnText(message.own_text),
         )
 
 

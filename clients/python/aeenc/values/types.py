@@ -91,6 +91,17 @@ class Precision(Choice):
     """
 
 
+class OwnText(Choice):
+    """What a premise with the query's own text is to the query."""
+
+    UNSPECIFIED = 0
+    """The same as OWN_TEXT_EXCLUDED."""
+    EXCLUDED = 1
+    """Neither positive nor refused; it is left out."""
+    NEGATIVE = 2
+    """A premise like any other, which nobody calls an explanation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """The duration of each part of a call. Apart from scheduling, the parts add up to the total."""
@@ -375,7 +386,7 @@ class TreeMetrics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldRanks:
     """The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not
-    found.
+    found. Premises of grade 0 are not gold.
     """
 
     strict: tuple[int, ...] = ()
@@ -387,6 +398,68 @@ class GoldRanks:
     def from_message(cls, message: types_pb2.GoldRanks) -> GoldRanks:
         """Reads the message."""
         return cls(strict=tuple(message.strict), paper=tuple(message.paper))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradeRecall:
+    """The share of the (query, premise) pairs of one grade whose premise is in the first k, micro."""
+
+    grade: float = 0.0
+    """The grade."""
+    pairs: int = 0
+    """The number of pairs."""
+    recall_at_10: float = 0.0
+    """In the first 10."""
+    recall_at_25: float = 0.0
+    """In the first 25."""
+    recall_at_50: float = 0.0
+    """In the first 50."""
+    recall_at_100: float = 0.0
+    """In the first 100."""
+    recall_at_200: float = 0.0
+    """In the first 200."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.GradeRecall) -> GradeRecall:
+        """Reads the message."""
+        return cls(
+            grade=message.grade,
+            pairs=message.pairs,
+            recall_at_10=message.recall_at_10,
+            recall_at_25=message.recall_at_25,
+            recall_at_50=message.recall_at_50,
+            recall_at_100=message.recall_at_100,
+            recall_at_200=message.recall_at_200,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradedMetrics:
+    """Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the
+    best order of all graded premises.
+    """
+
+    ndcg_linear: float = 0.0
+    """NDCG over the full ranking; a premise's gain is its grade, as in trec_eval."""
+    ndcg_exponential: float = 0.0
+    """NDCG over the full ranking; a premise's gain is 2^grade - 1."""
+    oracle_ndcg_linear: float = 0.0
+    """The NDCG of the first 200 in their own best order, with linear gain: no re-ranker of this list can reach more."""
+    oracle_ndcg_exponential: float = 0.0
+    """The same with exponential gain."""
+    recalls: tuple[GradeRecall, ...] = ()
+    """The recall of each grade above 0, highest grade first."""
+
+    @classmethod
+    def from_message(cls, message: types_pb2.GradedMetrics) -> GradedMetrics:
+        """Reads the message."""
+        return cls(
+            ndcg_linear=message.ndcg_linear,
+            ndcg_exponential=message.ndcg_exponential,
+            oracle_ndcg_linear=message.oracle_ndcg_linear,
+            oracle_ndcg_exponential=message.oracle_ndcg_exponential,
+            recalls=tuple([GradeRecall.from_message(one) for one in message.recalls]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +492,10 @@ class EvaluationReport:
     """The ranks of the gold premises, one message per distinct query in order of first appearance. Empty unless
     requested.
     """
+    graded: GradedMetrics | None = None
+    """The quality by grades, under the strict protocol. Unset if no gold premise has another grade than 1, and in a
+    conditioned evaluation.
+    """
 
     @classmethod
     def from_message(cls, message: types_pb2.EvaluationReport) -> EvaluationReport:
@@ -438,6 +515,7 @@ class EvaluationReport:
             else None,
             gold_tree=TreeMetrics.from_message(message.gold_tree) if message.HasField("gold_tree") else None,
             ranks=tuple([GoldRanks.from_message(one) for one in message.ranks]),
+            graded=GradedMetrics.from_message(message.graded) if message.HasField("graded") else None,
         )
 
 
@@ -539,8 +617,12 @@ class GoldQuery:
     """The query text: a hypothesis or an intermediate."""
     premises: tuple[str, ...] = ()
     """The exact texts of its gold premises, all of them in the corpus."""
+    grades: tuple[float, ...] = ()
+    """The grade of each of `premises`, in their order: 0 to 100, where 0 means judged irrelevant and is not gold.
+    Empty: each has grade 1. Evaluate reports graded quality on them.
+    """
 
     @classmethod
     def from_message(cls, message: types_pb2.GoldQuery) -> GoldQuery:
         """Reads the message."""
-        return cls(text=message.text, premises=tuple(message.premises))
+        return cls(text=message.text, premises=tuple(message.premises), grades=tuple(message.grades))

@@ -207,6 +207,11 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     });
   }
 
+  function write(text: string, intermediate: boolean): void {
+    const list = intermediate ? "intermediates" : "written";
+    setDraft((before) => ({ ...before, [list]: [...before[list].filter((one) => one !== text), text] }));
+  }
+
   async function submit(): Promise<void> {
     const draft = latest.current.draft;
     if (!lease || !draft || busy) return;
@@ -216,7 +221,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
     const body = {
       lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), grades: sentGrades(draft), remarks: draft.remarks, seen_upto: draft.seenUpto, note: draft.note,
       additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
-      written: draft.written, inference: draft.inference, node_verdict: draft.nodeVerdict,
+      written: draft.written, intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
       elapsed_s: (Date.now() - draft.begun) / 1000, seq: freshSeq(),
     };
     try {
@@ -293,6 +298,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
   const growing = lease && draft ? [
     ...lease.task.candidates.filter((one) => ["explains", "leaf"].includes(draft.verdicts[one.premise_id] ?? "")).map((one) => ({ text: one.text, leaf: draft.verdicts[one.premise_id] === "leaf" })),
     ...Object.values(draft.additions),
+    ...draft.intermediates.map((text) => ({ text, leaf: false })),
   ] : [];
   const undoS = last && !last.settled ? Math.max(0, Math.ceil((last.until - now) / 1000)) : 0;
   return (
@@ -322,7 +328,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
           {newer && <p class="last" role="status">A newer encoder was published. <button type="button" onClick={rerank}>Re-rank with the new encoder <kbd>e</kbd></button></p>}
           <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
-          {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={(text) => change({ written: [...draft.written, text] })} close={() => setSearching(false)} />}
+          {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
           <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} mark={mark} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
           <ul class="added" aria-label="Added">
             {Object.entries(draft.additions).map(([id, one]) => (
@@ -331,6 +337,7 @@ export function Annotate({ queues, reloadQueues }: { queues: Queue[]; reloadQueu
                 <button type="button" class="plain" onClick={() => add({ id, text: one.text, score: 0 })}>Remove</button>
               </li>
             ))}
+            {draft.intermediates.map((text) => <li key={`i${text}`}>Intermediate conclusion: {text} <button type="button" class="plain" onClick={() => change({ intermediates: draft.intermediates.filter((one) => one !== text) })}>Remove</button></li>)}
             {draft.written.map((text, n) => <li key={n}>Written: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
           </ul>
           <div class="node">
@@ -365,8 +372,8 @@ function pathTree(lease: Lease): Tree {
   const texts = [...lease.task.path, lease.task.query];
   const nodes = texts.map((text, depth) => ({
     node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
-    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answers: 0, overlap: 1, inferences: [],
-    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, rank: 1, leaf: false }] : [],
+    state: depth === texts.length - 1 ? "leased" as const : "judged" as const, holders: [], answers: 0, overlap: 1, inferences: [], author: "",
+    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, rank: 1, leaf: false, author: "" }] : [],
   }));
   return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }

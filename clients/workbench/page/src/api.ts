@@ -13,11 +13,11 @@ export interface Again { model_version: string; task_ids: string[] }
 export interface Lease {
   lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
 }
-export interface TreePremise { premise_id: string; text: string; rank: number; leaf: boolean }
+export interface TreePremise { premise_id: string; text: string; rank: number; leaf: boolean; author: string }
 export type NodeState = "pending" | "open" | "leased" | "decided" | "conflict" | "judged" | "failed";
 export interface TreeNode {
   node_id: string; parent_id: string; premise_id: string; text: string; depth: number; state: NodeState; task_id: string;
-  accepted: TreePremise[]; holders: string[]; answers: number; overlap: number; inferences: string[];
+  accepted: TreePremise[]; holders: string[]; answers: number; overlap: number; inferences: string[]; author: string;
 }
 export interface Tree { run_id: string; hypothesis_id: string; nodes: TreeNode[]; finished: boolean; question: string; answer: string }
 export interface Counts {
@@ -34,7 +34,7 @@ export interface Change {
 }
 export interface TaskAnswer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Candidate[]; written: string[];
-  inference: string;
+  intermediates: string[]; inference: string;
 }
 export interface JudgedTask { task: Task; state: string; answers: TaskAnswer[]; conflicts: string[]; adjudicator: string }
 export interface Hit { id: string; text: string; score: number }

@@ -9,6 +9,7 @@ export interface Draft {
   seenUpto: number;
   additions: Record<string, { text: string; leaf: boolean }>;
   written: string[];
+  intermediates: string[]; // of what is written: nodes that are retrieved for
   note: string;
   inference: string;
   nodeVerdict: NodeVerdict;
@@ -29,7 +30,7 @@ export function belongsTo(person: string): void {
 
 export function emptyDraft(lease: Lease): Draft {
   const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
-  return { verdicts: {}, grades: {}, remarks: {}, seenUpto, additions: {}, written: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
+  return { verdicts: {}, grades: {}, remarks: {}, seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
 }
 
 // The draft for the same node with other candidates: what was said of those that are still there, and all else.

@@ -6,7 +6,7 @@ import { Marked } from "./marked";
 
 const MODES = ["hybrid", "dense", "lexical"] as const;
 
-interface Props { typed: { current: string | null }; lease: Lease; draft: Draft; add: (hit: Hit) => void; write: (text: string) => void; close: () => void }
+interface Props { typed: { current: string | null }; lease: Lease; draft: Draft; add: (hit: Hit) => void; write: (text: string, intermediate: boolean) => void; close: () => void }
 
 export function Search({ typed, lease, draft, add, write, close }: Props) {
   const [text, setText] = useState(lease.task.query);
@@ -48,7 +48,8 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
         </label>
         <label class="check"><input type="checkbox" checked={conditioned} onChange={(event) => setConditioned(event.currentTarget.checked)} /> for what is still unexplained</label>
         <button type="submit">Search</button>
-        <button type="button" onClick={() => write(text)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
+        <button type="button" onClick={() => write(text, false)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
+        <button type="button" onClick={() => write(text, true)} title="It follows from other facts: it becomes a node of the tree, for which facts are retrieved">Write as an intermediate conclusion</button>
         <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button>
       </form>
       {problem && <p class="problem" role="alert">{problem}</p>}

@@ -3,7 +3,7 @@ import { hierarchy, type HierarchyNode } from "d3-hierarchy";
 import type { Tree, TreeNode } from "./api";
 
 export interface Growing { text: string; leaf: boolean }
-interface Row { id: string; text: string; leaf: boolean; node?: TreeNode; growing?: boolean; children: Row[] }
+interface Row { id: string; text: string; leaf: boolean; node?: TreeNode; growing?: boolean; children: Row[]; author?: string }
 
 const STATES: Record<string, string> = {
   pending: "being retrieved", open: "open", leased: "in work", decided: "decided", conflict: "disputed", judged: "", failed: "unanswered",
@@ -12,16 +12,18 @@ const STATES: Record<string, string> = {
 // The tree's rows; below the node in work stands what is accepted so far.
 export function rowsOf(tree: Tree, current: string, growing: Growing[]): Row | undefined {
   const nodes = new Map(tree.nodes.map((node) => [node.node_id, node]));
-  const grown = new Map(tree.nodes.map((node) => [`${node.parent_id}/${node.premise_id}`, node.node_id]));
+  const grown = new Map(tree.nodes.map((node) => [`${node.parent_id}/${node.premise_id || node.text}`, node.node_id]));
   const build = (node: TreeNode): Row => ({
     id: node.node_id,
     text: node.text,
     leaf: false,
     node,
+    author: node.author,
     children: [
       ...node.accepted.map((premise) => {
-        const below = nodes.get(grown.get(`${node.node_id}/${premise.premise_id}`) ?? "");
-        return below ? build(below) : { id: `${node.node_id}/${premise.premise_id}`, text: premise.text, leaf: premise.leaf, children: [] };
+        const id = `${node.node_id}/${premise.premise_id || premise.text}`;
+        const below = nodes.get(grown.get(id) ?? "");
+        return below ? build(below) : { id, text: premise.text, leaf: premise.leaf, author: premise.author, children: [] };
       }),
       ...(node.node_id === current ? growing.map((one) => ({ ...one, id: `+${one.text}`, growing: true, children: [] })) : []),
     ],
@@ -42,7 +44,7 @@ export function TreeView({ tree, current, growing }: { tree: Tree | null; curren
 }
 
 function Branch({ row, current }: { row: HierarchyNode<Row>; current: string }) {
-  const { node, text, leaf, growing } = row.data;
+  const { node, text, leaf, growing, author } = row.data;
   const state = node ? STATES[node.state] ?? "" : leaf ? "leaf" : "";
   const here = node !== undefined && node.node_id === current;
   return (
@@ -50,6 +52,7 @@ function Branch({ row, current }: { row: HierarchyNode<Row>; current: string }) 
       <div class={`row ${here ? "here" : ""} ${node?.state ?? "fact"} ${growing ? "growing" : ""}`}>
         <span class="text">{text}</span>
         {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "judged" ? ` ${node.answers}/${node.overlap}` : ""}</span>}
+        {author && <span class="author">written by {author}</span>}
         {node?.inferences.map((inference) => <span class="inference" key={inference}>{inference}</span>)}
       </div>
       {row.children && <ul role="group">{row.children.map((child) => <Branch key={child.data.id} row={child} current={current} />)}</ul>}

@@ -15,7 +15,7 @@ from services.trainer.learning.cross_encoders.cross_encoder import Pair, PairBat
 from services.trainer.learning.loss.objective import Units
 from services.trainer.learning.query_encoder import Encoders
 
-POSITIVES = 2  # at most, drawn for a query in an epoch: a few have dozens
+POSITIVES = 2  # at most, drawn for a query in an epoch, where all are worth the same: a few have dozens
 
 
 class TrainedScorer(PairScorer):
@@ -49,20 +49,23 @@ class RegressionObjective:
         lengths = np.array([len(example.query) for example in self._examples], dtype=np.int64)
         self._units = Units(self._owners, lengths, "QUERIES")
         self._text_of, self._batches, self._config, self._score = text_of, batches, config, score
-        self._drawn: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self._drawn: list[list[tuple[int, float]]] = []
 
     def batches(self, generator: np.random.Generator, batch_size: int) -> list[NDArray[np.int64]]:
         """Batches queries of similar lengths; draws the premises of the epoch, too."""
         batches = self._units.batches(generator, batch_size, self._config.items_per_epoch)
 
-        def some(ordinals: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-            return generator.permutation(ordinals)[:most]
-
-        self._drawn = [
-            (some(self._examples[n].positives, POSITIVES), some(self._negatives[n], self._config.hard_negatives))
-            for n in self._owners
-        ]
+        self._drawn = [self._draw(generator, int(n)) for n in self._owners]
         return batches
+
+    def _draw(self, generator: np.random.Generator, n: int) -> list[tuple[int, float]]:
+        """Draws premises of an example, each with the score that it should get."""
+        example, most = self._examples[n], self._config.hard_negatives
+        graded = self._config.targets == "GRADES"
+        places = generator.permutation(len(example.positives))[: most if graded else POSITIVES]
+        targets = example.grades if graded else np.ones(len(example.positives))
+        drawn = [(int(example.positives[place]), float(targets[place])) for place in places]
+        return drawn + [(int(ordinal), 0.0) for ordinal in generator.permutation(self._negatives[n])[:most]]
 
     def loss(
         self, encoders: Encoders[TrainedScorer], units: NDArray[np.int64], whole: NDArray[np.int64] | None = None
@@ -72,12 +75,8 @@ class RegressionObjective:
         wanted: list[float] = []
         for unit in units:
             query = self._examples[self._owners[unit]].query
-            for ordinals, value in zip(self._drawn[unit], (1.0, 0.0), strict=True):
-                pairs += [(query, self._text_of(int(ordinal))) for ordinal in ordinals]
-                wanted += [value] * len(ordinals)
+            pairs += [(query, self._text_of(ordinal)) for ordinal, _ in self._drawn[unit]]
+            wanted += [target for _, target in self._drawn[unit]]
         scores = self._score(encoders.query, pairs)
         errors = (scores - torch.tensor(wanted, device=scores.device)) ** 2
-        return errors.mean() if whole is None else errors.sum() / sum(self._pairs_of(unit) for unit in whole)
-
-    def _pairs_of(self, unit: int) -> int:
-        return sum(len(ordinals) for ordinals in self._drawn[unit])
+        return errors.mean() if whole is None else errors.sum() / sum(len(self._drawn[unit]) for unit in whole)

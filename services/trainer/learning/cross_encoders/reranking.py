@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.evaluation import UNRANKED
 from services.corpus.inner_products import exact_scores
 from services.store.artifacts import Artifact
+from services.trainer.data.training_set import CANDIDATES
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report
 from services.trainer.evaluation.ranking import CLOSE, gold_ranks
 from services.trainer.jobs.job import why_not
@@ -30,6 +32,7 @@ from services.trainer.learning.loop.epoch_state import BEST
 from services.trainer.learning.query_encoder import Encoders
 from services.transformer import load_transformer
 
+NONE = -1  # no premise
 FIRST = 50  # premises of an encoder's ranking that can become negatives
 RERANKED = 20  # premises that the validation re-ranks
 WEIGHT = 0.2  # of the score, added to the cosine in the validation
@@ -82,9 +85,11 @@ class RerankingInputs(JobInputs):
         del corpus  # always the generation's
         first, pairs = self._first, []
         for query, ordinals in zip(self.validation, first.ordinals, strict=True):
-            pairs += [(query.text, self.generation.premises[int(n)].text) for n in ordinals]
-        scores = self._scored(encoders.query, pairs).reshape(first.ordinals.shape)
-        order = np.argsort(-(first.cosines + WEIGHT * scores), axis=1, kind="stable")
+            pairs += [(query.text, self.generation.premises[int(n)].text) for n in ordinals[ordinals != NONE]]
+        scores = np.full(first.ordinals.shape, -np.inf, dtype=np.float32)
+        scores[first.ordinals != NONE] = self._scored(encoders.query, pairs)
+        weighted = scores if self.candidates else first.cosines + WEIGHT * scores
+        order = np.argsort(-weighted, axis=1, kind="stable")
         reranked = np.take_along_axis(first.ordinals, order, axis=1)
         return first.report(reranked, len(self.generation.premises))
 
@@ -97,6 +102,11 @@ class RerankingInputs(JobInputs):
     def _first(self) -> FirstRankings:
         standard = GoldStandard.of(self.validation, self.generation.ordinal_by_text)
         texts = [query.text for query in self.validation]
+        if self.candidates:
+            ordinals = self._retrieved(texts)
+            return FirstRankings(
+                standard, ordinals, np.zeros(ordinals.shape, np.float32), _ranks_in(standard, ordinals)
+            )
         queries = self._frozen(self.base.id, texts, self.spec.query_prefix)
         premises = self.generation.float32()
         ordinals, cosines = first_of(queries, premises, RERANKED, standard.own)
@@ -104,11 +114,7 @@ class RerankingInputs(JobInputs):
 
     def _negatives(self) -> list[NDArray[np.int64]]:
         """Lists each example's negatives: refused premises and those ranked first, without excluded ones."""
-        texts = [example.query for example in self.training_set.examples]
-        premises = self.generation.float32()
-        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two
-        encoded = (self._frozen(version, texts, self.spec.query_prefix) for version in versions)
-        rankings = [first_of(queries, premises, FIRST)[0] for queries in encoded]
+        rankings = self._unjudged([example.query for example in self.training_set.examples])
         never = self.training_set.excluded.copy()
         for text in self.held_out:
             if (ordinal := self.generation.ordinal_by_text.get(text)) is not None:
@@ -116,8 +122,33 @@ class RerankingInputs(JobInputs):
         found = []
         for n, example in enumerate(self.training_set.examples):
             first = np.unique(np.concatenate([ranking[n] for ranking in rankings]))
+            first = first[first != NONE]
             first = np.setdiff1d(first[~never[first]], example.excluded)
             found.append(np.setdiff1d(np.union1d(first, example.refused), example.positives))
+        return found
+
+    def _unjudged(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Returns rankings (texts, any) whose premises may become negatives, as the configuration says."""
+        kind, rows = self.plan.config.negatives, len(self.generation.premises)
+        if kind == "NONE":
+            return [np.full((len(texts), 1), NONE, dtype=np.int64)]
+        if kind == "RANDOM":
+            generator = np.random.default_rng([self.plan.config.seed, 1])
+            return [np.array([generator.permutation(rows)[:CANDIDATES] for _ in texts], dtype=np.int64)]
+        if self.candidates:
+            return [self._retrieved(texts)]
+        premises = self.generation.float32()
+        versions = dict.fromkeys((self.base.id, self._begun_with.id))  # mostly two
+        encoded = (self._frozen(version, texts, self.spec.query_prefix) for version in versions)
+        return [first_of(queries, premises, FIRST)[0] for queries in encoded]
+
+    def _retrieved(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Looks up the candidates of texts: ordinals (texts, CANDIDATES), NONE behind the end of a shorter list."""
+        ordinal = {premise.id: n for n, premise in enumerate(self.generation.premises)}
+        found = np.full((len(texts), CANDIDATES), NONE, dtype=np.int64)
+        for row, text in zip(found, texts, strict=True):
+            ids = self.candidates.get(text, ())  # none for a query without an explanation
+            row[: len(ids)] = [ordinal[premise_id] for premise_id in ids]
         return found
 
     @property
@@ -188,6 +219,15 @@ class FirstRankings:
             at = own[None, :] == gold[:, None]  # (gold, k)
             strict.append(np.where(at.any(axis=1), at.argmax(axis=1) + 1, ranks))
         return Report.of(self._standard, strict, None, candidates=candidates)
+
+
+def _ranks_in(standard: GoldStandard, ordinals: NDArray[np.int64]) -> list[Ranks]:
+    """Ranks gold premises in lists of ordinals; UNRANKED where one lacks it."""
+    ranks = []
+    for gold, own in zip(standard.kept, ordinals, strict=True):
+        at = own[None, :] == gold[:, None]
+        ranks.append(np.where(at.any(axis=1), at.argmax(axis=1) + 1, UNRANKED))
+    return ranks
 
 
 def first_of(

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from services.trainer.data.training_set import TrainingSet
+from services.trainer.data.training_set import Example, TrainingSet
 from services.trainer.jobs.job import Batching, JobConfig
 from services.trainer.learning.loss.losses import (
     CONTRADICTION,
@@ -148,10 +148,10 @@ class ContrastiveObjective(PairObjective):
 
 
 class NliObjective(PairObjective):
-    """Items are pairs with a class: entailment (positive), neutral (refused), contradiction."""
+    """Items are pairs with a class: entailment (positive), neutral (so judged, or refused), contradiction."""
 
     def __init__(self, training_set: TrainingSet, queries: Queries, premises: Premises, config: JobConfig) -> None:
-        items, self._classes = classified(training_set)
+        items, self._classes = classified(training_set, neutral=True)
         super().__init__(items, training_set, queries, premises, config)
         torch.manual_seed(config.seed % 2**63)
         self.head = self._loss = NliClassification(premises.vectors.shape[1]).to(premises.vectors.device)
@@ -229,11 +229,19 @@ class RankingObjective(PairObjective):
         return loss(batch.scores[rows], guide, own, masked), penalty
 
 
-def classified(training_set: TrainingSet) -> tuple[Numbers, Numbers]:
-    """Lists all positive and refused pairs by example, (p, 2), and the class of each, (p,)."""
+def classified(training_set: TrainingSet, *, neutral: bool = False) -> tuple[Numbers, Numbers]:
+    """Lists all positive and refused pairs by example, (p, 2), and the class of each, (p,).
+
+    Pairs that were judged neutral only if asked for.
+    """
+
+    def unrelated(example: Example) -> Numbers:
+        refused = np.setdiff1d(example.refused, example.contradicted)
+        return np.union1d(refused, example.neutral) if neutral else refused
+
     kinds = [
         (ENTAILMENT, training_set.pairs(lambda example: example.positives)),
-        (NEUTRAL, training_set.pairs(lambda example: np.setdiff1d(example.refused, example.contradicted))),
+        (NEUTRAL, training_set.pairs(unrelated)),
         (CONTRADICTION, training_set.pairs(lambda example: example.contradicted)),
     ]
     pairs = np.concatenate([rows for _, rows in kinds])

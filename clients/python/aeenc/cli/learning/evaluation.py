@@ -7,7 +7,7 @@ TREC runs and need no service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,13 +22,15 @@ from aeenc.cli.corpus import (
     Prior,
     Rerank,
     RerankWeight,
+    Source,
     build_corpus,
     check_model,
     corpus_name,
     ensure_corpus,
+    load_data,
 )
-from aeenc.cli.learning.jobs import TRAINING_SPLIT, validation_of
-from aeenc.cli.learning.reports import report_dict, report_tables
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, Gold, gold_of
+from aeenc.cli.learning.reports import recall_table, report_dict, report_tables
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument
@@ -49,18 +51,20 @@ from aeenc.evaluation import (
     write_qrels,
     write_run,
 )
-from aeenc.evaluation.graded import grade_text
+from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import Ranks
 from aeenc.trees import Dataset
 
 TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
 PART = 64  # texts whose rankings are held before they are written
 
-Gold = tuple[str, tuple[str, ...]]  # a query and its gold premises, as texts
-
 
 def generation_for(
-    client: Client, corpus: str, version: str, dataset: Dataset | None, on_progress: Callable[[int, int], None]
+    client: Client,
+    corpus: str,
+    version: str,
+    dataset: Source | None,
+    on_progress: Callable[[int, int], None],
 ) -> str:
     """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
 
@@ -82,18 +86,17 @@ def generation_for(
     return build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id).generation
 
 
-def explain_training(client: Client, corpus: str, dataset: Dataset) -> None:
+def explain_training(client: Client, corpus: str, dataset: Source) -> None:
     """Stores the explanations of split train in the index, for the prior to learn from."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
-    gold = [(text, [ids[one] for one in premises]) for text, premises in validation_of(dataset, TRAINING_SPLIT)]
+    queries = gold_of(dataset, TRAINING_SPLIT)
+    gold = [(text, [ids[one] for one, grade in grades_of(told).items() if grade]) for text, told in queries]
     client.index.put_explanations(corpus, gold, replace=True)
 
 
-def training_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
+def training_of(dataset: Source, split: str) -> list[Gold]:
     """Lists the gold queries seen in training; none when the directory has no others than `split`."""
-    return (
-        validation_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
-    )
+    return gold_of(dataset, TRAINING_SPLIT) if TRAINING_SPLIT in dataset.splits and split != TRAINING_SPLIT else []
 
 
 def retrieval_of(
@@ -108,7 +111,7 @@ def retrieval_of(
 
 def evaluate(
     context: typer.Context,
-    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout.")],
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout, or of TextGraphs-2021.")],
     split: Annotated[str, typer.Option(help="The split whose queries are asked.")] = "dev",
     corpus: Annotated[
         str, typer.Option(show_default="one built from --data, or found built", help="The corpus of candidates.")
@@ -155,8 +158,8 @@ def evaluate(
     )
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
-    dataset = Dataset.load(data)
-    queries = validation_of(dataset, split)
+    dataset = load_data(data)
+    queries = gold_of(dataset, split)
     if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
         raise InvalidArgument(
             f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
@@ -184,7 +187,7 @@ def evaluate(
                 generation=generation,
                 retrieval=retrieval,
                 training=training_of(dataset, split),
-                trees=dataset.trees(split) if trees and not conditioned else (),
+                trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
                 strict_only=protocol == "strict",
                 timeout_s=TIMEOUT_S,
             )
@@ -203,10 +206,16 @@ def evaluate(
 
 
 def strict_gold(queries: Sequence[Gold]) -> Iterator[Gold]:
-    """Yields each query's gold premises except its own text; leaves out queries without any."""
+    """Yields each query's gold premises with their grades, except its own text; leaves out queries without any."""
     for query, premises in queries:
-        if gold := tuple(text for text in premises if text != query):
+        gold = {text: grade for text, grade in grades_of(premises).items() if text != query}
+        if any(gold.values()):
             yield query, gold
+
+
+def grades_of(premises: Sequence[str] | Mapping[str, float]) -> Mapping[str, float]:
+    """Returns the grades of gold premises; each has 1 where none are told."""
+    return premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1.0)
 
 
 def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]) -> list[Gold]:
@@ -221,7 +230,7 @@ def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]
             f"gold premise {absent[:80]!r} is not in generation {generation} of corpus {corpus!r}; build the corpus "
             "from facts that have it, or leave --corpus out"
         )
-    return [(query, tuple(ids[text] for text in premises)) for query, premises in gold]
+    return [(query, {ids[text]: grade for text, grade in grades_of(premises).items()}) for query, premises in gold]
 
 
 @dataclass(frozen=True)
@@ -267,7 +276,6 @@ _GRADED: dict[str, Callable[[Ranks, list[float]], float]] = {
     "oracle NDCG@200 linear": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades),
     "oracle NDCG@200 exponential": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
 }
-_LENGTHS = (10, 25, 50, 100, 200)
 
 
 def compare(
@@ -296,7 +304,7 @@ def compare(
             values[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
             for own, per_query in zip(metrics, values[name], strict=True):
                 own[name] = float(np.mean(per_query))
-        recalls = [recall_by_grade([one.tolist() for one in own], grades, _LENGTHS) for own in places]
+        recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]
     p_values = {
         name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
         for name, both in values.items()
@@ -313,18 +321,12 @@ def compare(
     result: dict[str, Any] = {"queries": len(gold), "first": metrics[0], "second": metrics[1], "p": p_values}
     shown = [table(["metric", first.name, second.name, "change", "p"], rows, right=4)]
     if recalls:
-        result["recall_by_grade"] = {
-            side: {grade_text(grade): dict(zip(map(str, _LENGTHS), row, strict=True)) for grade, row in own.items()}
-            for side, own in zip(("first", "second"), recalls, strict=True)
-        }
-        shown += [
-            table(
-                [f"{path.name}: recall of grade", *(f"@{length}" for length in _LENGTHS)],
-                [(grade_text(grade), *(f"{share:.4f}" for share in row)) for grade, row in own.items()],
-                right=len(_LENGTHS),
-            )
-            for path, own in zip((first, second), recalls, strict=True)
-        ]
+        for side, path, recall in zip(("first", "second"), (first, second), recalls, strict=True):
+            by_grade = {
+                grade_text(grade): dict(zip(map(str, LENGTHS), row, strict=True)) for grade, row in recall.items()
+            }
+            result.setdefault("recall_by_grade", {})[side] = by_grade
+            shown.append(recall_table(f"{path.name}: recall of grade", by_grade))
     output_of(context).result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from aeenc import Client, values
+from aeenc.calls.retrieval import Mode as RetrieveMode
+from aeenc.cli.corpus import Source, load_data
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import NotFound
+from aeenc.evaluation import RatedDataset
+from aeenc.trainer import NegativesName, TargetsName
 from aeenc.trees import Dataset
 
 TRAINING_SPLIT = "train"
+Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 
 
 class Loss(StrEnum):
@@ -47,9 +53,21 @@ class Mode(StrEnum):
     CROSS_ENCODER = "cross-encoder"
 
 
+class OwnText(StrEnum):
+    """What a query's own text is to it, as people type it."""
+
+    EXCLUDED = "excluded"
+    NEGATIVE = "negative"
+
+
 def validation_of(dataset: Dataset, split: str) -> list[tuple[str, tuple[str, ...]]]:
     """Lists (text, gold premise texts) of each query of a split."""
     return [(query.text, query.gold) for query in dataset.queries(split)]
+
+
+def gold_of(dataset: Source, split: str) -> list[Gold]:
+    """Lists the gold queries of a split, with the grades of their premises where it has some."""
+    return [*(dataset.queries(split) if isinstance(dataset, RatedDataset) else validation_of(dataset, split))]
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:
@@ -134,6 +152,10 @@ def train(
     initial_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
     ] = 0.0,
+    own_text: Annotated[
+        OwnText | None,
+        typer.Option(show_default="excluded", help="A query's own text is left out, or one of its refused premises."),
+    ] = None,
     learning_rate: Annotated[float, typer.Option(min=0, help="0: the loss's default.")] = 0.0,
     temperature: Annotated[float, typer.Option(min=0, help="Of a softmax; 0: the loss's default.")] = 0.0,
     margin: Annotated[float | None, typer.Option(help="Of the triplet and the pairwise loss.")] = None,
@@ -148,12 +170,24 @@ def train(
         str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
     ] = "",
     guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
+    targets: Annotated[
+        TargetsName | None,
+        typer.Option(show_default="binary", help="A cross-encoder's score comes close to 1, or to a premise's grade."),
+    ] = None,
+    candidates: Annotated[
+        RetrieveMode | None,
+        typer.Option(show_default="what encoders rank first", help="A cross-encoder re-ranks the first 200 of these."),
+    ] = None,
+    negatives: Annotated[
+        NegativesName | None,
+        typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only."""
-    validation = validation_of(Dataset.load(data), split) if data is not None else []
+    validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
     with client(context) as connected:
         job = connected.trainer.start_job(
@@ -170,6 +204,7 @@ def train(
             items_per_epoch=items_per_epoch,
             accumulation=accumulation,
             initial_share=initial_share,
+            own_text=values.OwnText[own_text.name] if own_text else None,
             learning_rate=learning_rate,
             temperature=temperature,
             margin=margin,
@@ -178,6 +213,9 @@ def train(
             hard_negatives=hard_negatives,
             guide_version=guide_version,
             guide_margin=guide_margin,
+            targets=targets,
+            candidates=candidates,
+            negatives=negatives,
             seed=seed,
             split=TRAINING_SPLIT,
         )

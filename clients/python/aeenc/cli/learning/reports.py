@@ -9,8 +9,15 @@ from rich.table import Table
 
 from aeenc import values
 from aeenc.cli.output import METRICS, table
+from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
 
+_GRADED = {
+    "NDCG linear": "ndcg_linear",
+    "NDCG exponential": "ndcg_exponential",
+    "oracle NDCG@200 linear": "oracle_ndcg_linear",
+    "oracle NDCG@200 exponential": "oracle_ndcg_exponential",
+}
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 
 
@@ -31,6 +38,12 @@ def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
         told["parts"] = {_name(part): _part_dict(part) for part in report.parts}
     if report.hypothesis_alone is not None:
         told["trees"] = {name: _tree_dict(getattr(report, name)) for name in ("hypothesis_alone", "gold_tree")}
+    if (graded := report.graded) is not None:
+        told["graded"] = {name: getattr(graded, field) for name, field in _GRADED.items()}
+        told["graded"]["recall_by_grade"] = {
+            grade_text(one.grade): {str(length): getattr(one, f"recall_at_{length}") for length in LENGTHS}
+            for one in graded.recalls
+        }
     return told
 
 
@@ -61,7 +74,17 @@ def report_tables(told: Mapping[str, Any]) -> list[Table]:
             [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)] for way, level in told["trees"].items()
         ]
         made.append(table(["whole trees", *names], rows, right=len(names)))
+    if "graded" in told:
+        rows = [[name, f"{told['graded'][name]:.3f}"] for name in _GRADED]
+        made.append(table(["by grades (strict)", ""], rows, right=1))
+        made.append(recall_table("recall of grade", told["graded"]["recall_by_grade"]))
     return made
+
+
+def recall_table(title: str, by_grade: Mapping[str, Mapping[str, float]]) -> Table:
+    """Makes a table of the recall of each grade in the first LENGTHS of a list."""
+    rows = [(grade, *(f"{share:.4f}" for share in row.values())) for grade, row in by_grade.items()]
+    return table([title, *(f"@{length}" for length in LENGTHS)], rows, right=len(LENGTHS))
 
 
 def _name(part: values.EvaluationPart) -> str:

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file aeenc/v1/types.proto.
  */
 export const file_aeenc_v1_types: GenFile = /*@__PURE__*/
-  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJECgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkiKwoJR29sZFF1ZXJ5EgwKBHRleHQYASABKAkSEAoIcHJlbWlzZXMYAiADKAkiowEKBFBhaXISCwoDc2VxGAEgASgEEg0KBXF1ZXJ5GAIgASgJEhIKCnByZW1pc2VfaWQYAyABKAkSDwoHcHJlbWlzZRgEIAEoCRIgCgRzaWduGAUgASgOMhIuYWVlbmMudjEuUGFpclNpZ24SKAoKcHJvdmVuYW5jZRgGIAEoCzIULmFlZW5jLnYxLlByb3ZlbmFuY2USDgoGcmVhc29uGAcgASgJIkIKB0dhcmJhZ2USDAoEa2luZBgBIAEoCRIKCgJpZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSDQoFYnl0ZXMYBCABKAQingIKClByb3ZlbmFuY2USDgoGcnVuX2lkGAEgASgJEg8KB25vZGVfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRINCgVzY29yZRgEIAEoAhIVCg1tb2RlbF92ZXJzaW9uGAUgASgJEhIKCmdlbmVyYXRpb24YBiABKAkSDgoGb3JhY2xlGAcgASgJEhEKCWFubm90YXRvchgIIAEoCRItCglqdWRnZWRfYXQYCSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBWdyYWRlGAogASgCEg8KB2FtZW5kZWQYCyABKAgSDAoEbm90ZRgMIAEoCRInCgZzb3VyY2UYDSABKA4yFy5hZWVuYy52MS5QcmVtaXNlU291cmNlIuEBCgdUaW1pbmdzEigKBXRvdGFsGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKBXF1ZXVlGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHRva2VuaXplGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB2NvbXB1dGUYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZW5jb2RlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIt0BCgtTZXJ2aWNlSW5mbxIYChBzb2Z0d2FyZV92ZXJzaW9uGAEgASgJEhMKC2FwaV92ZXJzaW9uGAIgASgJEhAKCGluc3RhbmNlGAMgASgJEiUKBXN0YXRlGAQgASgOMhYuYWVlbmMudjEuU2VydmljZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgFIAEoCRIuCgpzdGFydGVkX2F0GAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgZsaW1pdHMYByABKAsyEC5hZWVuYy52MS5MaW1pdHMiigEKBkxpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgEEg0KBWl0ZW1zGAIgASgNEhIKCnRleHRfYnl0ZXMYAyABKA0SCQoBaxgEIAEoDRIOCgZ0b2tlbnMYBSABKA0SFAoMcXVldWVkX2l0ZW1zGAYgASgNEhUKDXF1ZXVlZF90b2tlbnMYByABKA0iiAMKEEV2YWx1YXRpb25SZXBvcnQSKgoGc3RyaWN0GAEgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIpCgVwYXBlchgCIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSEgoKY2FuZGlkYXRlcxgDIAEoDRIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNEhUKDW1vZGVsX3ZlcnNpb24YBiABKAkSEgoKZ2VuZXJhdGlvbhgHIAEoCRIWCg5yZXJhbmtfdmVyc2lvbhgIIAEoCRInCgVwYXJ0cxgJIAMoCzIYLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0Ei8KEGh5cG90aGVzaXNfYWxvbmUYCiABKAsyFS5hZWVuYy52MS5UcmVlTWV0cmljcxIoCglnb2xkX3RyZWUYCyABKAsyFS5hZWVuYy52MS5UcmVlTWV0cmljcxIiCgVyYW5rcxgMIAMoCzITLmFlZW5jLnYxLkdvbGRSYW5rcyKzAQoORXZhbHVhdGlvblBhcnQSKgoEa2luZBgBIAEoDjIcLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0S2luZBIqCgZzdHJpY3QYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAMgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNInkKC1RyZWVNZXRyaWNzEhQKDHJlY2FsbF9hdF8yNRgBIAEoARIaChJyZWNhbGxfYXRfMjVfbWljcm8YAiABKAESGQoRYWxsX2NvcnJlY3RfYXRfMjUYAyABKAESDQoFdHJlZXMYBCABKA0SDgoGbGVhdmVzGAUgASgNIioKCUdvbGRSYW5rcxIOCgZzdHJpY3QYASADKAQSDQoFcGFwZXIYAiADKAQijgEKEFJldHJpZXZhbE1ldHJpY3MSCwoDbWFwGAEgASgBEgwKBG5kY2cYAiABKAESEgoKbmRjZ19hdF8xMBgDIAEoARISCgpuZGNnX2F0XzUwGAQgASgBEhEKCWhpdF9hdF8xMBgFIAEoARIRCgloaXRfYXRfMjAYBiABKAESEQoJaGl0X2F0XzUwGAcgASgBKsoCChJFdmFsdWF0aW9uUGFydEtpbmQSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfVU5TUEVDSUZJRUQQABIjCh9FVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9TRUVOEAESJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfVU5TRUVOEAISJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9TRUVOEAMSJwojRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9VTlNFRU4QBBIiCh5FVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1NFRU4QBRIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1VOU0VFThAGEigKJEVWQUxVQVRJT05fUEFSVF9LSU5EX05PVF9DT05ESVRJT05FRBAHKkcKBURUeXBlEhYKEkRfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRfVFlQRV9GTE9BVDMyEAESEgoORF9UWVBFX0ZMT0FUMTYQAipqCg1QcmVtaXNlU291cmNlEh4KGlBSRU1JU0VfU09VUkNFX1VOU1BFQ0lGSUVEEAASHAoYUFJFTUlTRV9TT1VSQ0VfUkVUUklFVkVEEAESGwoXUFJFTUlTRV9TT1VSQ0VfU0VBUkNIRUQQAipsCghQYWlyU2lnbhIZChVQQUlSX1NJR05fVU5TUEVDSUZJRUQQABIWChJQQUlSX1NJR05fUE9TSVRJVkUQARIWChJQQUlSX1NJR05fTkVHQVRJVkUQAhIVChFQQUlSX1NJR05fU0tJUFBFRBADKmgKCVByZWNpc2lvbhIZChVQUkVDSVNJT05fVU5TUEVDSUZJRUQQABIVChFQUkVDSVNJT05fRkxPQVQzMhABEhUKEVBSRUNJU0lPTl9GTE9BVDE2EAISEgoOUFJFQ0lTSU9OX0lOVDgQAyqcAQoMU2VydmljZVN0YXRlEh0KGVNFUlZJQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZTRVJWSUNFX1NUQVRFX1NUQVJUSU5HEAESGQoVU0VSVklDRV9TVEFURV9TRVJWSU5HEAISGgoWU0VSVklDRV9TVEFURV9ERUdSQURFRBADEhoKFlNFUlZJQ0VfU1RBVEVfRFJBSU5JTkcQBCpKCghUcnVuY2F0ZRIYChRUUlVOQ0FURV9VTlNQRUNJRklFRBAAEhIKDlRSVU5DQVRFX0VSUk9SEAESEAoMVFJVTkNBVEVfRU5EEAJiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChRhZWVuYy92MS90eXBlcy5wcm90bxIIYWVlbmMudjEiVQoKRW1iZWRkaW5ncxIMCgRkYXRhGAEgASgMEh4KBWR0eXBlGAIgASgOMg8uYWVlbmMudjEuRFR5cGUSDAoEcm93cxgDIAEoDRILCgNkaW0YBCABKA0iPwoNTW9kZWxTZWxlY3RvchIPCgVsYWJlbBgBIAEoCUgAEhEKB3ZlcnNpb24YAiABKAlIAEIKCghzZWxlY3RvciJECgdQcmVtaXNlEgoKAmlkGAEgASgJEgwKBHRleHQYAiABKAkSDwoHYWxpYXNlcxgDIAMoCRIOCgZzcGxpdHMYBCADKAkiOwoJR29sZFF1ZXJ5EgwKBHRleHQYASABKAkSEAoIcHJlbWlzZXMYAiADKAkSDgoGZ3JhZGVzGAMgAygBIqMBCgRQYWlyEgsKA3NlcRgBIAEoBBINCgVxdWVyeRgCIAEoCRISCgpwcmVtaXNlX2lkGAMgASgJEg8KB3ByZW1pc2UYBCABKAkSIAoEc2lnbhgFIAEoDjISLmFlZW5jLnYxLlBhaXJTaWduEigKCnByb3ZlbmFuY2UYBiABKAsyFC5hZWVuYy52MS5Qcm92ZW5hbmNlEg4KBnJlYXNvbhgHIAEoCSJCCgdHYXJiYWdlEgwKBGtpbmQYASABKAkSCgoCaWQYAiABKAkSDgoGcmVhc29uGAMgASgJEg0KBWJ5dGVzGAQgASgEIp4CCgpQcm92ZW5hbmNlEg4KBnJ1bl9pZBgBIAEoCRIPCgdub2RlX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDQoFc2NvcmUYBCABKAISFQoNbW9kZWxfdmVyc2lvbhgFIAEoCRISCgpnZW5lcmF0aW9uGAYgASgJEg4KBm9yYWNsZRgHIAEoCRIRCglhbm5vdGF0b3IYCCABKAkSLQoJanVkZ2VkX2F0GAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVncmFkZRgKIAEoAhIPCgdhbWVuZGVkGAsgASgIEgwKBG5vdGUYDCABKAkSJwoGc291cmNlGA0gASgOMhcuYWVlbmMudjEuUHJlbWlzZVNvdXJjZSLhAQoHVGltaW5ncxIoCgV0b3RhbBgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIoCgVxdWV1ZRgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgh0b2tlbml6ZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdjb21wdXRlGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmVuY29kZRgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLdAQoLU2VydmljZUluZm8SGAoQc29mdHdhcmVfdmVyc2lvbhgBIAEoCRITCgthcGlfdmVyc2lvbhgCIAEoCRIQCghpbnN0YW5jZRgDIAEoCRIlCgVzdGF0ZRgEIAEoDjIWLmFlZW5jLnYxLlNlcnZpY2VTdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBSABKAkSLgoKc3RhcnRlZF9hdBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASIAoGbGltaXRzGAcgASgLMhAuYWVlbmMudjEuTGltaXRzIooBCgZMaW1pdHMSFQoNbWVzc2FnZV9ieXRlcxgBIAEoBBINCgVpdGVtcxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgNEgkKAWsYBCABKA0SDgoGdG9rZW5zGAUgASgNEhQKDHF1ZXVlZF9pdGVtcxgGIAEoDRIVCg1xdWV1ZWRfdG9rZW5zGAcgASgNIrEDChBFdmFsdWF0aW9uUmVwb3J0EioKBnN0cmljdBgBIAEoCzIaLmFlZW5jLnYxLlJldHJpZXZhbE1ldHJpY3MSKQoFcGFwZXIYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEhIKCmNhbmRpZGF0ZXMYAyABKA0SDwoHcXVlcmllcxgEIAEoDRINCgVwYWlycxgFIAEoDRIVCg1tb2RlbF92ZXJzaW9uGAYgASgJEhIKCmdlbmVyYXRpb24YByABKAkSFgoOcmVyYW5rX3ZlcnNpb24YCCABKAkSJwoFcGFydHMYCSADKAsyGC5hZWVuYy52MS5FdmFsdWF0aW9uUGFydBIvChBoeXBvdGhlc2lzX2Fsb25lGAogASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSKAoJZ29sZF90cmVlGAsgASgLMhUuYWVlbmMudjEuVHJlZU1ldHJpY3MSIgoFcmFua3MYDCADKAsyEy5hZWVuYy52MS5Hb2xkUmFua3MSJwoGZ3JhZGVkGA0gASgLMhcuYWVlbmMudjEuR3JhZGVkTWV0cmljcyKjAQoNR3JhZGVkTWV0cmljcxITCgtuZGNnX2xpbmVhchgBIAEoARIYChBuZGNnX2V4cG9uZW50aWFsGAIgASgBEhoKEm9yYWNsZV9uZGNnX2xpbmVhchgDIAEoARIfChdvcmFjbGVfbmRjZ19leHBvbmVudGlhbBgEIAEoARImCgdyZWNhbGxzGAUgAygLMhUuYWVlbmMudjEuR3JhZGVSZWNhbGwimwEKC0dyYWRlUmVjYWxsEg0KBWdyYWRlGAEgASgBEg0KBXBhaXJzGAIgASgNEhQKDHJlY2FsbF9hdF8xMBgDIAEoARIUCgxyZWNhbGxfYXRfMjUYBCABKAESFAoMcmVjYWxsX2F0XzUwGAUgASgBEhUKDXJlY2FsbF9hdF8xMDAYBiABKAESFQoNcmVjYWxsX2F0XzIwMBgHIAEoASKzAQoORXZhbHVhdGlvblBhcnQSKgoEa2luZBgBIAEoDjIcLmFlZW5jLnYxLkV2YWx1YXRpb25QYXJ0S2luZBIqCgZzdHJpY3QYAiABKAsyGi5hZWVuYy52MS5SZXRyaWV2YWxNZXRyaWNzEikKBXBhcGVyGAMgASgLMhouYWVlbmMudjEuUmV0cmlldmFsTWV0cmljcxIPCgdxdWVyaWVzGAQgASgNEg0KBXBhaXJzGAUgASgNInkKC1RyZWVNZXRyaWNzEhQKDHJlY2FsbF9hdF8yNRgBIAEoARIaChJyZWNhbGxfYXRfMjVfbWljcm8YAiABKAESGQoRYWxsX2NvcnJlY3RfYXRfMjUYAyABKAESDQoFdHJlZXMYBCABKA0SDgoGbGVhdmVzGAUgASgNIioKCUdvbGRSYW5rcxIOCgZzdHJpY3QYASADKAQSDQoFcGFwZXIYAiADKAQijgEKEFJldHJpZXZhbE1ldHJpY3MSCwoDbWFwGAEgASgBEgwKBG5kY2cYAiABKAESEgoKbmRjZ19hdF8xMBgDIAEoARISCgpuZGNnX2F0XzUwGAQgASgBEhEKCWhpdF9hdF8xMBgFIAEoARIRCgloaXRfYXRfMjAYBiABKAESEQoJaGl0X2F0XzUwGAcgASgBKsoCChJFdmFsdWF0aW9uUGFydEtpbmQSJAogRVZBTFVBVElPTl9QQVJUX0tJTkRfVU5TUEVDSUZJRUQQABIjCh9FVkFMVUFUSU9OX1BBUlRfS0lORF9RVUVSWV9TRUVOEAESJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUVVFUllfVU5TRUVOEAISJQohRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9TRUVOEAMSJwojRVZBTFVBVElPTl9QQVJUX0tJTkRfUFJFTUlTRV9VTlNFRU4QBBIiCh5FVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1NFRU4QBRIkCiBFVkFMVUFUSU9OX1BBUlRfS0lORF9QQUlSX1VOU0VFThAGEigKJEVWQUxVQVRJT05fUEFSVF9LSU5EX05PVF9DT05ESVRJT05FRBAHKkcKBURUeXBlEhYKEkRfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRfVFlQRV9GTE9BVDMyEAESEgoORF9UWVBFX0ZMT0FUMTYQAipqCg1QcmVtaXNlU291cmNlEh4KGlBSRU1JU0VfU09VUkNFX1VOU1BFQ0lGSUVEEAASHAoYUFJFTUlTRV9TT1VSQ0VfUkVUUklFVkVEEAESGwoXUFJFTUlTRV9TT1VSQ0VfU0VBUkNIRUQQAipRCgdPd25UZXh0EhgKFE9XTl9URVhUX1VOU1BFQ0lGSUVEEAASFQoRT1dOX1RFWFRfRVhDTFVERUQQARIVChFPV05fVEVYVF9ORUdBVElWRRACKmwKCFBhaXJTaWduEhkKFVBBSVJfU0lHTl9VTlNQRUNJRklFRBAAEhYKElBBSVJfU0lHTl9QT1NJVElWRRABEhYKElBBSVJfU0lHTl9ORUdBVElWRRACEhUKEVBBSVJfU0lHTl9TS0lQUEVEEAMqaAoJUHJlY2lzaW9uEhkKFVBSRUNJU0lPTl9VTlNQRUNJRklFRBAAEhUKEVBSRUNJU0lPTl9GTE9BVDMyEAESFQoRUFJFQ0lTSU9OX0ZMT0FUMTYQAhISCg5QUkVDSVNJT05fSU5UOBADKpwBCgxTZXJ2aWNlU3RhdGUSHQoZU0VSVklDRV9TVEFURV9VTlNQRUNJRklFRBAAEhoKFlNFUlZJQ0VfU1RBVEVfU1RBUlRJTkcQARIZChVTRVJWSUNFX1NUQVRFX1NFUlZJTkcQAhIaChZTRVJWSUNFX1NUQVRFX0RFR1JBREVEEAMSGgoWU0VSVklDRV9TVEFURV9EUkFJTklORxAEKkoKCFRydW5jYXRlEhgKFFRSVU5DQVRFX1VOU1BFQ0lGSUVEEAASEgoOVFJVTkNBVEVfRVJST1IQARIQCgxUUlVOQ0FURV9FTkQQAmIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A matrix of embeddings, one row per text. Uses raw bytes, because `repeated float` costs a Python caller about twenty
@@ -158,6 +158,14 @@ export type GoldQuery = Message<"aeenc.v1.GoldQuery"> & {
    * @generated from field: repeated string premises = 2;
    */
   premises: string[];
+
+  /**
+   * The grade of each of `premises`, in their order: 0 to 100, where 0 means judged irrelevant and is not gold. Empty:
+   * each has grade 1. Evaluate reports graded quality on them.
+   *
+   * @generated from field: repeated double grades = 3;
+   */
+  grades: number[];
 };
 
 /**
@@ -645,6 +653,14 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
    * @generated from field: repeated aeenc.v1.GoldRanks ranks = 12;
    */
   ranks: GoldRanks[];
+
+  /**
+   * The quality by grades, under the strict protocol. Unset if no gold premise has another grade than 1, and in a
+   * conditioned evaluation.
+   *
+   * @generated from field: aeenc.v1.GradedMetrics graded = 13;
+   */
+  graded?: GradedMetrics | undefined;
 };
 
 /**
@@ -653,6 +669,119 @@ export type EvaluationReport = Message<"aeenc.v1.EvaluationReport"> & {
  */
 export const EvaluationReportSchema: GenMessage<EvaluationReport> = /*@__PURE__*/
   messageDesc(file_aeenc_v1_types, 10);
+
+/**
+ * Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the best
+ * order of all graded premises.
+ *
+ * @generated from message aeenc.v1.GradedMetrics
+ */
+export type GradedMetrics = Message<"aeenc.v1.GradedMetrics"> & {
+  /**
+   * NDCG over the full ranking; a premise's gain is its grade, as in trec_eval.
+   *
+   * @generated from field: double ndcg_linear = 1;
+   */
+  ndcgLinear: number;
+
+  /**
+   * NDCG over the full ranking; a premise's gain is 2^grade - 1.
+   *
+   * @generated from field: double ndcg_exponential = 2;
+   */
+  ndcgExponential: number;
+
+  /**
+   * The NDCG of the first 200 in their own best order, with linear gain: no re-ranker of this list can reach more.
+   *
+   * @generated from field: double oracle_ndcg_linear = 3;
+   */
+  oracleNdcgLinear: number;
+
+  /**
+   * The same with exponential gain.
+   *
+   * @generated from field: double oracle_ndcg_exponential = 4;
+   */
+  oracleNdcgExponential: number;
+
+  /**
+   * The recall of each grade above 0, highest grade first.
+   *
+   * @generated from field: repeated aeenc.v1.GradeRecall recalls = 5;
+   */
+  recalls: GradeRecall[];
+};
+
+/**
+ * Describes the message aeenc.v1.GradedMetrics.
+ * Use `create(GradedMetricsSchema)` to create a new message.
+ */
+export const GradedMetricsSchema: GenMessage<GradedMetrics> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_types, 11);
+
+/**
+ * The share of the (query, premise) pairs of one grade whose premise is in the first k, micro.
+ *
+ * @generated from message aeenc.v1.GradeRecall
+ */
+export type GradeRecall = Message<"aeenc.v1.GradeRecall"> & {
+  /**
+   * The grade.
+   *
+   * @generated from field: double grade = 1;
+   */
+  grade: number;
+
+  /**
+   * The number of pairs.
+   *
+   * @generated from field: uint32 pairs = 2;
+   */
+  pairs: number;
+
+  /**
+   * In the first 10.
+   *
+   * @generated from field: double recall_at_10 = 3;
+   */
+  recallAt10: number;
+
+  /**
+   * In the first 25.
+   *
+   * @generated from field: double recall_at_25 = 4;
+   */
+  recallAt25: number;
+
+  /**
+   * In the first 50.
+   *
+   * @generated from field: double recall_at_50 = 5;
+   */
+  recallAt50: number;
+
+  /**
+   * In the first 100.
+   *
+   * @generated from field: double recall_at_100 = 6;
+   */
+  recallAt100: number;
+
+  /**
+   * In the first 200.
+   *
+   * @generated from field: double recall_at_200 = 7;
+   */
+  recallAt200: number;
+};
+
+/**
+ * Describes the message aeenc.v1.GradeRecall.
+ * Use `create(GradeRecallSchema)` to create a new message.
+ */
+export const GradeRecallSchema: GenMessage<GradeRecall> = /*@__PURE__*/
+  messageDesc(file_aeenc_v1_types, 12);
 
 /**
  * Retrieval quality on a part of the queries and pairs. Gold premises of a query that are outside the subset are
@@ -702,7 +831,7 @@ export type EvaluationPart = Message<"aeenc.v1.EvaluationPart"> & {
  * Use `create(EvaluationPartSchema)` to create a new message.
  */
 export const EvaluationPartSchema: GenMessage<EvaluationPart> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 11);
+  messageDesc(file_aeenc_v1_types, 13);
 
 /**
  * The share of a tree's leaves among the first 25 premises found for it. Each value lies in [0, 1].
@@ -751,10 +880,11 @@ export type TreeMetrics = Message<"aeenc.v1.TreeMetrics"> & {
  * Use `create(TreeMetricsSchema)` to create a new message.
  */
 export const TreeMetricsSchema: GenMessage<TreeMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 12);
+  messageDesc(file_aeenc_v1_types, 14);
 
 /**
  * The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not found.
+ * Premises of grade 0 are not gold.
  *
  * @generated from message aeenc.v1.GoldRanks
  */
@@ -779,7 +909,7 @@ export type GoldRanks = Message<"aeenc.v1.GoldRanks"> & {
  * Use `create(GoldRanksSchema)` to create a new message.
  */
 export const GoldRanksSchema: GenMessage<GoldRanks> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 13);
+  messageDesc(file_aeenc_v1_types, 15);
 
 /**
  * Retrieval metrics under one protocol. Each lies in [0, 1]; larger is better.
@@ -842,7 +972,7 @@ export type RetrievalMetrics = Message<"aeenc.v1.RetrievalMetrics"> & {
  * Use `create(RetrievalMetricsSchema)` to create a new message.
  */
 export const RetrievalMetricsSchema: GenMessage<RetrievalMetrics> = /*@__PURE__*/
-  messageDesc(file_aeenc_v1_types, 14);
+  messageDesc(file_aeenc_v1_types, 16);
 
 /**
  * Subsets of an evaluation's queries and pairs.
@@ -982,6 +1112,40 @@ export const PremiseSourceSchema: GenEnum<PremiseSource> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_types, 2);
 
 /**
+ * What a premise with the query's own text is to the query.
+ *
+ * @generated from enum aeenc.v1.OwnText
+ */
+export enum OwnText {
+  /**
+   * The same as OWN_TEXT_EXCLUDED.
+   *
+   * @generated from enum value: OWN_TEXT_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Neither positive nor refused; it is left out.
+   *
+   * @generated from enum value: OWN_TEXT_EXCLUDED = 1;
+   */
+  EXCLUDED = 1,
+
+  /**
+   * A premise like any other, which nobody calls an explanation.
+   *
+   * @generated from enum value: OWN_TEXT_NEGATIVE = 2;
+   */
+  NEGATIVE = 2,
+}
+
+/**
+ * Describes the enum aeenc.v1.OwnText.
+ */
+export const OwnTextSchema: GenEnum<OwnText> = /*@__PURE__*/
+  enumDesc(file_aeenc_v1_types, 3);
+
+/**
  * Whether a premise explains a query.
  *
  * @generated from enum aeenc.v1.PairSign
@@ -1022,7 +1186,7 @@ export enum PairSign {
  * Describes the enum aeenc.v1.PairSign.
  */
 export const PairSignSchema: GenEnum<PairSign> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 3);
+  enumDesc(file_aeenc_v1_types, 4);
 
 /**
  * The precision at which a model computes.
@@ -1063,7 +1227,7 @@ export enum Precision {
  * Describes the enum aeenc.v1.Precision.
  */
 export const PrecisionSchema: GenEnum<Precision> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 4);
+  enumDesc(file_aeenc_v1_types, 5);
 
 /**
  * Whether a service answers calls.
@@ -1111,7 +1275,7 @@ export enum ServiceState {
  * Describes the enum aeenc.v1.ServiceState.
  */
 export const ServiceStateSchema: GenEnum<ServiceState> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 5);
+  enumDesc(file_aeenc_v1_types, 6);
 
 /**
  * How to treat a text that is too long for the model.
@@ -1145,5 +1309,5 @@ export enum Truncate {
  * Describes the enum aeenc.v1.Truncate.
  */
 export const TruncateSchema: GenEnum<Truncate> = /*@__PURE__*/
-  enumDesc(file_aeenc_v1_types, 6);
+  enumDesc(file_aeenc_v1_types, 7);
 

@@ -1,0 +1,130 @@
+"""Training on natural language inference: four losses, by how well the entailed hypotheses of an anchor are found.
+
+    make nli DATA=../shared/data/snli           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
+
+Lines as the trainer's kind `nli` takes them. Siamese, through the RPCs of its own fleet; jobs have idempotency keys.
+The candidates are the distinct hypotheses of the test split, the queries its premises that entail one. The
+default base model, all-MiniLM-L6-v2, has seen AllNLI, which confounds the order of the rows: name another by `--base`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aeenc
+from aeenc import values
+from benchmarks.harness.rows import ROOT, Rows
+from services.launcher.fleet import Fleet, Options
+from services.trainer.data.pair_sources import DataSets
+from services.trainer.data.training_set import JudgedPair
+
+HOME = ROOT / ".aeenc" / "bench" / "nli"
+TEXT_BYTES = 16 * 1024
+CORPUS = "hypotheses"
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "softmax": {"loss": "nli_classification"},
+    "mnrl-pairs": {"loss": "multiple_negatives_ranking", "hard_negatives": 0},
+    "mnrl-triplets": {"loss": "multiple_negatives_ranking", "hard_negatives": 1},
+    "gist": {"loss": "gist", "hard_negatives": 1},
+}
+
+
+def inferences(path: Path) -> list[JudgedPair]:
+    """The labelled pairs of a file, the premise as query."""
+    return DataSets({"nli": Path(f"nli:{path}")}, TEXT_BYTES).read(["nli"], "")[0]
+
+
+def entailed(pairs: list[JudgedPair]) -> dict[str, list[str]]:
+    """By anchor, the hypotheses that it entails and that are not its own text."""
+    found: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.sign == "POSITIVE" and pair.premise != pair.query:
+            found.setdefault(pair.query, []).append(pair.premise)
+    return found
+
+
+class Measured:
+    """A running fleet with the corpus of the test split's hypotheses."""
+
+    def __init__(self, client: aeenc.Client, gold: Mapping[str, list[str]], items: int) -> None:
+        self._client, self._gold, self._items = client, list(gold.items()), items
+
+    def quality(self, version: str | None = None, generation: str = "") -> values.RetrievalMetrics:
+        """Strict metrics of a version over a generation; by default what serves."""
+        report = self._client.trainer.evaluate(
+            CORPUS, self._gold, version=version, generation=generation, strict_only=True, timeout_s=3600
+        )
+        return report.strict
+
+    def trained(self, name: str, seed: int, epochs: int) -> values.RetrievalMetrics:
+        """Trains a row with a seed, unless that was done before, and measures it."""
+        job = self._client.trainer.start_job(
+            corpus=CORPUS,
+            data_sets=["nli"],
+            mode="siamese",
+            epochs=epochs,
+            items_per_epoch=self._items,
+            seed=seed,
+            idempotency_key=f"{name}-{seed}-{epochs}-{self._items}",
+            **LOSSES[name],
+        )
+        ended = self._client.trainer.wait(job.id)
+        if ended.state != values.JobState.SUCCEEDED:
+            raise SystemExit(f"{name}, seed {seed}: {ended.error}")
+        tandem = self._client.trainer.get_checkpoint(ended.version).tandem
+        if tandem is None:
+            raise SystemExit(f"{name}, seed {seed}: the job left no generation")
+        self._client.registry.publish(ended.version, label="nli", wait_s=120, force=True)
+        return self.quality(ended.version, tandem.generation)
+
+
+def main() -> None:
+    """Runs the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--base", default="", help="a base model: a directory or hub id")
+    parser.add_argument("--only", nargs="+", choices=list(LOSSES), default=list(LOSSES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--items", type=int, default=0, help="training pairs of an epoch; 0: all")
+    given = parser.parse_args()
+    training = next((path for name in ("train", "dev") if (path := given.data / f"{name}.jsonl").is_file()), None)
+    if training is None or not (given.data / "test.jsonl").is_file():
+        raise SystemExit(f"{given.data} needs train.jsonl or dev.jsonl, and test.jsonl")
+    pairs = inferences(given.data / "test.jsonl")
+    texts = list(dict.fromkeys(pair.premise for pair in pairs))
+    os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({"nli": f"nli:{training.resolve()}"})
+    if given.base:
+        os.environ["AEENC_TRAINER_BASE_MODEL"] = given.base
+    home = HOME / f"{given.data.resolve().name}{'-' if given.base else ''}{Path(given.base).name}"
+    rows, fleet = Rows("nli"), Fleet(home)
+    fleet.down()
+    try:
+        targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
+        with aeenc.connect(
+            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
+        ) as client:
+            if CORPUS not in {found.corpus for found in client.index.info().corpora}:
+                client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
+            measured = Measured(client, entailed(pairs), given.items)
+            before = measured.quality()
+            rows.note("untrained: MAP", before.map, "", before.hit_at_10)
+            for name in given.only:
+                found = [measured.trained(name, seed, given.epochs).map for seed in range(given.seeds)]
+                spread = statistics.stdev(found) if len(found) > 1 else 0.0
+                rows.note(
+                    f"{name}: MAP, mean of {len(found)} seeds (± {spread:.4f})", statistics.mean(found), "", before.map
+                )
+    finally:
+        fleet.down()
+    rows.finish()
+
+
+if __name__ == "__main__":
+    main()

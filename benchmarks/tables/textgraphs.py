@@ -1,0 +1,234 @@
+"""Graded re-ranking as in TextGraphs-15, beside the paper's figures. `make textgraphs DATA=dir`.
+
+    TF-IDF, BM25 ─┐
+    I-BM25 ───────┼─► first 200 ─► regression cross-encoders, one for each seed ─► the sum of their ranks
+    I-BM25 tuned ─┘   (its oracle NDCG bounds them)
+
+Everything runs on a fleet of its own, through the RPCs; jobs have idempotency keys, so that what was trained once is
+found again. `--only words` trains nothing. The paper's figures are NDCG on its dev split (Thayaparan et al. 2021).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import aeenc
+from aeenc import values
+from aeenc.cli.corpus import ensure_corpus, load_data
+from aeenc.cli.learning.evaluation import grades_of, strict_gold
+from aeenc.cli.learning.jobs import TRAINING_SPLIT, gold_of
+from aeenc.evaluation import (
+    UNRANKED,
+    GradedMetrics,
+    RatedDataset,
+    average_precision,
+    fuse,
+    graded_metrics_of,
+    recall_by_grade,
+)
+from aeenc.trees import Dataset
+from benchmarks.harness.rows import ROOT
+from services.launcher.fleet import Fleet, Options
+
+HOME = ROOT / ".aeenc" / "bench" / "textgraphs"
+LENGTH = 200
+TEXTS = 16  # a call
+PICTURE_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)
+PAPER = {
+    "TF-IDF": ".5130",
+    "I-BM25": ".6669 (base), .6785 (tuned)",
+    "cross-encoder": ".7353 DistilBERT, .7541 SciBERT, .7679 BERT",
+    "ensemble": ".7801 four BERT, .7836 with SciBERT",
+}
+
+Orders = dict[str, list[str]]  # by query, the texts of premises, best first
+Gold = Mapping[str, Mapping[str, float]]
+
+
+@dataclass
+class Ladder:
+    """A running fleet over rated facts or gold trees, and the queries of one split that are asked."""
+
+    client: aeenc.Client
+    dataset: Dataset | RatedDataset
+    corpus: str
+    gold: dict[str, Mapping[str, float]]
+
+    def retrieved(self, *, by: Sequence[str] = ()) -> Orders:
+        """The first 200 of iterative BM25, re-ranked by cross-encoders if some are named."""
+        found: Orders = {}
+        texts = list(self.gold)
+        for start in range(0, len(texts), TEXTS):
+            part = texts[start : start + TEXTS]
+            answer = self.client.index.retrieve(
+                self.corpus,
+                part,
+                k=LENGTH,
+                mode="iterative_lexical",
+                rerank=LENGTH if by else 0,
+                rerank_versions=by,
+                timeout_s=1800,
+            )
+            found |= {text: [hit.text for hit in hits] for text, hits in zip(part, answer, strict=True)}
+        return found
+
+    def tf_idf(self) -> Orders:
+        """The first 200 by scikit-learn's TF-IDF with its defaults."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        texts = [candidate.text for candidate in self.dataset.candidates()]
+        vectorizer = TfidfVectorizer()
+        premises, found = vectorizer.fit_transform(texts), {}
+        for query in self.gold:
+            scores = (premises @ vectorizer.transform([query]).T).toarray().ravel()
+            order = [n for n in np.lexsort((np.arange(len(texts)), -scores)) if texts[n] != query]
+            found[query] = [texts[n] for n in order[:LENGTH]]
+        return found
+
+    def train(self, seed: int, **fields: object) -> str:
+        """The version of a regression cross-encoder over the first 200, trained unless it was before."""
+        graded = isinstance(self.dataset, RatedDataset)
+        told = json.dumps(fields, sort_keys=True)
+        job = self.client.trainer.start_job(
+            corpus=self.corpus,
+            data_sets=["own"],
+            split=TRAINING_SPLIT,
+            mode="cross_encoder",
+            targets="grades" if graded else "binary",
+            candidates="iterative_lexical",
+            seed=seed,
+            idempotency_key=f"seeds-{seed}-{self.corpus}-{told}",
+            **fields,  # type: ignore[arg-type]
+        )
+        ended = self.client.trainer.wait(job.id)
+        if ended.state != values.JobState.SUCCEEDED:
+            raise SystemExit(f"job {ended.id} of seed {seed} has failed: {ended.error}")
+        return ended.version
+
+    def serve(self, versions: Sequence[str]) -> None:
+        """Has the encoder serve cross-encoders, each under a label of its own."""
+        for number, version in enumerate(versions):
+            for label in (f"rank-{number}",) if number else ("stable", "rank-0"):
+                if not self.client.registry.publish(version, label=label, wait_s=120, force=True).complete:
+                    raise SystemExit(f"the encoder does not serve {version}")
+
+
+def fused(systems: Sequence[Orders]) -> Orders:
+    """Orders each query's premises by the sum of their ranks."""
+    runs = [
+        {query: {text: rank for rank, text in enumerate(order, start=1)} for query, order in system.items()}
+        for system in systems
+    ]
+    return {query: [text for text, _ in ranked] for query, ranked in fuse(runs).items()}
+
+
+def ranks_in(orders: Orders, gold: Gold) -> list[list[int]]:
+    """The ranks of each query's graded premises."""
+    found = []
+    for query, grades in gold.items():
+        rank = {text: n for n, text in enumerate(orders[query], start=1)}
+        found.append([rank.get(text, UNRANKED) for text in grades])
+    return found
+
+
+def graded_quality(orders: Orders, gold: Gold) -> GradedMetrics:
+    """NDCG, its oracle, and recall by grade."""
+    return graded_metrics_of(ranks_in(orders, gold), [list(grades.values()) for grades in gold.values()])
+
+
+def average_precisions(orders: Orders, gold: Gold) -> list[float]:
+    """The average precision of each query; a grade above 0 is gold."""
+    return [
+        average_precision(np.array([rank for rank, grade in zip(ranks, grades.values(), strict=True) if grade]))
+        for ranks, grades in zip(ranks_in(orders, gold), gold.values(), strict=True)
+    ]
+
+
+@contextmanager
+def ladder(directory: Path, split: str, *, most: int = 0, seed: int = 0, home: Path = HOME) -> Iterator[Ladder]:
+    """A fleet over the data of a directory; asks at most `most` queries of the split, drawn (0: all)."""
+    dataset = load_data(directory)
+    gold = {text: grades_of(premises) for text, premises in strict_gold(gold_of(dataset, split))}
+    if most and most < len(gold):
+        drawn = np.sort(np.random.default_rng(seed).permutation(len(gold))[:most])
+        gold = dict([*gold.items()][n] for n in drawn)
+    os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({"own": str(directory.resolve())})
+    os.environ["AEENC_INDEX_ENCODE_TIMEOUT_S"] = "1800"  # 3,200 pairs a call, on a CPU
+    fleet = Fleet(home / directory.resolve().name)
+    fleet.down()
+    try:
+        targets = fleet.up(Options(base_port=0), lambda text: print(f"  {text}", flush=True))
+        with aeenc.connect(
+            **{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}, retry=aeenc.PATIENT
+        ) as client:
+            yield Ladder(client, dataset, ensure_corpus(client, dataset), gold)
+    finally:
+        fleet.down()
+
+
+def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
+    """The picture of recall by list length, one line for each grade (the paper's Figure 1)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    grades = [list(told.values()) for told in gold.values()]
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for grade, recalls in recall_by_grade(ranks_in(orders, gold), grades, PICTURE_LENGTHS).items():
+        axis.plot(PICTURE_LENGTHS, recalls, marker="o", markersize=3, label=f"grade {grade:g}")
+    axis.set_xscale("log")
+    axis.set_xticks(PICTURE_LENGTHS, [str(length) for length in PICTURE_LENGTHS])
+    axis.set_xlabel("length of the list")
+    axis.set_ylabel("recall")
+    axis.set_ylim(0, 1)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Prints the table and draws the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="a directory of TextGraphs-2021, or in EntailmentBank's layout")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--queries", type=int, default=0, help="ask at most so many queries, drawn; 0: all")
+    parser.add_argument("--seeds", type=int, default=3, help="cross-encoders of the ensemble")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--only", choices=["words", "all"], default="all")
+    given = parser.parse_args()
+    with ladder(given.data, given.split, most=given.queries) as running:
+        first = running.retrieved()
+        systems = {"TF-IDF": running.tf_idf(), "I-BM25": first}
+        if given.only == "all":
+            versions = [running.train(seed, epochs=given.epochs) for seed in range(given.seeds)]
+            running.serve(versions)
+            systems |= {f"cross-encoder {n}": running.retrieved(by=[one]) for n, one in enumerate(versions)}
+            systems[f"ensemble of {len(versions)}"] = running.retrieved(by=versions)
+        gold = running.gold
+    print(f"\n{given.data}, {given.split}: {len(gold)} queries, the first {LENGTH} premises")
+    print(f"{'system':<26} {'NDCG':>7} {'NDCG exp':>9} {'oracle':>7} {'MAP':>7}  paper (dev)")
+    for name, order in systems.items():
+        told, precisions = graded_quality(order, gold), average_precisions(order, gold)
+        paper = next((figures for start, figures in PAPER.items() if name.startswith(start)), "")
+        print(
+            f"{name:<26} {told.ndcg_linear:7.4f} {told.ndcg_exponential:9.4f} {told.oracle_ndcg_linear:7.4f} "
+            f"{np.mean(precisions):7.4f}  {paper}"
+        )
+    path = HOME / f"recall-{given.data.resolve().name}-{given.split}.png"
+    draw_recall(first, gold, path)
+    print(f"recall of I-BM25 by list length and grade: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`aeenc tune`: the settings of BM25 or iterative BM25 that find most of a split's gold premises. Needs no service.
+
+    facts, queries ──► Measured ──► optuna proposes settings ──► recall@200, the mean over grades ──► the best settings
+                                         └──────── binary gold: MAP ────────┘
+
+The first trial has the defaults, so that the result is never worse than they on the tuned split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import typer
+
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.evaluation import UNRANKED, RatedDataset, average_precision, recall_by_grade
+from aeenc.evaluation.metrics import Ranks
+from aeenc.trees import Dataset
+from services.index.values import LexicalSettings
+
+if TYPE_CHECKING:
+    import optuna
+
+    from services.index.lexical.bm25 import LexicalIndex
+
+LENGTH = 200  # of the lists whose recall is maximised
+DEPTH = 1000  # of the rankings whose MAP is
+Ranker = Literal["bm25", "iterative"]
+Queries = Sequence[tuple[str, Mapping[str, float]]]
+_ENVIRONMENT = {
+    "k1": "BM25_K1",
+    "b": "BM25_B",
+    "words": "BM25_WORDS",
+    "first_scale": "ITERATIVE_FIRST_SCALE",
+    "downscale": "ITERATIVE_DOWNSCALE",
+    "growth": "ITERATIVE_GROWTH",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Queries, the grades of their premises, and the texts of the corpus in order: what settings are measured on."""
+
+    texts: Sequence[str]
+    queries: Queries
+    ranker: Ranker
+
+    @property
+    def graded(self) -> bool:
+        """Whether a premise has another grade than 0 and 1."""
+        return any(grade not in (0, 1) for _, grades in self.queries for grade in grades.values())
+
+    @property
+    def metric(self) -> str:
+        """The name of the value."""
+        return f"recall@{LENGTH}, mean over grades" if self.graded else "MAP"
+
+    def value(self, settings: LexicalSettings) -> float:
+        """Measures settings, strictly: a query does not find its own text."""
+        if self.graded:
+            return self.recall(settings)
+        gold = [own[np.array(told) > 0] for own, told in zip(self._ranks(settings), self._grades, strict=True)]
+        return float(np.mean([average_precision(own) for own in gold]))
+
+    def recall(self, settings: LexicalSettings) -> float:
+        """The recall of settings in the first LENGTH, the mean over grades."""
+        recalls = recall_by_grade([own.tolist() for own in self._ranks(settings)], self._grades, (LENGTH,))
+        return float(np.mean([recall for (recall,) in recalls.values()]))
+
+    @property
+    def _grades(self) -> list[list[float]]:
+        return [list(told.values()) for _, told in self.queries]
+
+    def _ranks(self, settings: LexicalSettings) -> list[Ranks]:
+        from services.index.lexical.bm25 import LexicalIndex
+
+        index = LexicalIndex.of(self.texts, settings)
+        ordinal = {text: n for n, text in enumerate(self.texts)}
+        return [self._ranks_of(index, text, grades, ordinal) for text, grades in self.queries]
+
+    def _ranks_of(
+        self, index: LexicalIndex, text: str, grades: Mapping[str, float], ordinal: Mapping[str, int]
+    ) -> Ranks:
+        from services.index.lexical.bm25 import best
+
+        allowed = None
+        if text in ordinal:
+            allowed = np.ones(len(self.texts), dtype=bool)
+            allowed[ordinal[text]] = False
+        terms, k = index.terms(text), LENGTH if self.graded else DEPTH
+        hits = index.iterate(terms, k, allowed) if self.ranker == "iterative" else best(index.scores(terms), k, allowed)
+        rank = {n: at for at, n in enumerate(hits.ordinals.tolist(), start=1)}
+        return np.array([rank.get(ordinal[one], UNRANKED) for one in grades], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best settings, their value on the tuned split, and that of the defaults."""
+
+    settings: LexicalSettings
+    value: float
+    default_value: float
+
+
+def tune(measured: Measured, *, trials: int, seed: int, lemmas: bool = False) -> Tuned:
+    """Searches for the best settings by optuna's tree-structured Parzen estimator. Equal seeds give equal results."""
+    import optuna
+
+    words = ["stems", "words", *(["lemmas"] if lemmas else [])]
+
+    def propose(trial: optuna.Trial) -> float:
+        return measured.value(_proposed(trial, measured.ranker, words))
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    defaults = asdict(LexicalSettings())
+    named = ("k1", "b", "words") if measured.ranker == "bm25" else tuple(defaults)
+    study.enqueue_trial({name: defaults[name] for name in named})
+    study.optimize(propose, n_trials=trials)
+    best = replace(LexicalSettings(), **study.best_params)
+    return Tuned(best, study.best_value, float(study.trials[0].value or 0.0))
+
+
+def _proposed(trial: optuna.Trial, ranker: Ranker, words: list[str]) -> LexicalSettings:
+    settings = LexicalSettings(
+        k1=trial.suggest_float("k1", 0.1, 4.0, step=0.05),
+        b=trial.suggest_float("b", 0.0, 1.0, step=0.05),
+        words=trial.suggest_categorical("words", words),  # type: ignore[arg-type]
+    )
+    if ranker == "bm25":
+        return settings
+    return replace(
+        settings,
+        first_scale=trial.suggest_float("first_scale", 1.0, 4.0, step=0.05),
+        downscale=trial.suggest_float("downscale", 1.0, 4.0, step=0.05),
+        growth=trial.suggest_float("growth", 1.25, 4.0, step=0.25),
+    )
+
+
+def measured_on(directory: Path, split: str, ranker: Ranker, most: int, seed: int) -> Measured:
+    """Reads rated facts, or gold trees, of a split; at most `most` queries, drawn from the seed (0: all)."""
+    dataset: Dataset | RatedDataset
+    if RatedDataset.splits_in(directory):
+        dataset = RatedDataset.load(directory)
+        queries = dataset.queries(split)
+    else:
+        dataset = Dataset.load(directory)
+        queries = [(query.text, dict.fromkeys(query.gold, 1.0)) for query in dataset.queries(split)]
+    strict = [(text, {one: grade for one, grade in told.items() if one != text}) for text, told in queries]
+    kept = [(text, told) for text, told in strict if any(told.values())]
+    if most and len(kept) > most:
+        drawn = np.sort(np.random.default_rng(seed).permutation(len(kept))[:most])
+        kept = [kept[n] for n in drawn]
+    if not kept:
+        raise InvalidArgument(f"split {split!r} of {directory} has no query with a gold premise; name another split")
+    return Measured([candidate.text for candidate in dataset.candidates()], kept, ranker)
+
+
+def command(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="Directory in EntailmentBank's layout, or of TextGraphs-2021.")],
+    split: Annotated[str, typer.Option(help="The split to tune on.")] = "train",
+    check: Annotated[str, typer.Option(help="Another split to measure the result on.")] = "",
+    ranker: Annotated[Ranker, typer.Option(help="What to tune.")] = "iterative",
+    trials: Annotated[int, typer.Option(min=2, help="Settings to try; the first are the defaults.")] = 100,
+    queries: Annotated[int, typer.Option(min=0, help="At most so many queries of the split, drawn; 0: all.")] = 0,
+    lemmas: Annotated[bool, typer.Option(help="Also try lemmas, which need the extra index-lemmas.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
+) -> None:
+    """Searches for the settings of BM25 that find most of a split's gold premises, and prints them for the index."""
+    from aeenc.cli.output import output_of, table
+
+    for module, extra in {
+        "optuna": "index-tune",
+        "bm25s": "index-cpu",
+        **({"simplemma": "index-lemmas"} if lemmas else {}),
+    }.items():
+        if find_spec(module) is None:
+            raise FailedPrecondition(f"this needs {module}; install aeenc-services with the extra {extra}")
+    out = output_of(context)
+    measured = measured_on(data, split, ranker, queries, seed)
+    found = tune(measured, trials=trials, seed=seed, lemmas=lemmas)
+    rows = [(split, len(measured.queries), found.default_value, found.value)]
+    if check:
+        other = measured_on(data, check, ranker, 0, seed)
+        rows.append((check, len(other.queries), other.value(LexicalSettings()), other.value(found.settings)))
+    told = asdict(found.settings)
+    defaults = asdict(LexicalSettings())
+    environment = {
+        f"AEENC_INDEX_{name}": f"{told[key]:g}" if isinstance(told[key], float) else told[key]
+        for key, name in _ENVIRONMENT.items()
+        if told[key] != defaults[key]
+    }
+    result = {
+        "metric": measured.metric,
+        "settings": told,
+        "environment": environment,
+        "splits": {name: {"queries": n, "defaults": before, "tuned": after} for name, n, before, after in rows},
+    }
+    shown = [(name, n, f"{before:.4f}", f"{after:.4f}") for name, n, before, after in rows]
+    lines = "\n".join(f"{name}={value}" for name, value in environment.items()) or "the defaults are the best"
+    out.result(result, table([measured.metric, "queries", "defaults", "tuned"], shown, right=3), lines)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command. Called through the entry-point group `aeenc.commands`."""
+    app.command("tune")(command)
