@@ -9,15 +9,20 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.harness.rows import Rows
 from benchmarks.index.sizing import clustered
 from services.index.building.folding import Draft
+from services.index.lexical.bm25 import weighted_words
 from services.index.milvus.generation import MilvusGeneration
 from services.index.milvus.link import MilvusAddress, MilvusLink
 from services.index.milvus.records import Records
-from services.index.milvus.retrieval import search_collection
+from services.index.milvus.retrieval import search_collection, search_words
 from services.index.milvus.writer import GenerationWriter
 from services.index.values import Scope
 from support.servers.milvus_server import MilvusServer
@@ -25,6 +30,8 @@ from support.servers.milvus_server import MilvusServer
 ROUNDS = 10
 K = 10
 SIZES = (2_000, 16_000)
+POOL = 1_000  # premises by words that HYBRID fuses
+VOCABULARY, WORDS = 8_000, (4, 16)  # words of the corpus; the fewest and, exclusive, the most of a premise
 
 
 def main() -> None:
@@ -46,13 +53,17 @@ def measure(rows: Rows, uri: str, size: int) -> None:
     link = MilvusLink(MilvusAddress(uri), timeout_s=60.0)
     writer = GenerationWriter(link, Records(link, f"bench{size}"), "bench", "flat")
     vectors, queries = clustered(size, seed=3), clustered(64, seed=4)
-    drafts = [Draft(f"p{n}", f"a magnet number {n} attracts an iron nail", [], ["facts"]) for n in range(size)]
+    texts = worded(size, seed=3)
+    drafts = [Draft(f"p{n}", text, [], ["facts"]) for n, text in enumerate(texts)]
     started, own = time.perf_counter(), time.process_time()
     for start in range(0, size, 1024):
         writer.append(drafts[start : start + 1024], vectors[start : start + 1024])
     rows.note(f"{size:,}: writing", size / (time.perf_counter() - started), "1/s")
     rows.note(f"{size:,}: writing, of one core of the index", size / (time.process_time() - own), "1/s")
+    started, own = time.perf_counter(), time.process_time()
     stored = writer.commit(drafts, "s", "q", 600.0)
+    rows.note(f"{size:,}: the commit, with the words", time.perf_counter() - started, "s")
+    rows.note(f"{size:,}: the commit, processor time of the index", time.process_time() - own, "s")
     served = MilvusGeneration.of(stored, link)
     excluded = tuple(f"p{n}" for n in range(100))
     for name, scope, batch in (
@@ -61,15 +72,40 @@ def measure(rows: Rows, uri: str, size: int) -> None:
         ("one query, 100 excluded", Scope("bench", K, exclude_ids=excluded), 1),
         ("64 queries", Scope("bench", K), 64),
     ):
-        seconds, own = [], time.process_time()
-        for turn in range(ROUNDS):
-            asked = queries[turn : turn + batch] if batch == 1 else queries
-            started = time.perf_counter()
-            search_collection(served, scope, asked, K, None)
-            seconds.append(time.perf_counter() - started)
-        own_ms = 1000 * (time.process_time() - own) / ROUNDS / batch
-        rows.note(f"{size:,}: {name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")
-        rows.note(f"{size:,}: {name}, processor time of the index", own_ms, "ms")
+        asked = [queries[turn : turn + batch] for turn in range(ROUNDS)] if batch == 1 else [queries] * ROUNDS
+        calls = [partial(search_collection, served, scope, one, K, None) for one in asked]
+        note(rows, f"{size:,}: {name}", calls, batch)
+    words = [weighted_words(text) for text in worded(64, seed=4)]
+    for name, scope, k, batch in (
+        ("one query by words", Scope("bench", K), K, 1),
+        ("one query by words, a split", Scope("bench", K, splits=("facts",)), K, 1),
+        ("one query by words, the pool of HYBRID", Scope("bench", K), POOL, 1),
+        ("64 queries by words", Scope("bench", K), K, 64),
+    ):
+        asked_words = [words[turn : turn + batch] for turn in range(ROUNDS)] if batch == 1 else [words] * ROUNDS
+        calls = [partial(search_words, served, scope, each, k, None) for each in asked_words]
+        note(rows, f"{size:,}: {name}", calls, batch)
+
+
+def note(rows: Rows, name: str, calls: Sequence[Callable[[], object]], batch: int) -> None:
+    """Makes the calls, and notes the time of a query at milvus-lite and in the index."""
+    seconds, own = [], time.process_time()
+    for call in calls:
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    own_ms = 1000 * (time.process_time() - own) / len(calls) / batch
+    rows.note(f"{name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")
+    rows.note(f"{name}, processor time of the index", own_ms, "ms")
+
+
+def worded(count: int, *, seed: int) -> list[str]:
+    """Texts of made-up words, few of which are frequent, as in any language."""
+    ranks = np.arange(1, VOCABULARY + 1)
+    shares = 1 / ranks / (1 / ranks).sum()
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(*WORDS, count)
+    return [" ".join(f"w{rank}" for rank in rng.choice(ranks, size=length, p=shares)) for length in lengths.tolist()]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.corpus.inner_products import exact_scores
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.ranking.fusion import fuse
+from support.subject import TOLERANCE
 from support.worlds.index_world import FACTS, facts, premise, raises
 
 ODD_IDS = [
@@ -145,6 +149,30 @@ async def test_texts_are_answered_with_premises_and_never_with_themselves(subjec
     assert [hit.id for hit in kept[0]] == found.ids[0]
     by_id = {f"f{n}": text for n, text in enumerate(FACTS)}
     assert all(by_id[hit.id] == hit.text for hits in dropped for hit in hits)
+
+
+async def test_words_alone_and_beside_vectors_rank_as_their_formulas_say(subject):
+    corpus, _, matrix = await science(subject)
+    texts = ["ice cools a magnet", "iron and water"]
+    queries = await subject.encode(texts, role="query")
+    lexical = LexicalIndex.of(FACTS)
+    for mode in ("lexical", "hybrid"):
+        try:
+            answer = await subject.index.retrieve(corpus, texts, k=5, mode=mode)
+        except errors.Unimplemented:
+            assert not subject.encoder, "both back ends have this mode"
+            pytest.skip(f"the server has no mode {mode}")
+        for text, query, hits in zip(texts, queries, answer, strict=True):
+            words = lexical.scores(lexical.terms(text))
+            scores = words if mode == "lexical" else fuse(exact_scores(matrix, query.astype(np.float64)), words, 0.2)
+            expected = best(scores, 5, None)
+            assert len(hits) == len(expected.ordinals) > 0
+            is_known = subject.is_hashed or mode == "lexical"
+            np.testing.assert_allclose(
+                [hit.score for hit in hits], expected.scores, atol=1e-6 if is_known else TOLERANCE
+            )
+            if is_known:
+                assert [hit.id for hit in hits] == [f"f{n}" for n in expected.ordinals]
 
 
 async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_service_goes_on(subject):

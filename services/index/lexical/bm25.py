@@ -87,18 +87,12 @@ class LexicalIndex:
         return cls(vocabulary, weights, ordinals, starts, rows, settings)
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
-        """The known terms of a text and of the premises accepted for it, weighted by how often each occurs.
-
-        A word in two of them is explained already and counts less; a word in one still needs an explanation.
-        """
-        counts, texts = Counter[int](), Counter[int]()
-        for words in words_of([text, *accepted], self.settings.words):
-            known = [term for word in words if (term := self.vocabulary.get(word)) is not None]
-            counts.update(known)
-            texts.update(set(known))
-        ids = sorted(counts)
-        weights = [counts[one] * (COVERED if texts[one] > 1 else 1.0) for one in ids]
-        return Terms(np.array(ids, np.int64), np.array(weights, np.float32))
+        """The known terms of a text and of the premises accepted for it, with their weights."""
+        weighted = weighted_words(text, accepted, self.settings.words)
+        known = sorted(
+            (term, weight) for word, weight in weighted.items() if (term := self.vocabulary.get(word)) is not None
+        )
+        return Terms(np.array([term for term, _ in known], np.int64), np.array([one for _, one in known], np.float32))
 
     def scores(self, terms: Terms) -> NDArray[np.float32]:
         """Scores every premise: (rows,)."""
@@ -137,7 +131,7 @@ class LexicalIndex:
             scores.append(found.scores)
             open_[found.ordinals] = False
             for ordinal in found.ordinals.tolist():
-                words, weights = self._row(ordinal)
+                words, weights = self.row(ordinal)
                 query[words] = np.maximum(query[words], weights / scale)
             taken, size = taken + len(found.ordinals), size * self.settings.growth
             scale *= self.settings.downscale
@@ -151,7 +145,7 @@ class LexicalIndex:
             terms.ids, self._rarity[terms.ids] * terms.weights / (terms.weights + np.float32(self.settings.k1))
         )
 
-    def _row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def row(self, ordinal: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The terms of a premise and their weights."""
         order, starts = self._by_premise
         part = order[starts[ordinal] : starts[ordinal + 1]]
@@ -207,6 +201,18 @@ def _build(texts: Sequence[str], settings: LexicalSettings) -> tuple[bm25s.BM25,
     ids = [[vocabulary[word] for word in line] for line in words]
     index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     return index, vocabulary
+
+
+def weighted_words(text: str, accepted: Sequence[str] = (), kind: str = "stems") -> dict[str, float]:
+    """The words of a text and of the premises accepted for it, weighted by how often each occurs.
+
+    A word in two of them is explained already and counts less; a word in one still needs an explanation.
+    """
+    counts, texts = Counter[str](), Counter[str]()
+    for words in words_of([text, *accepted], kind):
+        counts.update(words)
+        texts.update(set(words))
+    return {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}
 
 
 def words_of(texts: Sequence[str], kind: str = "stems") -> list[list[str]]:

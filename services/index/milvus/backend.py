@@ -14,7 +14,7 @@ from services.index.milvus.retrieval import MilvusRetrieval
 from services.index.milvus.schema import K_MOST, TEXT_BYTES
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.settings import IndexSettings
-from services.index.values import Backend, BuildOptions, Explanation, ReplicaState
+from services.index.values import Backend, BuildOptions, Explanation, LexicalSettings, ReplicaState
 
 
 def open_backend(
@@ -32,7 +32,9 @@ def open_backend(
     link = MilvusLink(address, timeout_s=settings.milvus_timeout_s, threads=settings.milvus_threads, on_state=on_state)
     records = Records(link, settings.milvus_prefix)
     catalogue = MilvusCatalogue(link, records)
-    retrieval = MilvusRetrieval(catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued)
+    retrieval = MilvusRetrieval(
+        catalogue, link, encoder, reranker, settings.limits, max_queued=settings.max_queued, pool=settings.k_max
+    )
     builds = MilvusBuildOptions(settings.milvus_engine, settings.milvus_patience_s, settings.milvus_lease_s)
     builder = MilvusBuilder(link, records, catalogue, encoders, settings.limits, options, builds)
     sweeper = Sweeper(link, records, catalogue, refresh_s=settings.milvus_refresh_s, lease_s=settings.milvus_lease_s)
@@ -48,6 +50,12 @@ def _check(settings: IndexSettings) -> None:
     if settings.text_bytes > TEXT_BYTES:
         raise errors.InvalidArgument(
             f"AEENC_INDEX_TEXT_BYTES={settings.text_bytes} is over {TEXT_BYTES:,}, the longest text in Milvus; lower it"
+        )
+    lexical, default = settings.lexical, LexicalSettings()
+    if (lexical.k1, lexical.b, lexical.words) != (default.k1, default.b, default.words):
+        raise errors.InvalidArgument(
+            f"AEENC_INDEX_BM25_K1={lexical.k1:g}, _B={lexical.b:g}, _WORDS={lexical.words} are not in the back end "
+            f"milvus; leave them at {default.k1:g}, {default.b:g} and {default.words}"
         )
     if settings.k_max >= K_MOST:
         raise errors.InvalidArgument(f"AEENC_INDEX_K_MAX={settings.k_max} is not below {K_MOST:,}; lower it")

@@ -193,7 +193,7 @@ class MilvusCatalogue:
 
     def _drop(self, collection: str) -> None:
         self._records.put_unfinished("dropping", collection, 0)  # from now on it does not exist
-        self._link.call("drop_collection", collection_name=collection)
+        GenerationCollection(self._link, collection, 0).drop()
         self._records.remove(collection)
 
     def _alias(self, corpus: str) -> str:

@@ -28,10 +28,11 @@ from services.kit import logs
 from services.store.artifacts import Artifact
 
 log = logs.get(__name__)
-FLAT, HNSW = "milvus-flat", "milvus-hnsw"
+FLAT, HNSW, WORDS = "milvus-flat", "milvus-hnsw", "milvus-words"
 _INDEXES: dict[str, tuple[str, dict[str, int]]] = {
     FLAT: ("FLAT", {}),
     HNSW: ("HNSW", {"M": 32, "efConstruction": 200}),
+    WORDS: ("SPARSE_INVERTED_INDEX", {}),
 }
 _EF = 256  # breadth of an HNSW search, at least the number of results
 _POLL_S = (0.05, 2.0)  # first and longest pause while Milvus indexes and loads
@@ -43,22 +44,35 @@ NORM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """Milvus's answer to one query, best first: raw scores, vectors (n, dim), and the premises themselves."""
+    """Milvus's answer to one query, best first: raw scores, vectors, and the premises themselves.
+
+    Vectors are an array (n, dim), or a dict for each premise where they are sparse.
+    """
 
     ordinals: NDArray[np.int64]
     raw: NDArray[np.float32]
-    vectors: NDArray[np.float32]
+    vectors: Any
     records: Sequence[PremiseRecord]
 
 
 class GenerationCollection:
-    """One collection by name. Every method blocks."""
+    """One collection by name. Every method blocks.
+
+    The words of a generation have a collection of their own, `words`, since their weights are known only at the end of
+    a build. Its `dim` is 0: its vectors are sparse.
+    """
 
     def __init__(self, link: MilvusLink, name: str, dim: int, engine: str = FLAT) -> None:
         self._link = link
         self.name = name
         self.dim = dim
         self.engine = engine
+
+    @property
+    def words(self) -> GenerationCollection:
+        """The collection of the same premises by words; one without any word is not in it."""
+        prefix, _, unique = self.name.rpartition("_g_")
+        return GenerationCollection(self._link, f"{prefix}_w_{unique}", 0, WORDS)
 
     def create(self) -> None:
         """Creates the collection without an index, so that indexing does not slow down writing."""
@@ -96,7 +110,9 @@ class GenerationCollection:
             self._wait("load", self._is_loaded, time.monotonic() + patience_s)
 
     def drop(self) -> None:
-        """Drops the collection if it exists."""
+        """Drops the collection if it exists, after that of its words."""
+        if self.engine != WORDS:
+            self.words.drop()
         try:
             if self._call("has_collection"):
                 self._call("drop_collection")
@@ -128,6 +144,12 @@ class GenerationCollection:
             raise errors.DataLoss(f"collection {self.name} lacks premises; build the generation again")
         return [_with_vector(row) for row in rows]
 
+    def sparse(self, ordinals: Sequence[int]) -> dict[int, tuple[PremiseRecord, dict[int, float]]]:
+        """Reads premises with their sparse vectors, by ordinal; it leaves out those without words."""
+        fields = [*schema.FOUND_FIELDS, schema.ORDINAL]
+        rows = self._rows(schema.with_ordinals(ordinals), fields, len(ordinals))
+        return {int(row[schema.ORDINAL]): (schema.to_record(row), row[schema.VECTOR]) for row in rows}
+
     def with_vectors(self, ids: Sequence[str]) -> dict[str, tuple[PremiseRecord, NDArray[np.float32]]]:
         """Reads the premises with one of the ids or aliases, with their vectors (dim,), by each of these."""
         rows = self._rows(schema.with_any_id(ids), [*schema.RECORD_FIELDS, schema.VECTOR], len(ids))
@@ -137,20 +159,22 @@ class GenerationCollection:
 
     def __getitem__(self, ordinals: list[int], /) -> NDArray[np.float32]:
         """Reads the vectors (n, dim) of ordinals, in the order given."""
+        if not ordinals:
+            return np.empty((0, self.dim), np.float32)
         fetched = sorted(set(ordinals))
         matrix = np.stack([vector for _, vector in self.whole(fetched)])
         return matrix[np.searchsorted(fetched, ordinals)]
 
     def candidates(
         self,
-        queries: NDArray[np.float32],
+        queries: NDArray[np.float32] | Sequence[Any],
         width: int,
         expression: str,
         *,
         breadth: int = 0,
         timeout_s: float | None = None,
     ) -> list[Candidates]:
-        """Asks for at most `width` premises for each query (n, dim), by inner product as Milvus computes it.
+        """Asks for at most `width` premises for each query (dim,) or sparse, by inner product as Milvus computes it.
 
         `breadth` is that of an HNSW search; 0 takes the default.
         """
@@ -184,10 +208,11 @@ class GenerationCollection:
     def _candidates(self, hits: Iterable[Any]) -> Candidates:
         found = list(hits)
         rows = [hit["entity"] for hit in found]
+        vectors = [row[schema.VECTOR] for row in rows]
         return Candidates(
             np.array([hit[schema.ORDINAL] for hit in found], dtype=np.int64),
             np.array([hit["distance"] for hit in found], dtype=np.float32),
-            np.array([row[schema.VECTOR] for row in rows], dtype=np.float32).reshape(len(rows), self.dim),
+            np.array(vectors, dtype=np.float32).reshape(len(rows), self.dim) if self.dim else vectors,
             [schema.to_record(row) for row in rows],
         )
 
@@ -293,6 +318,16 @@ class MilvusGeneration:
         return int(self.generation.artifact.meta["premises"])
 
     @property
+    def worded(self) -> int:
+        """The number of premises with words. Raises FailedPrecondition for a generation of an earlier release."""
+        if (worded := self.generation.artifact.meta.get("words")) is None:
+            raise errors.FailedPrecondition(
+                f"generation {self.id} of corpus {self.generation.corpus!r} has no lexical index; build it again with "
+                "this version, or use mode DENSE"
+            )
+        return int(worded)
+
+    @property
     def is_exact(self) -> bool:
         """Whether Milvus compares a query with every premise."""
         return self.collection.engine == FLAT
@@ -336,6 +371,7 @@ def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float)
         raise errors.DataLoss(
             f"generation {served.id} has {count:,} premises in Milvus, its record says {served.rows:,}; build it again"
         )
+    _check_words(served, patience_s)
     rows = collection.whole(ordinals)
     for ordinal, (record, vector) in zip(ordinals, rows, strict=True):
         if digest_of(record, vector) != stored.probes[ordinal]:
@@ -345,6 +381,18 @@ def check(served: MilvusGeneration, stored: StoredGeneration, patience_s: float)
     vectors = np.stack([vector for _, vector in rows])
     if not (_are_unit(vectors) and _find_themselves(collection, vectors)):
         raise errors.DataLoss(f"vectors of generation {served.id} do not find themselves; build it again")
+
+
+def _check_words(served: MilvusGeneration, patience_s: float) -> None:
+    if not served.generation.artifact.meta.get("words"):
+        return
+    words = served.collection.words
+    words.load(patience_s)
+    if (count := words.count()) != served.worded:
+        raise errors.DataLoss(
+            f"generation {served.id} has the words of {count:,} premises in Milvus, its record says "
+            f"{served.worded:,}; build it again"
+        )
 
 
 def _are_unit(vectors: NDArray[np.float32]) -> bool:

@@ -1,12 +1,12 @@
 """Search and Retrieve on a Milvus: the same checks and answers as on files, from one call of Milvus.
 
-    query vectors ──► Milvus: k + slack candidates with vectors ──► float64 re-scoring ──► out of reach? ──► SearchHits
-                          ▲                                                                    │ no
-                          └────────────────────── four times as many ◄─────────────────────────┘
+    vectors, words ──► Milvus: k + slack candidates with vectors ──► scored again ──► out of reach? ──► SearchHits
+                           ▲                                                               │ no
+                           └───────────────────── four times as many ◄─────────────────────┘
 
 Milvus proposes by float32 products. The candidates' vectors come along and are scored again as those of a flat index
-are (dense/exact.py), so that answers are the same to the bit wherever they are computed. An approximate index is asked
-once, and its answer is never exact.
+(dense/exact.py) or of BM25 (words.py) are, so that answers are the same to the bit wherever they are computed. An
+approximate index is asked once, and its answer is never exact.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +25,16 @@ from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.inner_products import exact_scores
 from services.index.dense.exact import is_out_of_reach, rounding_bound
+from services.index.lexical.bm25 import weighted_words
 from services.index.milvus import schema
 from services.index.milvus.catalogue import MilvusCatalogue
-from services.index.milvus.generation import NORM_TOLERANCE, Candidates, MilvusGeneration
+from services.index.milvus.generation import NORM_TOLERANCE, Candidates, GenerationCollection, MilvusGeneration
 from services.index.milvus.link import MilvusLink, MilvusNotFound
 from services.index.milvus.schema import K_MOST
-from services.index.ranking.encoding import EncodeKey, QueryEncoder, Reranker
-from services.index.ranking.fusion import rocchio_feedback
-from services.index.ranking.ranker import EXPLAINED
+from services.index.milvus.words import best_by_words, lexical_scores, sparse_query
+from services.index.ranking.encoding import EncodeKey, QueryEncoder, QueryVectors, Reranker
+from services.index.ranking.fusion import fuse, rocchio_feedback
+from services.index.ranking.ranker import EXPLAINED, FEEDBACK
 from services.index.ranking.validation import (
     check_accepted,
     check_limits,
@@ -39,12 +42,23 @@ from services.index.ranking.validation import (
     check_vector_query,
     check_vectors,
 )
-from services.index.values import PremiseLookup, QueueLimit, RetrievalResult, Scope, SearchHits, TextQuery, VectorQuery
+from services.index.values import (
+    WITHOUT_ENCODER,
+    PremiseLookup,
+    QueueLimit,
+    RetrievalResult,
+    Scope,
+    SearchHits,
+    TextQuery,
+    VectorQuery,
+)
 from services.kit.limits import Limits
 
 IDS_AT_ONCE = 1000  # of accepted premises, whose vectors come along
 SLACK = 8  # candidates beyond k in the first attempt; each brings its vector along
-Propose = Callable[[NDArray[np.float32], int], Sequence[Candidates]]
+T = TypeVar("T")
+Propose = Callable[[Sequence[Any], int], Sequence[Candidates]]
+Rank = Callable[[Any, Candidates, int, int], tuple[SearchHits, bool]]
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,30 @@ class _Deadline:
         return None if self._end is None else self._end - time.monotonic()
 
 
+@dataclass(frozen=True)
+class _RankCall:
+    """One call of Retrieve: the generation, the query, what is accepted for each text, and the end of its time."""
+
+    served: MilvusGeneration
+    query: TextQuery
+    accepted: Sequence[_AcceptedPremises]
+    clock: _Deadline
+
+    def widths(self, k: int) -> list[int]:
+        """How many premises to ask for, so that k are left without those that an answer leaves out."""
+        own_texts = int(self.query.drop_self)  # texts are distinct: one premise at most is the query's own
+        return [k + own_texts + len(own.ids) for own in self.accepted]
+
+    def left(self, result: RetrievalResult, k: int) -> RetrievalResult:
+        """Keeps the best k of each list, less the premise that is the text itself and those accepted for it."""
+        premises = result.served.generation.premises
+        hits = [
+            _without(one, text if self.query.drop_self else None, own.ids, premises, k)
+            for one, text, own in zip(result.hits, self.query.texts, self.accepted, strict=True)
+        ]
+        return replace(result, hits=hits)
+
+
 class MilvusRetrieval:
     """Answers Search and Retrieve from Milvus. It refuses calls beyond `max_queued` queries under way."""
 
@@ -87,11 +125,12 @@ class MilvusRetrieval:
         limits: Limits,
         *,
         max_queued: int = 4096,
+        pool: int = 1000,
     ) -> None:
         self._catalogue = catalogue
         self._link = link
         self._encoder, self._reranker = encoder, reranker
-        self._limits = limits
+        self._limits, self._pool = limits, pool
         self._queue = QueueLimit(max_queued, "queries are at Milvus")
 
     async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
@@ -143,36 +182,84 @@ class MilvusRetrieval:
             return await answer(await self._catalogue.resolve(scope.corpus, scope.generation))
 
     async def _retrieve(self, served: MilvusGeneration, query: TextQuery, clock: _Deadline) -> RetrievalResult:
-        accepted = await self._accepted(served, query)
-        texts = [" ".join([text, *own.texts]) for text, own in zip(query.texts, accepted, strict=True)]
-        asked_at, key = time.perf_counter(), EncodeKey.of(query, served.generation.space_id)
-        encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=clock.left_s)
-        encode_s = time.perf_counter() - asked_at
-        check_vectors(served, encoded.vectors, encoded.space_id)
-        vectors = encoded.vectors
-        if query.accepted:
-            vectors = rocchio_feedback(vectors, [own.vectors for own in accepted], EXPLAINED)
+        call = _RankCall(served, query, await self._accepted(served, query), clock)
         depth = query.rerank or query.scope.k
-        own_texts = int(query.drop_self)  # texts are distinct: one premise at most is the query's own
-        widths = [depth + own_texts + len(own.ids) for own in accepted]
-        result = await self._search_each(served, query.scope, vectors, widths, clock)
-        premises, reranked_by = result.served.generation.premises, ""
-        hits = [
-            _without(one, text if query.drop_self else None, own.ids, premises, depth)
-            for one, text, own in zip(result.hits, query.texts, accepted, strict=True)
-        ]
-        if query.rerank:
-            found_texts = [[premises[n].text for n in one.ordinals.tolist()] for one in hits]
+        if query.mode in WITHOUT_ENCODER:
+            result = await self._by_words(call, depth)
+        else:
             asked_at = time.perf_counter()
-            hits, reranked_by = await self._reranker.rerank(query, hits, found_texts, left_s=clock.left_s)
-            encode_s += time.perf_counter() - asked_at
-        return replace(
-            result,
-            hits=hits,
-            encode_s=encode_s,
-            version=encoded.version,
-            reranked_by=reranked_by,
-        )
+            encoded = await self._encode(call)
+            encode_s, vectors = time.perf_counter() - asked_at, encoded.vectors
+            if query.negative_feedback:
+                first = await self._by_vectors(call, vectors, FEEDBACK)
+                best = [
+                    await self._link.read(served.collection.__getitem__, one.ordinals.tolist()) for one in first.hits
+                ]
+                vectors = rocchio_feedback(vectors, best, query.negative_feedback)
+            result = await self._by_vectors(call, vectors, depth)
+            result = replace(result, encode_s=encode_s, version=encoded.version)
+        return await self._reranked(call, result) if query.rerank else result
+
+    async def _encode(self, call: _RankCall) -> QueryVectors:
+        """Encodes each text with its accepted premises, and subtracts what those explain."""
+        query, served = call.query, call.served
+        texts = [" ".join([text, *own.texts]) for text, own in zip(query.texts, call.accepted, strict=True)]
+        key = EncodeKey.of(query, served.generation.space_id)
+        encoded = await self._encoder.encode(texts, key, request_id=query.request_id, left_s=call.clock.left_s)
+        check_vectors(served, encoded.vectors, encoded.space_id)
+        if not query.accepted:
+            return encoded
+        vectors = rocchio_feedback(encoded.vectors, [own.vectors for own in call.accepted], EXPLAINED)
+        return replace(encoded, vectors=vectors)
+
+    async def _by_vectors(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
+        """Ranks the k best by vectors (n, dim), or by vectors and words."""
+        return await (self._hybrid if call.query.mode == "HYBRID" else self._dense)(call, vectors, k)
+
+    async def _dense(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
+        result = await self._search_each(call.served, call.query.scope, vectors, call.widths(k), call.clock)
+        return call.left(result, k)
+
+    async def _by_words(self, call: _RankCall, k: int) -> RetrievalResult:
+        served, query = call.served, call.query
+        words = [weighted_words(text, own.texts) for text, own in zip(query.texts, call.accepted, strict=True)]
+        width = max(call.widths(k))
+
+        def work(left_s: float | None, has_left: Callable[[], bool]) -> RescoredHits:
+            return search_words(served, query.scope, words, width, left_s, has_left)
+
+        rescored, compute_s = await self._ask(len(words), call.clock.left_s, work)
+        found = served.with_premises(rescored.premises)
+        return call.left(RetrievalResult(rescored.hits, found, compute_s, 0.0, compute_s), k)
+
+    async def _hybrid(self, call: _RankCall, vectors: NDArray[np.float32], k: int) -> RetrievalResult:
+        """Ranks the best by vectors and the best by words by the fusion of both scores."""
+        near, worded = await self._dense(call, vectors, self._pool), await self._by_words(call, self._pool)
+        lists = list(zip(call.query.texts, call.accepted, vectors, near.hits, worded.hits, strict=True))
+
+        def work(_left_s: float | None, _has_left: Callable[[], bool]) -> list[SearchHits]:
+            return [
+                _fused(call, weighted_words(text, own.texts), vector, by_vector, by_word, self._pool).first(k)
+                for text, own, vector, by_vector, by_word in lists
+            ]
+
+        hits, compute_s = await self._ask(len(lists), call.clock.left_s, work)
+        compute_s += near.compute_s + worded.compute_s
+        premises = {
+            ordinal: result.served.generation.premises[ordinal]
+            for result in (near, worded)
+            for one in result.hits
+            for ordinal in one.ordinals.tolist()
+        }
+        return RetrievalResult(hits, call.served.with_premises(premises), compute_s, 0.0, compute_s)
+
+    async def _reranked(self, call: _RankCall, result: RetrievalResult) -> RetrievalResult:
+        premises = result.served.generation.premises
+        texts = [[premises[n].text for n in one.ordinals.tolist()] for one in result.hits]
+        asked_at = time.perf_counter()
+        hits, version = await self._reranker.rerank(call.query, result.hits, texts, left_s=call.clock.left_s)
+        encode_s = result.encode_s + time.perf_counter() - asked_at
+        return replace(result, hits=hits, encode_s=encode_s, reranked_by=version)
 
     async def _accepted(self, served: MilvusGeneration, query: TextQuery) -> list[_AcceptedPremises]:
         """Reads the premises accepted for each text. Raises InvalidArgument for an id that the generation lacks."""
@@ -227,33 +314,37 @@ class MilvusRetrieval:
         breadth: int = 0,
     ) -> RetrievalResult:
         """Searches by vectors (n, dim). The result has the time of Milvus alone."""
+
+        def work(left_s: float | None, has_left: Callable[[], bool]) -> RescoredHits:
+            return search_collection(served, scope, vectors, k, left_s, breadth, has_left)
+
+        rescored, compute_s = await self._ask(len(vectors), left_s, work)
+        return RetrievalResult(rescored.hits, served.with_premises(rescored.premises), compute_s, 0.0, compute_s)
+
+    async def _ask(
+        self, queries: int, left_s: float | None, work: Callable[[float | None, Callable[[], bool]], T]
+    ) -> tuple[T, float]:
+        """Runs `work` for some queries in a thread, and measures its time. It learns whether the caller has left."""
         left = threading.Event()
-        with self._queue.admitted(len(vectors)):
+        with self._queue.admitted(queries):
             started = time.perf_counter()
             try:
                 async with asyncio.timeout(left_s):
-                    rescored = await self._link.read(
-                        search_collection, served, scope, vectors, k, left_s, breadth, left.is_set
-                    )
+                    answer = await self._link.read(work, left_s, left.is_set)
             except TimeoutError:
                 raise errors.DeadlineExceeded(
                     "the call's time was over before Milvus answered; allow more time"
                 ) from None
             finally:
                 left.set()  # the thread asks Milvus no more when nobody waits for it
-        compute_s = time.perf_counter() - started
-        return RetrievalResult(rescored.hits, served.with_premises(rescored.premises), compute_s, 0.0, compute_s)
+        return answer, time.perf_counter() - started
 
 
 def check_implemented(query: TextQuery) -> None:
     """Refuses the options that this back end does not have; the error names what to use instead."""
-    if query.mode != "DENSE":
+    if query.mode == "ITERATIVE_LEXICAL":
         raise errors.Unimplemented(
-            f"mode {query.mode} is not in the back end milvus; use RETRIEVE_MODE_DENSE, or AEENC_INDEX_BACKEND=faiss"
-        )
-    if query.negative_feedback:
-        raise errors.Unimplemented(
-            f"negative_feedback {query.negative_feedback:g} is not in the back end milvus; set it to 0"
+            f"mode {query.mode} is not in the back end milvus; use RETRIEVE_MODE_LEXICAL, or AEENC_INDEX_BACKEND=faiss"
         )
     if query.prior:
         raise errors.Unimplemented(f"prior {query.prior:g} is not in the back end milvus; set it to 0")
@@ -272,15 +363,75 @@ def search_collection(
 
     It stops between two questions to Milvus once `has_left` says that the caller has gone.
     """
+    propose = _proposer(served, served.collection, scope, deadline_s, breadth, has_left)
+    return rescore(vectors, k, propose, is_exact=served.is_exact)
+
+
+def search_words(
+    served: MilvusGeneration,
+    scope: Scope,
+    words: Sequence[Mapping[str, float]],
+    k: int,
+    deadline_s: float | None,
+    has_left: Callable[[], bool] = lambda: False,
+) -> RescoredHits:
+    """Searches one collection by weighted words, as `search_collection` does by vectors.
+
+    Raises FailedPrecondition for a generation without a lexical index.
+    """
+    asked = [row for row, one in enumerate(words) if one] if served.worded else []
+    ask = _proposer(served, served.collection.words, scope, deadline_s, 0, has_left)
+
+    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
+        return ask([sparse_query(one) for one in queries], width)
+
+    found = rescore([words[row] for row in asked], k, propose, is_exact=True, rank=best_by_words)
+    hits = [SearchHits(np.empty(0, np.int64), np.empty(0, np.float32))] * len(words)
+    for row, one in zip(asked, found.hits, strict=True):
+        hits[row] = one
+    return replace(found, hits=hits)
+
+
+def _proposer(
+    served: MilvusGeneration,
+    collection: GenerationCollection,
+    scope: Scope,
+    deadline_s: float | None,
+    breadth: int,
+    has_left: Callable[[], bool],
+) -> Propose:
     expression = schema.allowed(scope.splits, scope.exclude_ids)
     timeout_s = None if deadline_s is None else max(min(deadline_s, served.link.timeout_s), 0.001)
 
-    def propose(queries: NDArray[np.float32], width: int) -> Sequence[Candidates]:
+    def propose(queries: Sequence[Any], width: int) -> Sequence[Candidates]:
         if has_left():
             raise errors.Cancelled("the caller has gone; ask again")
-        return served.collection.candidates(queries, width, expression, breadth=breadth, timeout_s=timeout_s)
+        return collection.candidates(queries, width, expression, breadth=breadth, timeout_s=timeout_s)
 
-    return rescore(vectors, k, propose, is_exact=served.is_exact)
+    return propose
+
+
+def _fused(
+    call: _RankCall,
+    words: Mapping[str, float],
+    vector: NDArray[np.float32],
+    near: SearchHits,
+    worded: SearchHits,
+    pool: int,
+) -> SearchHits:
+    """Ranks the premises of both lists. It blocks on Milvus, which has the scores that only one list holds."""
+    collection = call.served.collection
+    added = np.setdiff1d(worded.ordinals, near.ordinals)
+    cosines = exact_scores(collection[added.tolist()], vector.astype(np.float64))
+    ordinals = np.concatenate([near.ordinals, added])
+    by_ordinal = dict(zip(worded.ordinals.tolist(), worded.scores.tolist(), strict=True))
+    if len(worded.ordinals) == pool:  # otherwise the others have no word of the query
+        others = collection.words.sparse([n for n in near.ordinals.tolist() if n not in by_ordinal])
+        texts, vectors = [record.text for record, _ in others.values()], [sparse for _, sparse in others.values()]
+        by_ordinal |= dict(zip(others, lexical_scores(words, texts, vectors).tolist(), strict=True))
+    lexical = np.array([by_ordinal.get(n, 0.0) for n in ordinals.tolist()], np.float32)
+    fused = fuse(np.concatenate([near.scores, cosines]), lexical, call.query.lexical_weight, call.query.fusion)
+    return SearchHits.best(ordinals, fused, len(ordinals), exact=near.exact and worded.exact)
 
 
 def _without(hits: SearchHits, text: str | None, ids: frozenset[str], premises: PremiseLookup, k: int) -> SearchHits:
@@ -298,18 +449,21 @@ class RescoredHits:
     exact: bool
 
 
-def rescore(queries: NDArray[np.float32], k: int, propose: Propose, *, is_exact: bool) -> RescoredHits:
-    """Finds the best k premises of each query (n, dim). `propose` asks Milvus for that many candidates of some queries.
+def rescore(
+    queries: Sequence[Any] | NDArray[np.float32], k: int, propose: Propose, *, is_exact: bool, rank: Rank | None = None
+) -> RescoredHits:
+    """Finds the best k premises of each query. `propose` asks Milvus for that many candidates of some queries.
 
-    `is_exact` says that Milvus compares a query with every premise: only then do more candidates help.
+    `rank` scores them again, by default by vectors (dim,). `is_exact` says that Milvus compares a query with every
+    premise: only then do more candidates help.
     """
     results: dict[int, SearchHits] = {}
     premises: dict[int, PremiseRecord] = {}
     pending, width, exact = list(range(len(queries))), min(k + SLACK, K_MOST), is_exact
     while pending:
-        proposed = propose(queries[pending], width)
+        proposed = propose([queries[row] for row in pending], width)
         for row, candidates in zip(pending, proposed, strict=True):
-            hits, is_final = _rescored(queries[row], candidates, k, width)
+            hits, is_final = (rank or _rescored)(queries[row], candidates, k, width)
             is_last_attempt = not is_exact or width == K_MOST
             if is_final or is_last_attempt:
                 exact = exact and is_final

@@ -33,18 +33,21 @@ _UNSPLIT = "-"  # stands for "no split at all"; not a digest
 
 
 def generation_schema(dim: int) -> CollectionSchema:
-    """Makes the schema of a generation with vectors of `dim`."""
+    """Makes the schema of a generation with vectors of `dim`; 0: of its words, as sparse vectors."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field(ORDINAL, DataType.INT64, is_primary=True)
-    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
+    if dim:
+        schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
+    else:
+        schema.add_field(VECTOR, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_field(TEXT, DataType.VARCHAR, max_length=TEXT_BYTES)
     for name, size in ((IDS, ID_BYTES), (SPLITS, SPLIT_BYTES), (ID_KEYS, _KEY_CHARS), (SPLIT_KEYS, _KEY_CHARS)):
         schema.add_field(name, DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=NAMES_MOST, max_length=size)
     return schema
 
 
-def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32]) -> dict[str, Any]:
-    """Converts a premise with its vector (dim,). Raises InvalidArgument for too many ids or splits."""
+def to_row(ordinal: int, record: PremiseRecord, vector: NDArray[np.float32] | dict[int, float]) -> dict[str, Any]:
+    """Converts a premise with its vector (dim,) or sparse. Raises InvalidArgument for too many ids or splits."""
     ids = [record.id, *record.aliases]
     for names, what in ((ids, "ids"), (record.splits, "splits")):
         if len(names) > NAMES_MOST:

@@ -1,4 +1,4 @@
-"""Writes one generation to Milvus: premises in order of insertion, then a check, then the commit.
+"""Writes one generation to Milvus: premises in order of insertion, then their words, then a check, then the commit.
 
 Its row of kind `building` comes first and goes last, so that what a killed process leaves is found and swept. Every
 method blocks: call it in a thread.
@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from services.index.milvus import schema
 from services.index.milvus.generation import FLAT, HNSW, GenerationCollection, digest_of, probed_ordinals
 from services.index.milvus.link import MilvusLink
 from services.index.milvus.records import Records, StoredGeneration, artifact_of
+from services.index.milvus.words import sparse_vectors
 from services.store.artifacts import FileEntry
 
 FLAT_UP_TO = 250_000  # premises, with the engine `auto`
@@ -70,7 +72,8 @@ class GenerationWriter:
         collection.seal(patience_s)
         if self._write_again(collection, drafts):
             collection.flush(patience_s)
-        stored = self._described(collection, drafts, space_id, version)
+        worded = self._write_words(collection.words, drafts, patience_s)
+        stored = self._described(collection, drafts, space_id, version, worded)
         same = [
             one
             for one in self._records.all().generations
@@ -96,8 +99,26 @@ class GenerationWriter:
             self._collection.drop()
             self._records.remove(self._name)
 
+    def _write_words(self, words: GenerationCollection, drafts: Sequence[Draft], patience_s: float) -> int:
+        """Writes the premises that have words; returns how many. Their weights depend on all texts, hence only now."""
+        vectors = sparse_vectors([draft.text for draft in drafts])
+        rows = (
+            schema.to_row(ordinal, draft.record(), vector)
+            for ordinal, (draft, vector) in enumerate(zip(drafts, vectors, strict=True))
+            if vector
+        )
+        written = 0
+        while part := list(islice(rows, _UPSERT_ROWS)):
+            if not written:
+                words.create()
+            words.upsert(part)
+            written += len(part)
+        if written:
+            words.seal(patience_s)
+        return written
+
     def _described(
-        self, collection: GenerationCollection, drafts: Sequence[Draft], space_id: str, version: str
+        self, collection: GenerationCollection, drafts: Sequence[Draft], space_id: str, version: str, worded: int
     ) -> StoredGeneration:
         """Makes the record of what is in Milvus. Raises Unavailable unless that equals what was sent."""
         ordinals = probed_ordinals(self.rows)
@@ -105,6 +126,8 @@ class GenerationWriter:
         sent = [drafts[ordinal].record() for ordinal in ordinals]
         if (count := collection.count()) != self.rows or [record for record, _ in found] != sent:
             raise errors.Unavailable(f"Milvus has {count:,} of {self.rows:,} premises, or different ones; build again")
+        if worded and (count := collection.words.count()) != worded:
+            raise errors.Unavailable(f"Milvus has the words of {count:,} of {worded:,} premises; build again")
         lines, size_bytes = hashlib.sha256(), 0
         for draft in drafts:
             line = draft.record().to_line().encode()
@@ -117,7 +140,7 @@ class GenerationWriter:
         facts = generation_meta(
             corpus=self._corpus, space_id=space_id, premise_version=version, dim=collection.dim, premises=self.rows
         )
-        meta = {**facts, "engine": collection.engine}
+        meta = {**facts, "engine": collection.engine, "words": worded}
         probes = {ordinal: digest_of(record, vector) for ordinal, (record, vector) in zip(ordinals, found, strict=True)}
         artifact = artifact_of(self._name, meta, files, datetime.now(UTC))
         return StoredGeneration(self._name, self._corpus, artifact, probes)

@@ -124,8 +124,7 @@ async def test_what_this_back_end_lacks_names_the_back_end(start):
     async with start() as index:
         await index.client.build("science", facts())
         for field, word in (
-            ({"mode": index_pb2.RETRIEVE_MODE_LEXICAL}, "LEXICAL"),
-            ({"mode": index_pb2.RETRIEVE_MODE_HYBRID}, "HYBRID"),
+            ({"mode": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL}, "ITERATIVE_LEXICAL"),
             ({"prior": 0.1}, "prior"),
         ):
             request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3, **field)
@@ -156,6 +155,11 @@ async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path):
     need_milvus()
     with pytest.raises(ValueError, match="AEENC_INDEX_MILVUS_URI"):
         IndexSettings(backend="milvus", artifacts_dir=tmp_path)
-    for changes, word in (({"text_bytes": 70_000}, "TEXT_BYTES"), ({"milvus_prefix": "a-b"}, "milvus_prefix")):
+    for changes, word in (
+        ({"text_bytes": 70_000}, "TEXT_BYTES"),
+        ({"milvus_prefix": "a-b"}, "milvus_prefix"),
+        ({"bm25_words": "words"}, "WORDS=words"),
+        ({"bm25_b": 0.5}, "_B=0.5"),
+    ):
         with pytest.raises((errors.InvalidArgument, ValueError), match=word):
             build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path, **changes))

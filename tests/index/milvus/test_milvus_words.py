@@ -1,0 +1,122 @@
+"""BM25 in a Milvus: the answers of files to the bit, whatever words share a dimension and scores are equal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aeenc import errors
+from support.servers.milvus_server import need_milvus
+from support.worlds.index_world import premise, raises
+
+need_milvus()
+
+from services.corpus.generation import PremiseRecord  # noqa: E402
+from services.index.lexical.bm25 import LexicalIndex, best, weighted_words  # noqa: E402
+from services.index.milvus import words  # noqa: E402
+from services.index.milvus.generation import FLAT, Candidates, MilvusGeneration  # noqa: E402
+from services.index.milvus.link import MilvusAddress, MilvusLink  # noqa: E402
+from services.index.milvus.records import StoredGeneration, artifact_of  # noqa: E402
+from services.index.milvus.retrieval import rescore, search_words  # noqa: E402
+from services.index.milvus.words import best_by_words, sparse_query, sparse_vectors  # noqa: E402
+from services.index.values import Scope  # noqa: E402
+
+NOUNS = ["ice", "magnet", "iron", "water", "heat", "plant", "sun", "moon", "stone", "bird"]
+QUERIES = ["a magnet attracts iron and iron", "sun water zebra", "the", "ice"]
+
+
+def some_texts(count: int) -> list[str]:
+    rng = np.random.default_rng(11)
+    return [" ".join(rng.choice(NOUNS, size=int(size))) for size in rng.integers(1, 9, count)] + ["the of", "?!"]
+
+
+class SparseMilvus:
+    """A Milvus that scores sparse vectors in float32 and returns only premises with a dimension of the query."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts, self.vectors = texts, list(sparse_vectors(texts))
+
+    def __call__(self, queries: Any, width: int) -> list[Candidates]:
+        return [self._of(sparse_query(query), width) for query in queries]
+
+    def _of(self, query: dict[int, float], width: int) -> Candidates:
+        raw = np.array([sum(np.float32(w) * one.get(d, 0.0) for d, w in query.items()) for one in self.vectors])
+        order = np.argsort(-raw, kind="stable")[:width]
+        order = order[raw[order] > 0]
+        records = [PremiseRecord(f"p{n}", self.texts[n]) for n in order]
+        vectors = [self.vectors[n] for n in order]
+        return Candidates(order.astype(np.int64), raw[order].astype(np.float32), vectors, records)
+
+
+@pytest.mark.parametrize("dimensions", [words.DIMENSIONS, 23, 12])
+def test_lists_are_those_of_files_however_many_words_share_a_dimension(monkeypatch, dimensions):
+    monkeypatch.setattr(words, "DIMENSIONS", dimensions)
+    texts = some_texts(400)
+    milvus, index = SparseMilvus(texts), LexicalIndex.of(texts)
+    assert [not one for one in milvus.vectors] == [False] * 400 + [True] * 2
+    for k in (1, 7, 500):
+        asked = [weighted_words(text, ["iron is a stone"]) for text in QUERIES]
+        found = rescore(asked, k, milvus, is_exact=True, rank=best_by_words)
+        assert found.exact
+        for text, hits in zip(QUERIES, found.hits, strict=True):
+            expected = best(index.scores(index.terms(text, ["iron is a stone"])), k, None)
+            assert hits.ordinals.tolist() == expected.ordinals.tolist()
+            assert hits.scores.tobytes() == expected.scores.tobytes()
+
+
+async def test_words_and_both_find_what_files_find_also_beyond_the_pool(serve, start):
+    texts = list(dict.fromkeys(some_texts(120)))
+    premises = [premise(f"p{n}", text, ["dev"] if n % 3 else ["train"]) for n, text in enumerate(texts)]
+    async with serve(k_max=20) as files, start(k_max=20) as milvus:
+        for index in (files, milvus):
+            await index.client.build("science", premises)
+        for more in ({}, {"splits": ["dev"], "exclude": ["p4"]}, {"accepted": [["p1"], ["p2", "p5"], [], []]}):
+            for mode in ("lexical", "hybrid"):
+                answers = [
+                    await index.client.retrieve("science", [texts[0], *QUERIES[:3]], k=9, mode=mode, **more)
+                    for index in (files, milvus)
+                ]
+                expected, found = [[[(hit.id, hit.score) for hit in hits] for hits in one] for one in answers]
+                assert found == expected, (mode, more)
+                assert found[0]
+
+
+async def test_a_generation_without_any_word_is_built_and_found_by_vectors_alone(start, raw, prefix):
+    async with start() as index:
+        await index.client.build("signs", [premise("a", "?!"), premise("b", "the")])
+        assert len((await index.client.retrieve("signs", ["ice"], k=2))[0]) == 2
+        worded = await index.client.retrieve("signs", ["ice", "the"], k=2, mode="lexical")
+        assert [len(hits) for hits in worded] == [0, 0]
+        [[hit, _]] = await index.client.retrieve("signs", ["?!"], k=2, mode="hybrid", drop_self=False)
+        assert hit.id == "a"
+    assert not [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")]
+
+
+@pytest.mark.slow
+async def test_a_generation_whose_words_are_lost_is_not_activated_and_goes_with_its_words(start, raw, prefix):
+    async with start() as index:
+        first = await index.client.build("science", [premise("a", "ice is cold")])
+        second = await index.client.build("science", [premise("b", "fire is hot")], activate=False)
+        mine = [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")]
+        assert len(mine) == 2
+        [lost] = [
+            name for name in mine if raw.query(name, filter="ordinal >= 0", output_fields=["text"])[0]["text"][0] == "f"
+        ]
+        raw.delete(lost, filter="ordinal >= 0")
+        await raises(errors.DataLoss, index.client.activate("science", second.id), "the words of 0 premises")
+        assert [one.active.id for one in (await index.client.info()).corpora] == [first.id]
+        await index.client.delete("science", second.id)
+        assert [name for name in raw.list_collections() if name.startswith(f"{prefix}_w_")] == [
+            name for name in mine if name != lost
+        ]
+
+
+def test_a_generation_of_a_release_without_words_asks_to_be_built_again():
+    meta = {"space_id": "s", "premise_version": "v", "dim": 2, "premises": 1, "engine": FLAT}
+    artifact = artifact_of("c", meta, {}, datetime.now(UTC))
+    served = MilvusGeneration.of(StoredGeneration("c", "science", artifact, {}), MilvusLink(MilvusAddress("none")))
+    with pytest.raises(errors.FailedPrecondition, match="build it again"):
+        search_words(served, Scope("science", 3), [{"ice": 1.0}], 3, None)
