@@ -92,11 +92,11 @@ table1: setup ## the paper's Table 1 into docs/results: what is not measured yet
 	@$(PY) benchmarks/tables/table1.py $(ARGS)
 
 textgraphs: setup ## graded re-ranking beside the paper's figures: DATA=dir of TextGraphs-2021 (ARGS='--only words' trains nothing)
-	@$(PY) -m benchmarks.tables.textgraphs "$(if $(DATA),$(DATA),data/sample/textgraphs)" $(ARGS)
+	@$(PY) -m benchmarks.seeds.textgraphs "$(if $(DATA),$(DATA),data/sample/textgraphs)" $(ARGS)
 
 nli: setup ## four losses on natural language inference: DATA=dir with dev.jsonl or train.jsonl, and test.jsonl (ARGS='--seeds 1')
 	@test -n "$(DATA)" || { echo "make nli DATA=dir with dev.jsonl or train.jsonl, and test.jsonl"; exit 2; }
-	@$(PY) -m benchmarks.tables.nli "$(DATA)" $(ARGS)
+	@$(PY) -m benchmarks.seeds.nli "$(DATA)" $(ARGS)
 
 figure3: setup ## the paper's Figure 3 into docs/results
 	@$(PY) benchmarks/tables/figure3.py $(ARGS)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
+from aeenc.errors import PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
 from aeenc_workbench import downloads
 from aeenc_workbench.events import NO_STORE

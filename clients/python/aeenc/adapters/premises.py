@@ -31,6 +31,7 @@ class RetrieveOptions(TypedDict, total=False):
     negative_feedback: float
     rerank: int
     rerank_weight: float
+    rerank_versions: Sequence[str]
     drop_self: bool
     exclude: Sequence[str]
     splits: Sequence[str]

@@ -329,7 +329,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
             </> : "The run goes on with it."}
           </p>
         )}
-        {reopening && <Reopen run={reopening} all={role === "adjudicator"} close={() => setReopening("")} />}
+        {reopening && <Reopen run={reopening} all={role !== "annotator"} close={() => setReopening("")} />}
         {guideline && <section class="panel guideline" aria-label="Guideline"><h2>Guideline</h2><pre>{queue?.guideline || "This queue has no guideline."}</pre></section>}
         {!lease || !draft ? <p class="waiting" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}

@@ -18,7 +18,7 @@ import numpy as np
 from aeenc.evaluation import UNRANKED, Gain, graded_ndcg, oracle_ndcg
 from benchmarks.harness.entailmentbank import DATA, check_there
 from benchmarks.harness.rows import ROOT, Rows
-from benchmarks.tables.textgraphs import average_precisions, fused, ladder
+from benchmarks.seeds.textgraphs import average_precisions, fused, ladder
 from services.index.lexical.tuning import measured_on, tune
 from services.index.values import LexicalSettings
 
@@ -68,7 +68,7 @@ def _by_force(ranks: list[int], grades: list[float]) -> bool:
 
 def sample(rows: Rows) -> None:
     """The whole of it on the rated sample by one command."""
-    command = [sys.executable, "-m", "benchmarks.tables.textgraphs", str(SAMPLE), "--epochs", "1", "--seeds", "2"]
+    command = [sys.executable, "-m", "benchmarks.seeds.textgraphs", str(SAMPLE), "--epochs", "1", "--seeds", "2"]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     rows.add("make textgraphs DATA=data/sample/textgraphs", ended.returncode, "status", "= 0", not ended.returncode)
 
