@@ -277,6 +277,7 @@ def from_submission(request: sampler_pb2.SubmitVerdictsRequest) -> SentAnswer:
         inference=request.inference,
         node_verdict=decode_enum(_NODE_VERDICTS, request.node_verdict, "node_verdict", ""),
         intermediates=tuple(dict.fromkeys(text.strip() for text in request.intermediates)),
+        alternatives=tuple(dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in request.alternatives)),
     )
 
 
@@ -331,6 +332,7 @@ def _to_answer(answer: TaskAnswer) -> sampler_pb2.TaskAnswer:
         additions=[candidate.to_proto() for candidate in answer.added],
         written=answer.written,
         intermediates=answer.intermediates,
+        alternatives=[sampler_pb2.PremiseSet(premise_ids=one) for one in answer.alternatives],
         inference=answer.inference,
         node_verdict=f"NODE_VERDICT_{answer.node_verdict or 'UNSPECIFIED'}",
     )

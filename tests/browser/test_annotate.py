@@ -312,3 +312,20 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         ann = await at.window("ann")
         refused = await ann.evaluate("async (run) => (await fetch(`/api/runs/${run}/changes`)).status", run_id)
         assert refused == 403
+
+
+async def test_a_person_names_two_ways_to_explain(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        for key in "123":
+            await page.keyboard.press(key)
+        ways = page.get_by_role("combobox", name="way")
+        await ways.nth(1).select_option("1")
+        await ways.nth(2).select_option("2")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        first, second, third, _ = (one.premise_id for one in task.task.candidates)
+        assert [set(one.premise_ids) for one in task.answers[0].alternatives] == [{first, second}, {first, third}]

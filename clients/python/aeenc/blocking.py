@@ -627,6 +627,7 @@ class BlockingPeopleClient(Renamed):
         additions: Ticks = (),
         written: Sequence[str] = (),
         intermediates: Sequence[str] = (),
+        alternatives: Sequence[Sequence[str]] = (),
         inference: str = "",
         node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
@@ -636,6 +637,7 @@ class BlockingPeopleClient(Renamed):
         `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
         and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
         `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
+        `alternatives` are sets of accepted premises (ids) that each explain the query, where there are several ways.
         `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
@@ -650,6 +652,7 @@ class BlockingPeopleClient(Renamed):
                 additions=given(additions),
                 written=given(written),
                 intermediates=given(intermediates),
+                alternatives=given(alternatives),
                 inference=inference,
                 node_verdict=node_verdict,
                 client_seq=client_seq,

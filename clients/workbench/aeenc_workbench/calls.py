@@ -70,6 +70,7 @@ class AnswerBody(Body):
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
     intermediates: list[str] = []
+    alternatives: list[list[str]] = []
     note: str = ""
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
@@ -212,6 +213,7 @@ async def answer(call: Call) -> Any:
         additions={premise_id: _verdict(body, premise_id, word) for premise_id, word in body.additions.items()},
         written=body.written,
         intermediates=body.intermediates,
+        alternatives=body.alternatives,
         inference=body.inference,
         node_verdict=body.node_verdict or None,
         client_seq=body.seq,

@@ -13,8 +13,10 @@ from dataclasses import replace
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, Candidate, Task
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
+from services.sampler.people.tasks import TaskAnswer
 from services.sampler.records.runs import Run
 
+MAX_ALTERNATIVES = 16
 MAX_ADDED = 64  # premises, written facts, and intermediates of one answer
 MAX_WRITTEN = 1024  # characters of a written fact, and of an inference
 
@@ -90,3 +92,18 @@ def check_words(answer: SentAnswer) -> None:
     for name, text in {**said, "inference": answer.inference}.items():
         if len(text) > MAX_WRITTEN:
             raise errors.InvalidArgument.field(name, f"has {len(text)} characters; at most {MAX_WRITTEN}")
+
+
+def check_alternatives(answer: TaskAnswer) -> None:
+    """Refuses too many alternatives, an empty one, and one with a premise that the answer does not accept."""
+    if len(answer.alternatives) > MAX_ALTERNATIVES:
+        problem = f"has {len(answer.alternatives)} sets; at most {MAX_ALTERNATIVES} in one answer"
+        raise errors.InvalidArgument.field("alternatives", problem)
+    for position, premise_ids in enumerate(answer.alternatives):
+        field = f"alternatives[{position}].premise_ids"
+        if not premise_ids:
+            raise errors.InvalidArgument.field(field, "is empty; name the premises that explain the query together")
+        for premise_id in premise_ids:
+            kind = answer.verdicts.get(premise_id)
+            if kind is None or not kind.accepts:
+                raise errors.InvalidArgument.field(field, f"names {premise_id!r}, which this answer does not accept")

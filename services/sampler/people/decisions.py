@@ -32,6 +32,7 @@ class SentAnswer:
     inference: str = ""
     node_verdict: NodeVerdict = ""
     intermediates: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
     added: tuple[Candidate, ...] = ()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Task
-from services.sampler.people.additions import check_intermediates
+from services.sampler.people.additions import check_alternatives, check_intermediates
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, complete, decide, read_verdicts
 from services.sampler.people.tasks import (
     EventName,
@@ -137,7 +137,9 @@ def submit(
         inference=sent.inference,
         node_verdict=sent.node_verdict,
         intermediates=sent.intermediates,
+        alternatives=sent.alternatives,
     )
+    check_alternatives(answer)
     swept = expire(record, at)
     after = _with_lease(swept.record, replace(held, ended="ANSWERED", answer_id=answer.id, client_seq=seq))
     after = replace(after, answers=(*record.answers, answer), made=record.made + 1, undone=False)
@@ -206,6 +208,9 @@ def amend(
         verdicts={**answer.verdicts, **chosen},
         grades={**{k: v for k, v in answer.grades.items() if k not in chosen}, **said.grades},
         remarks={**{k: v for k, v in answer.remarks.items() if k not in chosen}, **said.remarks},
+        alternatives=tuple(
+            one for one in answer.alternatives if all(chosen.get(key, VerdictKind.LEAF).accepts for key in one)
+        ),
         added=tuple({one.id: one for one in (*answer.added, *sent.added)}.values()),
         at=at,
         by=annotator,

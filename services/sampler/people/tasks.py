@@ -88,7 +88,8 @@ class TaskAnswer:
 
     `added` are premises that they found by a search, with verdicts like candidates. `written` are facts in their own
     words, which no corpus has, and `intermediates` are such as become nodes. `remarks` are on candidates themselves.
-    `inference` says how the query follows, `node_verdict` whether anything is missing.
+    `inference` says how the query follows, `node_verdict` whether anything is missing. Each of `alternatives` (ids)
+    explains the query by itself.
     """
 
     id: str
@@ -108,6 +109,7 @@ class TaskAnswer:
     node_verdict: NodeVerdict = ""
     remarks: dict[str, Remark] = field(default_factory=dict)
     intermediates: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,7 @@ def answer_from(stored: Mapping[str, Any]) -> TaskAnswer:
     """Reads what `answer_dict` made here or in a later minor release."""
     known = known_fields(TaskAnswer, stored)
     known["added"] = tuple(Candidate(**known_fields(Candidate, one)) for one in known.get("added", ()))
+    known["alternatives"] = tuple(tuple(one) for one in known.get("alternatives", ()))
     for name in ("written", "intermediates"):
         known[name] = tuple(known.get(name, ()))
     return TaskAnswer(**known, verdicts=kinds_of(stored["choices"]))

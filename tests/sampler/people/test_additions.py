@@ -234,3 +234,34 @@ def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_it
     below = Tree(2, "f", [Node(0, "so t"), Node(1, "q", "p5", 0, 1)])
     looped = NodeRound.first(below, below.nodes[1], outcome.known).with_nearest(found, 2)
     assert looped.outcome(None, rules).result.accepted == ()
+
+
+async def test_several_ways_to_explain_a_query_stay_with_the_answer(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        first, second, third, _ = (candidate.premise_id for candidate in lease.task.candidates)
+        ways = [[first, second], [first, third]]
+        given = await people.submit(lease, [first, second, third], alternatives=ways)
+
+        async def kept() -> list[list[str]]:
+            [task] = [one async for one in people.list_tasks(run_id)]
+            return [list(one.premise_ids) for one in task.answers[0].alternatives]
+
+        assert await kept() == ways
+        await people.amend(given.answer_id, {third: REFUSES}, "ann")
+        assert await kept() == ways[:1]
+
+
+@pytest.mark.parametrize(
+    ("ways", "why"),
+    [
+        ([[]], "is empty"),
+        ([["nobody"]], "'nobody', which this answer does not accept"),
+        ([[f"p{number}"] for number in range(17)], "has 17 sets"),
+    ],
+)
+async def test_a_way_names_accepted_premises_alone(world: SamplerWorld, ways: list[list[str]], why: str):
+    async with at_work(world, 1) as (people, _, _):
+        lease = await take(people, "ann")
+        with pytest.raises(errors.InvalidArgument, match=why):
+            await people.submit(lease, [lease.task.candidates[0].premise_id], alternatives=ways)

@@ -238,6 +238,7 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
                 "written": list(answer.written),
                 "intermediates": list(answer.intermediates),
                 "inference": answer.inference,
+                "alternatives": [list(one.premise_ids) for one in answer.alternatives],
                 "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
             }
             for answer in task.answers

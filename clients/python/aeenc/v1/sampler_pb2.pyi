@@ -479,7 +479,7 @@ class ReleaseTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitVerdictsRequest(_message.Message):
-    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates")
+    __slots__ = ("lease_id", "verdicts", "seen_upto", "elapsed", "client_seq", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     SEEN_UPTO_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +491,7 @@ class SubmitVerdictsRequest(_message.Message):
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
     INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
     seen_upto: int
@@ -502,7 +503,14 @@ class SubmitVerdictsRequest(_message.Message):
     inference: str
     node_verdict: NodeVerdict
     intermediates: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
+    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
+    def __init__(self, lease_id: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., seen_upto: _Optional[int] = ..., elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., client_seq: _Optional[int] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
+
+class PremiseSet(_message.Message):
+    __slots__ = ("premise_ids",)
+    PREMISE_IDS_FIELD_NUMBER: _ClassVar[int]
+    premise_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitVerdictsResponse(_message.Message):
     __slots__ = ("answer_id", "late")
@@ -955,7 +963,7 @@ class JudgedTask(_message.Message):
     def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[TaskAnswer, _Mapping]]] = ..., decision: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., conflicts: _Optional[_Iterable[str]] = ..., adjudicator: _Optional[str] = ...) -> None: ...
 
 class TaskAnswer(_message.Message):
-    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates")
+    __slots__ = ("answer_id", "annotator", "verdicts", "late", "at", "note", "additions", "written", "inference", "node_verdict", "intermediates", "alternatives")
     ANSWER_ID_FIELD_NUMBER: _ClassVar[int]
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
@@ -967,6 +975,7 @@ class TaskAnswer(_message.Message):
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_VERDICT_FIELD_NUMBER: _ClassVar[int]
     INTERMEDIATES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     answer_id: str
     annotator: str
     verdicts: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Verdict]
@@ -978,7 +987,8 @@ class TaskAnswer(_message.Message):
     inference: str
     node_verdict: NodeVerdict
     intermediates: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ...) -> None: ...
+    alternatives: _containers.RepeatedCompositeFieldContainer[PremiseSet]
+    def __init__(self, answer_id: _Optional[str] = ..., annotator: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[_oracle_pb2.Verdict, _Mapping]]] = ..., late: bool = ..., at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., note: _Optional[str] = ..., additions: _Optional[_Iterable[_Union[_oracle_pb2.Candidate, _Mapping]]] = ..., written: _Optional[_Iterable[str]] = ..., inference: _Optional[str] = ..., node_verdict: _Optional[_Union[NodeVerdict, str]] = ..., intermediates: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[PremiseSet, _Mapping]]] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

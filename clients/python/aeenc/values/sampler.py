@@ -465,6 +465,19 @@ class SubmittedVerdicts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PremiseSet:
+    """Premises that explain a query together: one way of several."""
+
+    premise_ids: tuple[str, ...] = ()
+    """Their ids, each accepted in the same answer."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.PremiseSet) -> PremiseSet:
+        """Reads the message."""
+        return cls(premise_ids=tuple(message.premise_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAnswer:
     """One person's answer to a task."""
 
@@ -490,6 +503,8 @@ class TaskAnswer:
     """Whether the premises explain the query entirely."""
     intermediates: tuple[str, ...] = ()
     """The intermediate conclusions that they wrote."""
+    alternatives: tuple[PremiseSet, ...] = ()
+    """The ways to explain the query, where they see several."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.TaskAnswer) -> TaskAnswer:
@@ -506,6 +521,7 @@ class TaskAnswer:
             inference=message.inference,
             node_verdict=NodeVerdict(message.node_verdict),
             intermediates=tuple(message.intermediates),
+            alternatives=tuple([PremiseSet.from_message(one) for one in message.alternatives]),
         )
 
 

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
-import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, type Draft } from "./draft";
+import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, sentWays, type Draft } from "./draft";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
 import { Search } from "./search";
@@ -222,7 +222,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     const body = {
       lease: lease.lease_id, verdicts: sentVerdicts(draft, folds), grades: sentGrades(draft), remarks: draft.remarks, seen_upto: draft.seenUpto, note: draft.note,
       additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
-      written: draft.written, intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
+      written: draft.written, alternatives: sentWays(draft), intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
       elapsed_s: (Date.now() - draft.begun) / 1000, seq: freshSeq(),
     };
     try {
@@ -337,7 +337,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
           <h1><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
           {searching && <Search typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
-          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} mark={mark} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
+          <Candidates lease={lease} draft={draft} folds={folds} focus={focus} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} mark={mark} say={say} look={look} draw={(rank) => change({ seenUpto: rank })} />
           <ul class="added" aria-label="Added">
             {Object.entries(draft.additions).map(([id, one]) => (
               <li key={id}>Added: {one.text}

@@ -1,7 +1,7 @@
 // The candidates of a task, the verdict on each, and the line down to which they were looked at.
 import { useEffect, useRef } from "preact/hooks";
 import type { Lease, Remark, Word } from "./api";
-import type { Draft, Fold } from "./draft";
+import { acceptedIn, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
 import { wording } from "./words";
 
@@ -19,14 +19,15 @@ const REMARKS: { remark: Remark; label: string; key: string }[] = [
 
 interface Props {
   lease: Lease; draft: Draft; folds: Fold[]; focus: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
-  grade: (premiseId: string, grade: number) => void; mark: (premiseId: string, remark: Remark) => void;
+  setWay: (premiseId: string, way: number) => void; grade: (premiseId: string, grade: number) => void; mark: (premiseId: string, remark: Remark) => void;
   say: (premiseId: string, word: Word) => void; look: (index: number) => void; draw: (rank: number) => void;
 }
 
-export function Candidates({ lease, draft, folds, focus, moved, showScores, maxGrade, grade, mark, say, look, draw }: Props) {
+export function Candidates({ lease, draft, folds, focus, moved, showScores, maxGrade, grade, setWay, mark, say, look, draw }: Props) {
   const list = useRef<HTMLOListElement>(null);
   useEffect(() => list.current?.querySelector(".focused")?.scrollIntoView({ block: "nearest" }), [focus]);
   const { query, path } = lease.task;
+  const several = acceptedIn(draft).length > 1;
   const above = new Set([...path, query].map(wording));
   return (
     <ol class="candidates" ref={list} aria-label="Candidates, best first">
@@ -51,6 +52,7 @@ export function Candidates({ lease, draft, folds, focus, moved, showScores, maxG
                   <button type="button" key={remark} class="plain" aria-pressed={draft.remarks[head.premise_id] === remark} title={`${label} (${key})`} onClick={(event) => { event.stopPropagation(); look(index); mark(head.premise_id, remark); }}>{label}</button>
                 ))}
               </span>
+              {several && (said === "explains" || said === "leaf") && <label class="grade">way <select value={draft.ways[head.premise_id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(head.premise_id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
               {maxGrade > 0 && (said === "explains" || said === "leaf") && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[head.premise_id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(head.premise_id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(wording(head.text)) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}

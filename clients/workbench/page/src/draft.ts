@@ -6,6 +6,7 @@ export interface Draft {
   verdicts: Record<string, Word>;
   grades: Record<string, number>;
   remarks: Record<string, Remark>;
+  ways: Record<string, number>; // which of several explanations a premise belongs to; 0, or not there: to each
   seenUpto: number;
   additions: Record<string, { text: string; leaf: boolean }>;
   written: string[];
@@ -30,7 +31,7 @@ export function belongsTo(person: string): void {
 
 export function emptyDraft(lease: Lease): Draft {
   const seenUpto = lease.task.candidates.slice(0, PAGE).reduce((most, one) => Math.max(most, one.rank), 0);
-  return { verdicts: {}, grades: {}, remarks: {}, seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
+  return { verdicts: {}, grades: {}, remarks: {}, ways: {}, seenUpto, additions: {}, written: [], intermediates: [], note: "", inference: "", nodeVerdict: "", begun: Date.now() };
 }
 
 // The draft for the same node with other candidates: what was said of those that are still there, and all else.
@@ -75,10 +76,24 @@ export function folded(candidates: Candidate[]): Fold[] {
   return [...folds.values()];
 }
 
+const accepts = (draft: Draft, id: string): boolean => ["explains", "leaf"].includes(draft.verdicts[id] ?? "") || id in draft.additions;
+
+// What is accepted so far, by id.
+export function acceptedIn(draft: Draft): string[] {
+  return [...new Set([...Object.keys(draft.verdicts), ...Object.keys(draft.additions)])].filter((id) => accepts(draft, id));
+}
+
 // Grades are sent of what explains.
 export function sentGrades(draft: Draft): Record<string, number> {
-  const explains = (id: string): boolean => ["explains", "leaf"].includes(draft.verdicts[id] ?? "") || id in draft.additions;
-  return Object.fromEntries(Object.entries(draft.grades).filter(([id]) => explains(id)));
+  return Object.fromEntries(Object.entries(draft.grades).filter(([id]) => accepts(draft, id)));
+}
+
+// The sets of premises that each explain the query, where there is more than one.
+export function sentWays(draft: Draft): string[][] {
+  const accepted = acceptedIn(draft);
+  const ways = [...new Set(accepted.map((id) => draft.ways[id] ?? 0).filter((way) => way > 0))].sort();
+  if (ways.length < 2) return [];
+  return ways.map((way) => accepted.filter((id) => [0, way].includes(draft.ways[id] ?? 0)));
 }
 
 // What is sent: rewordings of an accepted candidate are abstained from, so that none of them becomes a negative.
