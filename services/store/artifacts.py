@@ -265,6 +265,8 @@ class ArtifactStore:
                 standing = self.open(folder, artifact_id, verify="full")
                 _check_content(path / MANIFEST, manifest)
             except (errors.DataLoss, errors.NotFound, OSError) as error:  # an unreadable file is a damaged one
+                if isinstance(error, errors.NotFound) and (not os.path.lexists(path) or (path / MANIFEST).exists()):
+                    return None  # another has set it aside, and a third may have put a sound one there since
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.parent / f"{DAMAGED}{artifact_id}-{uuid.uuid4().hex}")
                     log.warning("a damaged artifact is set aside", folder=folder, id=artifact_id, reason=str(error))

@@ -12,6 +12,7 @@ from aeenc.errors import AeencError
 from aeenc.trees import Dataset
 from aeenc_workbench.app import make_app
 from aeenc_workbench.calls import Gold
+from aeenc_workbench.oidc import Oidc
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links
 
@@ -32,9 +33,13 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         sys.exit(f"aeenc-workbench: cannot listen on {settings.host}:{settings.port} ({error}); choose another --port")
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    secure = settings.tls_cert is not None or settings.url.startswith("https://")
+    provider = settings.provider
+    oidc = Oidc(provider, links.key, secure=secure, session_s=settings.oidc_session_s) if provider else None
     app = make_app(
         links,
-        secure=settings.tls_cert is not None,
+        secure=secure,
+        oidc=oidc,
         gold=_gold(settings.gold),
         sampler=settings.sampler,
         index=settings.index,

@@ -22,10 +22,10 @@ from aeenc import AsyncClient
 from aeenc.errors import AeencError, Unauthenticated
 from aeenc_workbench import calls, plain, training
 from aeenc_workbench.events import Events
-from aeenc_workbench.sign_in import Links, person_of, sign_in
+from aeenc_workbench.oidc import Oidc
+from aeenc_workbench.sign_in import SESSION_S, Links, Sessions, person_of, sign_in
 
 PAGE = Path(__file__).parent / "page"
-SESSION_S = 30 * 24 * 3600
 BODY_BYTES = 1024 * 1024
 HEADERS = {
     b"content-security-policy": (
@@ -39,18 +39,24 @@ HEADERS = {
 }
 
 
-def make_app(links: Links, *, secure: bool = False, gold: Iterable[calls.Gold] = (), **targets: Any) -> Starlette:
+def make_app(
+    links: Links, *, secure: bool = False, gold: Iterable[calls.Gold] = (), oidc: Oidc | None = None, **targets: Any
+) -> Starlette:
     """Makes the ASGI application. `targets` are the options of `aeenc.AsyncClient`.
 
-    With `secure` browsers send the session over TLS only. `gold` queries measure what was trained. It runs whether or
+    With `oidc` people sign in by their organisation's provider, besides links. With `secure` browsers send the session
+    over TLS only. `gold` queries measure what was trained. It runs whether or
     not the services do.
     """
+    sessions = Sessions(links.folder)
 
     @asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with AsyncClient(**targets) as client:
             app.state.client = client
             app.state.leases = links.leases
+            app.state.sessions = sessions
+            app.state.oidc = oidc is not None
             app.state.gold = list(gold)
             app.state.events = Events(client)
             app.state.events.start()
@@ -67,6 +73,7 @@ def make_app(links: Links, *, secure: bool = False, gold: Iterable[calls.Gold] =
 
     async def leave(request: Request) -> Response:
         person_of(request)
+        sessions.end(request.session)
         request.session.clear()
         return Response(status_code=204)
 
@@ -78,6 +85,7 @@ def make_app(links: Links, *, secure: bool = False, gold: Iterable[calls.Gold] =
             Route("/", page),
             Route("/sign-in", enter),
             Route("/sign-out", leave, methods=["POST"]),
+            *(oidc.routes() if oidc else ()),
             *calls.routes(),
             *training.routes(),
             Mount("/assets", StaticFiles(directory=PAGE / "assets", check_dir=False)),

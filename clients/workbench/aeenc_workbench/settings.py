@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from aeenc.transport.targets import home
+from aeenc_workbench.oidc import Provider, roles_of
 from aeenc_workbench.sign_in import Person
 
 PREFIX = "AEENC_WORKBENCH_"
@@ -39,6 +40,13 @@ class WorkbenchSettings(BaseSettings):
     ca: Path | None = Field(None, description="CA (PEM) of the services; default: AEENC_CA; none: plain connections")
     tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the workbench")
     tls_key: Path | None = Field(None, description="private key (PEM) of the workbench")
+    oidc_issuer: str = Field("", description="OpenID provider by which people sign in, too; none: links alone")
+    oidc_client_id: str = Field("", description="the workbench's id at the provider")
+    oidc_client_secret_file: Path | None = Field(None, description="file with its secret at the provider")
+    oidc_role: list[str] = Field([], description="VALUE=ROLE: who has VALUE in the roles claim is annotator, … admin")
+    oidc_roles_claim: str = Field("roles", description="claim that names people's roles")
+    oidc_name_claim: str = Field("preferred_username", description="claim that names a person")
+    oidc_session_s: int = Field(8 * 3600, ge=60, description="seconds after which people sign in anew, with new roles")
     allow_insecure: bool = Field(False, description="listen beyond loopback without TLS, as behind a proxy that has it")
 
     @model_validator(mode="after")
@@ -51,6 +59,28 @@ class WorkbenchSettings(BaseSettings):
                 "allow_insecure behind a proxy that has TLS"
             )
         return self
+
+    @model_validator(mode="after")
+    def _names_a_provider(self) -> Self:
+        if self.oidc_issuer and not (self.oidc_client_id and self.oidc_client_secret_file and self.url):
+            raise ValueError("oidc_issuer needs oidc_client_id, oidc_client_secret_file and url")
+        roles_of(self.oidc_role)
+        return self
+
+    @property
+    def provider(self) -> Provider | None:
+        """The OpenID provider."""
+        if not self.oidc_issuer or self.oidc_client_secret_file is None:
+            return None
+        return Provider(
+            issuer=self.oidc_issuer,
+            client_id=self.oidc_client_id,
+            client_secret=self.oidc_client_secret_file.read_text(encoding="utf-8").strip(),
+            url=self.url,
+            roles=roles_of(self.oidc_role),
+            roles_claim=self.oidc_roles_claim,
+            name_claim=self.oidc_name_claim,
+        )
 
     @property
     def folder(self) -> Path:

@@ -12,9 +12,10 @@ import hashlib
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLSafeTimedSerializer
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from aeenc.errors import PermissionDenied, Unauthenticated
 
 Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
 LINK_S = 3600
+SESSION_S = 30 * 24 * 3600
 KEY_BYTES = 32
 CSRF_HEADER = "x-csrf-token"
 
@@ -49,6 +51,7 @@ class Links:
     """Links that sign a person in, each once and within an hour. `folder` keeps the key and which links were used."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._used = folder / "used-links"
         self.key = _key(folder)
         self._signer = URLSafeTimedSerializer(self.key, salt="sign-in")
@@ -108,10 +111,30 @@ class Leases:
         return str(lease_id)
 
 
-def sign_in(request: Request, person: Person) -> None:
+class Sessions:
+    """Which sessions were ended by their people: a cookie that somebody has copied is worth nothing afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ended = folder / "ended-sessions"
+
+    def end(self, session: Mapping[str, Any]) -> None:
+        """Ends a session for whoever has its cookie."""
+        self._ended.mkdir(parents=True, exist_ok=True)
+        for mark in self._ended.iterdir():
+            if mark.stat().st_mtime < time.time() - SESSION_S:
+                mark.unlink(missing_ok=True)
+        (self._ended / session["id"]).touch()
+
+    def lives(self, session: Mapping[str, Any]) -> bool:
+        """Whether a session goes on."""
+        return time.time() < session["until"] and not (self._ended / session["id"]).exists()
+
+
+def sign_in(request: Request, person: Person, *, lasts_s: int = SESSION_S) -> None:
     """Begins a session."""
     request.session.clear()
-    request.session.update({"name": person.name, "role": person.role, "csrf": secrets.token_urlsafe(24)})
+    made = {"id": secrets.token_hex(16), "csrf": secrets.token_urlsafe(24), "until": int(time.time()) + lasts_s}
+    request.session.update({"name": person.name, "role": person.role, **made})
 
 
 def person_of(request: Request) -> Person:
@@ -119,9 +142,10 @@ def person_of(request: Request) -> Person:
 
     What changes something must repeat the session's CSRF token in a header: another site can neither read nor set it.
     """
-    session = request.session
-    if "name" not in session:
-        raise Unauthenticated("nobody is signed in; open the link that `aeenc-workbench` has printed")
+    session, state = request.session, request.app.state
+    if "id" not in session or not state.sessions.lives(session):
+        way = "sign in by your organisation" if state.oidc else "open the link that `aeenc-workbench` has printed"
+        raise Unauthenticated(f"nobody is signed in; {way}", reason="OIDC" if state.oidc else "")
     sent = request.headers.get(CSRF_HEADER, "")
     if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent, session["csrf"]):
         raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")

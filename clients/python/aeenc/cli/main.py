@@ -96,7 +96,7 @@ INTERRUPTED = 130
 # Commands of other distributions. A user who has only the SDK is told where they come from.
 _SERVICES = ("the services", "pip install 'aeenc-services[one-machine]'")
 _ELSEWHERE = {
-    **dict.fromkeys(("backup", "demo", "doctor", "down", "restore", "token", "up"), _SERVICES),
+    **dict.fromkeys(("backup", "demo", "doctor", "down", "restore", "token", "tune", "up"), _SERVICES),
     "workbench": ("the workbench", "pip install aeenc-workbench"),
 }
 _COMPLETION = "_AEENC_COMPLETE"

@@ -17,6 +17,7 @@ const VIEWS: [name: string, title: string, role: Person["role"]][] = [
 function App() {
   const [person, setPerson] = useState<Person | null>(null);
   const [refused, setRefused] = useState("");
+  const [provider, setProvider] = useState(false);
   const [queues, setQueues] = useState<Queue[]>([]);
   const [view, setView] = useState(location.hash.slice(1) || "annotate");
   const [connected, setConnected] = useState(true);
@@ -24,13 +25,13 @@ function App() {
 
   useEffect(() => {
     watchConnection(setConnected);
-    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => setRefused(error instanceof Problem ? error.message : String(error)));
+    signedIn().then((who) => { belongsTo(who.name); setPerson(who); reloadQueues(); }).catch((error: Error) => { setProvider(error instanceof Problem && error.reason === "OIDC"); setRefused(error instanceof Problem ? error.message : String(error)); });
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
 
-  if (refused) return <main class="wide"><h1>AE-Enc workbench</h1><p role="alert">{refused}</p></main>;
+  if (refused) return <main class="wide"><h1>AE-Enc workbench</h1><p role="alert">{refused}</p>{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
   const shown = views.some(([name]) => name === view) ? view : "annotate";
