@@ -76,7 +76,7 @@ def test_the_workbench_starts_and_ends_with_a_fleet(tmp_path: Path, monkeypatch:
             link = fleet.sign_in_link()
             assert "AE-Enc" in http.get(link).text
             origin = link.partition("/sign-in")[0]
-            assert http.get(f"{origin}/api/me").json()["role"] == "adjudicator"
+            assert http.get(f"{origin}/api/me").json()["role"] == "admin"
             assert [one["name"] for one in http.get(f"{origin}/api/queues").json()] == ["team"]
         assert "link=" not in (tmp_path / "home" / "logs" / "workbench.log").read_text()
         fleet.up(replace(options, workbench=False))
