@@ -50,7 +50,10 @@ INTEGRATIONS = {
     "mcp": {"aeenc_mcp", "mcp", "pydantic"},
     "workbench": {
         "aeenc_workbench",
+        "authlib",
+        "httpx",
         "itsdangerous",
+        "joserfc",
         "pydantic",
         "pydantic_settings",
         "starlette",
