@@ -1,6 +1,6 @@
-"""What operators are promised of seeing: the cost of traces.
+"""What operators are promised: batches that fill a GPU, and the cost of traces.
 
-    python -m benchmarks.fleet.operators [--only tracing] [--rounds 40] [--seconds 1]
+    python -m benchmarks.fleet.operators [--only batches|tracing] [--rounds 40] [--seconds 1]
 
 Two indexes and two encoders over one space and one corpus, which differ in tracing alone. Rounds take turns between
 them, so that a busy machine slows both. The receiver of the spans reads nothing: in operation it has its own machine.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -29,11 +31,15 @@ from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, row_of
 from benchmarks.harness.load import without_collector
 from benchmarks.harness.rows import Rows
+from services.encoder.__main__ import CPU_BATCH_ITEMS, GPU_BATCH_TOKENS
+from services.encoder.batching.queues import Item, Queues
+from services.encoder.runtime.runners import Tokens
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
 from support.service_process import RedisProcess, ServiceProcess
 
+SHORT_TEXTS, SHORT, WORKERS = 1024, 12, 16
 CORPUS = "science"
 PREMISES = 2000
 CALLERS = 8
@@ -228,7 +234,29 @@ async def _measure(rows: Rows, targets: dict[str, str], rounds: int, seconds: fl
         rows.at_least(f"{name}: tracing on over off", ratio, "x", least, f"{off_rate:.0f} calls/s")
 
 
-PARTS: dict[str, Callable[..., object]] = {"tracing": tracing}
+class PaddingRunner:
+    """All that a queue asks of a runner."""
+
+    width, pads = 1, True
+
+
+async def batches(rows: Rows, rounds: int, seconds: float) -> None:
+    """The batches of many short texts as an encoder makes them on a GPU, and by texts and workers, as on a CPU."""
+    del rounds, seconds
+
+    def made(batch_items: int) -> int:
+        queues = Queues(batch_items=batch_items, batch_tokens=GPU_BATCH_TOKENS, workers=WORKERS)
+        runner = PaddingRunner()
+        call = SimpleNamespace(dead=False)
+        short = [Item(Tokens([1] * SHORT), row, SHORT, call, math.inf) for row in range(SHORT_TEXTS)]  # type: ignore[arg-type]
+        queues.put("bulk", runner, short)  # type: ignore[arg-type]
+        return sum(1 for _ in iter(lambda: queues.take(0.0), None))
+
+    name = f"batches on a GPU, {SHORT_TEXTS:,} texts of {SHORT} tokens, {WORKERS} workers"
+    rows.at_most(name, made(0), "batches", 2, made(CPU_BATCH_ITEMS))
+
+
+PARTS: dict[str, Callable[..., object]] = {"batches": batches, "tracing": tracing}
 
 
 def main() -> None:

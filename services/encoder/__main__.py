@@ -30,6 +30,7 @@ from services.store.registry import Registry
 
 log = get(__name__)
 
+CPU_BATCH_ITEMS = 32
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 16_384
 
 
@@ -69,7 +70,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     )
     batcher = Batcher(
         workers=settings.workers,
-        batch_items=settings.batch_items,
+        batch_items=settings.batch_items or (0 if options.on_gpu else CPU_BATCH_ITEMS),
         batch_tokens=settings.batch_tokens or (GPU_BATCH_TOKENS if options.on_gpu else CPU_BATCH_TOKENS),
         stuck_s=settings.stuck_s,
         cost=cost,

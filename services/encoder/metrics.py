@@ -24,7 +24,10 @@ class EncoderMetrics:
             buckets=_SECONDS,
         )
         self._batch_items = Histogram(
-            "aeenc_encoder_batch_items", "Texts in a batch", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+            "aeenc_encoder_batch_items",
+            "Texts in a batch",
+            registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 256, 1024),
         )
         self._batch_tokens = Histogram(
             "aeenc_encoder_batch_tokens", "Tokens in a batch without padding", registry=registry, buckets=_TOKENS

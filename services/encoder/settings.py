@@ -27,7 +27,9 @@ class EncoderSettings(RedisSettings):
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
     )
     workers: int = Field(usable_cores(), ge=1, description="threads that compute, one session call each")
-    batch_items: int = Field(32, ge=1, description="most texts in one batch")
+    batch_items: int = Field(
+        0, ge=0, description="most texts in one batch; 0: 32 on a CPU, as many as batch_tokens allows on a GPU"
+    )
     batch_tokens: int = Field(0, ge=0, description="most padded tokens in one batch; 0: 256 on a CPU, 16384 on a GPU")
     queued_tokens: int = Field(32_768, ge=1024, description="most tokens admitted at once, a quarter of them bulk")
     stuck_s: float = Field(60.0, gt=0, description="how long one batch may take before its worker is replaced")

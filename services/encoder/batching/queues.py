@@ -64,7 +64,11 @@ _LENGTH = attrgetter("length")
 
 
 class Queues:
-    """The waiting texts. Not thread-safe: the caller holds a lock."""
+    """The waiting texts. Not thread-safe: the caller holds a lock.
+
+    A batch has at most `batch_items` texts, and workers share what waits. With 0, tokens alone bound a batch: a GPU
+    computes many short texts together faster than several workers after each other.
+    """
 
     def __init__(self, *, batch_items: int, batch_tokens: int, workers: int) -> None:
         self._batch_items, self._batch_tokens, self._workers = batch_items, batch_tokens, workers
@@ -117,21 +121,27 @@ class Queues:
     def _next_batch(self, runner: Runner, queue: _Queue, now: float) -> Batch:
         if not queue.batches:
             window: Batch = []
-            limit = WINDOW_BATCHES * self._batch_items
-            while queue.waiting and len(window) < limit:
+            tokens = 0
+            while queue.waiting and self._has_room(window, tokens):
                 item = queue.waiting.popleft()
                 if self._is_alive(item, now):
                     window.append(item)
+                    tokens += item.length
             queue.batches.extend(self._cut(window, runner))
         if not queue.batches:
             return []
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
 
+    def _has_room(self, window: Batch, tokens: int) -> bool:
+        if self._batch_items:
+            return len(window) < WINDOW_BATCHES * self._batch_items
+        return tokens < WINDOW_BATCHES * self._batch_tokens
+
     def _cut(self, window: Batch, runner: Runner) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
         window.sort(key=_LENGTH)
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
-        most = min(self._batch_items, share)
+        most = min(self._batch_items, share) if self._batch_items else len(window)
         batches: list[Batch] = []
         batch: Batch = []
         tokens = 0

@@ -106,3 +106,19 @@ def test_a_small_load_is_shared_between_the_workers():
     waiting = queues(batch_items=32, workers=2)
     waiting.put("interactive", Runner(), items([3] * 20))
     assert [len(batch) for _, batch in drain(waiting)] == [10, 10]
+
+
+def test_on_a_gpu_tokens_alone_bound_a_batch_however_many_workers_there_are():
+    waiting = queues(batch_items=0, batch_tokens=16_384, workers=16)
+    waiting.put("bulk", Runner(), items([12] * 1024))
+    assert [len(batch) for _, batch in drain(waiting)] == [1024]
+    waiting.put("bulk", Runner(), items([12] * 3000))
+    assert [len(batch) for _, batch in drain(waiting)] == [1365, 1365, 270]
+
+
+def test_a_window_without_a_limit_of_texts_is_bounded_by_tokens():
+    waiting = queues(batch_items=0, batch_tokens=100)
+    waiting.put("bulk", Runner(), items([10] * 500))
+    _, first = waiting.take(0.0) or (None, [])
+    [queue] = waiting._lanes["bulk"].values()
+    assert (len(first), len(queue.waiting)) == (10, 500 - WINDOW_BATCHES * 10)
