@@ -39,7 +39,7 @@ _REDIS_SERVICES = ("AEENC_SAMPLER_", "AEENC_TRAINER_", "AEENC_ENCODER_")  # whos
 # distributions of which a service needs exactly one, and the extra that brings it
 _ONE_OF = (
     (("onnxruntime", "onnxruntime-gpu"), "encoder-cpu or encoder-gpu"),
-    (("faiss-cpu", "faiss-gpu"), "index-cpu or index-gpu"),
+    (("faiss-cpu", "faiss-gpu"), "index-cpu"),
     (("torch",), "trainer"),
 )
 
