@@ -1,5 +1,5 @@
 // One person at work: lease, judge, submit, take back or go on, next.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, freshSeq, Problem, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type Word } from "./api";
 import { Candidates } from "./candidates";
 import { dropDraft, emptyDraft, folded, heldKey, loadDraft, saveDraft, sentGrades, sentVerdicts, sentWays, type Draft } from "./draft";
@@ -276,7 +276,8 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
     await next(true);
   }
 
-  useEffect(() => {
+  // Before the next key can come: what is drawn is what keys act upon.
+  useLayoutEffect(() => {
     function pressed(event: KeyboardEvent): void {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); void submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
