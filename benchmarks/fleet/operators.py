@@ -1,4 +1,4 @@
-"""What operators are promised: batches that fill a GPU, and the cost of traces.
+"""Measures two promises to operators: batches fill a GPU, and traces cost little.
 
     python -m benchmarks.fleet.operators [--only batches|tracing] [--rounds 40] [--seconds 1]
 

@@ -235,12 +235,17 @@ async def amend(call: Call) -> Any:
     """Changes verdicts of an answer: one's own, or as an adjudicator that of anybody."""
     body = await call.body(AmendBody)
     name = call.person.name
-    if call.person.role != "adjudicator":
-        own = call.client.people.list_answers(body.run, name)
-        if not any([one.answer_id == body.answer async for task in own for one in task.answers]):
-            raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
+    if not call.person.may("adjudicator") and not await _is_own(call, body):
+        raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
     return {"answer": await call.client.people.amend(body.answer, verdicts, name, request_id=body.request)}
+
+
+async def _is_own(call: Call, body: AmendBody) -> bool:
+    async for task in call.client.people.list_answers(body.run, call.person.name):
+        if any(one.answer_id == body.answer for one in task.answers):
+            return True
+    return False
 
 
 async def settle(call: Call) -> Any:

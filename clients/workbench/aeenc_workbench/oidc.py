@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from aeenc.errors import AeencError, PermissionDenied, Unauthenticated, Unavailable
-from aeenc_workbench.sign_in import Person, Role, sign_in
+from aeenc_workbench.sign_in import ROLES, Person, Role, sign_in
 
 COOKIE = "aeenc_workbench_oidc"
 ATTEMPT_S = 600
@@ -61,7 +62,7 @@ class Provider:
         found = [Person(name, self.roles[value]) for value in values if value in self.roles]
         if not found:
             raise PermissionDenied(f"{name} has no role here: the claim {self.roles_claim!r} names none of oidc_roles")
-        return max(found, key=lambda person: sum(person.may(role) for role in set(self.roles.values())))
+        return max(found, key=lambda person: ROLES.index(person.role))
 
 
 class Oidc:
@@ -166,8 +167,6 @@ async def _get(address: str) -> Any:
 
 
 def _told(error: AeencError, status: int) -> Response:
-    from html import escape
-
     back = '<p><a href="/oidc/sign-in">Begin again</a></p>'
     return HTMLResponse(f"<!doctype html><title>Not signed in</title><p>{escape(error.message)}</p>{back}", status)
 
@@ -177,7 +176,7 @@ def roles_of(texts: Iterable[str]) -> dict[str, Role]:
     found: dict[str, Role] = {}
     for text in texts:
         value, _, role = text.rpartition("=")
-        if not value or role not in ("annotator", "adjudicator", "admin"):
-            raise ValueError(f"oidc_role {text!r} is not VALUE=annotator, VALUE=adjudicator or VALUE=admin")
-        found[value] = role  # type: ignore[assignment]
+        if not value or role not in ROLES:
+            raise ValueError(f"oidc_role {text!r} is not VALUE=ROLE with one of {', '.join(ROLES)}")
+        found[value] = role
     return found

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from aeenc.errors import PermissionDenied, Unauthenticated
 
 Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
+ROLES: tuple[Role, ...] = get_args(Role)
 LINK_S = 3600
 SESSION_S = 30 * 24 * 3600
 KEY_BYTES = 32
@@ -38,8 +39,7 @@ class Person:
 
     def may(self, role: Role) -> bool:
         """Whether this person has the role, or one that includes it."""
-        roles = get_args(Role)
-        return roles.index(self.role) >= roles.index(role)
+        return ROLES.index(self.role) >= ROLES.index(role)
 
     def must_be(self, role: Role) -> None:
         """Raises PermissionDenied unless the person has the role."""
@@ -47,12 +47,34 @@ class Person:
             raise PermissionDenied(f"{self.name} is an {self.role}; ask for a link with the role {role}")
 
 
+class Marks:
+    """Names that were noted: files, which several processes share. They are forgotten after `kept_s`."""
+
+    def __init__(self, folder: Path, kept_s: float) -> None:
+        self._folder, self._kept_s = folder, kept_s
+
+    def set(self, name: str) -> bool:
+        """Notes a name. Of several attempts at once one is the first, and gets True: the file is new."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for mark in self._folder.iterdir():
+            if mark.stat().st_mtime < time.time() - self._kept_s:
+                mark.unlink(missing_ok=True)
+        try:
+            (self._folder / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def __contains__(self, name: str) -> bool:
+        return (self._folder / name).exists()
+
+
 class Links:
     """Links that sign a person in, each once and within an hour. `folder` keeps the key and which links were used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._used = folder / "used-links"
+        self._used = Marks(folder / "used-links", 2 * LINK_S)
         self.key = _key(folder)
         self._signer = URLSafeTimedSerializer(self.key, salt="sign-in")
         self.leases = Leases(self.key)
@@ -70,21 +92,9 @@ class Links:
             raise Unauthenticated(f"this link is older than an hour; {remedy}") from None
         except BadSignature:
             raise Unauthenticated(f"this link was not made by this workbench; {remedy}") from None
-        if not self._first_use(link):
+        if not self._used.set(hashlib.sha256(link.encode()).hexdigest()):
             raise Unauthenticated(f"this link has been used; {remedy}")
         return Person(name, role)
-
-    def _first_use(self, link: str) -> bool:
-        """Notes that a link was used. Of several attempts at once one is the first: the file of its mark is new."""
-        self._used.mkdir(parents=True, exist_ok=True)
-        for mark in self._used.iterdir():
-            if mark.stat().st_mtime < time.time() - 2 * LINK_S:
-                mark.unlink(missing_ok=True)
-        try:
-            (self._used / hashlib.sha256(link.encode()).hexdigest()).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
 
 class Leases:
@@ -115,19 +125,15 @@ class Sessions:
     """Which sessions were ended by their people: a cookie that somebody has copied is worth nothing afterwards."""
 
     def __init__(self, folder: Path) -> None:
-        self._ended = folder / "ended-sessions"
+        self._ended = Marks(folder / "ended-sessions", SESSION_S)
 
     def end(self, session: Mapping[str, Any]) -> None:
         """Ends a session for whoever has its cookie."""
-        self._ended.mkdir(parents=True, exist_ok=True)
-        for mark in self._ended.iterdir():
-            if mark.stat().st_mtime < time.time() - SESSION_S:
-                mark.unlink(missing_ok=True)
-        (self._ended / session["id"]).touch()
+        self._ended.set(session["id"])
 
     def lives(self, session: Mapping[str, Any]) -> bool:
         """Whether a session goes on."""
-        return time.time() < session["until"] and not (self._ended / session["id"]).exists()
+        return time.time() < session["until"] and session["id"] not in self._ended
 
 
 def sign_in(request: Request, person: Person, *, lasts_s: int = SESSION_S) -> None:

@@ -59,4 +59,6 @@ class Following:
                 await oracle.send_back(await self.follow(run_id))
             except errors.AeencError as error:
                 log.warning("run stays with its version for now", run=run_id, reason=error.message)
+            except Exception:  # one failed look must not end the loop
+                log.exception("following the label failed; it tries again", run=run_id)
             await asyncio.sleep(FOLLOW_S)

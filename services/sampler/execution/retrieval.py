@@ -53,15 +53,15 @@ class Retrieval:
         )
         return found.model_version, found.generation
 
-    async def nearest(self, run: Run, queries: Sequence[Query], version: str = "") -> list[list[RetrievedPremise]]:
+    async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[RetrievedPremise]]:
         """The nearest premises of each query, as many as the run's rules look up, best first.
 
-        `version` retrieves them, by default the run's. The query itself and those accepted are not among them. Raises
-        what Retrieve raises.
+        The run's version retrieves them. The query itself and those accepted are not among them. Raises what Retrieve
+        raises.
         """
         found: list[list[RetrievedPremise]] = []
         for chunk in _chunks(queries, run.config.rules.reach):
-            found += [_ranked(hits) for hits in await self._retrieve(run, chunk, version or run.version)]
+            found += [_ranked(hits) for hits in await self._retrieve(run, chunk)]
         return found
 
     async def premises(self, run: Run, ids: Sequence[str]) -> list[Candidate]:
@@ -81,7 +81,7 @@ class Retrieval:
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
-    async def _retrieve(self, run: Run, queries: Sequence[Query], version: str) -> list[list[Hit]]:
+    async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
         conditioned = any(accepted for _, accepted in queries)
         give_up_at = time.monotonic() + self._patience_s
         while True:
@@ -91,7 +91,7 @@ class Retrieval:
                     [text for text, _ in queries],
                     k=run.config.rules.reach,
                     accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
-                    version=version,
+                    version=run.version,
                     splits=run.config.splits(),
                     generation=run.generation,
                     precision="float32",

@@ -167,12 +167,14 @@ class RunWorker:
         if not rounds:
             return []
         queries = [(one.node.text, one.accepted) for one in rounds]
-        version = await self._patiently(lambda: self._store.version(self._run.id))
+        run = await self._patiently(lambda: self._store.get(self._run.id))
         try:
-            found = await self._retrieval.nearest(self._run, queries, version)
+            found = await self._retrieval.nearest(run, queries)
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
-        return [one.with_nearest(nearest, self._rules.k, version) for one, nearest in zip(rounds, found, strict=True)]
+        return [
+            one.with_nearest(nearest, self._rules.k, run.version) for one, nearest in zip(rounds, found, strict=True)
+        ]
 
     def _within_budget(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
         """The rounds that the run's budget still covers, the last one perhaps in part."""

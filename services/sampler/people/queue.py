@@ -146,19 +146,16 @@ class TaskQueue:
         held = parts_of(lease_id, "lease")[1] if lease_id else ""
         if held:
             ids[held] = None
-        found: list[str] = []
-        for task_id in ids if only is None else [one for one in ids if one in only]:
-            mine = lease_id if task_id == held else ""
+        wanted_ids = [task_id for task_id in ids if only is None or task_id in only]
 
-            def step(old: TaskRecord, at: float, mine: str = mine) -> steps.Change:
-                return steps.send_back(old, run.version, at, mine, who)
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            return steps.send_back(old, run.version, at, lease_id if old.task.task_id == held else "", who)
 
-            if dry_run:
-                [record], at = await self._tasks.read_many(run.id, [task_id])
-                found += [task_id] if step(record, at).id else []
-            elif (await self._tasks.apply(run, task_id, step))[1]:
-                found.append(task_id)
-        return found
+        records, at = await self._tasks.read_many(run.id, wanted_ids)
+        found = [record.task.task_id for record in records if step(record, at).id]
+        if dry_run:
+            return found
+        return [task_id for task_id in found if (await self._tasks.apply(run, task_id, step))[1]]
 
     async def sweep(self, run: Run) -> None:
         """Ends the leases of a run whose time is over, so that their tasks wait again."""

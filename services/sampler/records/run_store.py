@@ -153,13 +153,6 @@ class RunStore:
         async with unavailable_if_down(f"store the version of run {run_id}"):
             return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
 
-    async def version(self, run_id: str) -> str:
-        """The encoder version that a run's nodes are retrieved with now."""
-        async with unavailable_if_down(f"read the version of run {run_id}"):
-            names = ("current_version", "model_version")
-            current, first = await self._redis.hmget(self._keys.record(run_id), *names)
-        return str(current or first or "")
-
     def lease(self, run_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of a run, not taken yet."""
         return self._cycles.lease(run_id, owner, lease_s)
