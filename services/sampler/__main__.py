@@ -17,7 +17,7 @@ from services.sampler.execution.sampling import Sampling
 from services.sampler.oracles.budgets import OracleBudgets
 from services.sampler.oracles.gateway import Gateway, OracleGateway, OracleMetrics
 from services.sampler.people.additions import Premises
-from services.sampler.people.controls import read_controls
+from services.sampler.people.controls import ControlItems
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue
@@ -51,7 +51,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     following = Following(store, retrieval, labels)
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, TaskKeys(settings.namespace))
-    controls = {name: read_controls(one.controls) for name, one in settings.queues.items() if one.controls}
+    controls = ControlItems.of(tasks, settings.queues)
     premises = Premises(retrieval.premises)
     queue = TaskQueue(store, nodes, tasks, settings.queues, controls, premises)
     oracles: dict[str, Gateway] = {
@@ -78,7 +78,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, labels, runner, oracles, limits, settings.max_hypotheses)
     review = Review(store, nodes, tasks, pairs, premises, gateways, queue, following.follow)
-    overview = Overview(store, nodes, tasks, settings.queues)
+    overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,
         [nodes.keys_of, pairs.keys_of, tasks.keys_of],

@@ -14,11 +14,11 @@ from services.kit.limits import Limits, check_count
 from services.sampler.acs.algorithm import ROOT, Rules
 from services.sampler.acs.negatives import NegativeFilter
 from services.sampler.execution.retention import OldRun
-from services.sampler.people.agreement import Agreement
+from services.sampler.people.controls import Qualification
 from services.sampler.people.decisions import SentAnswer, SentVerdicts, verdict_of
 from services.sampler.people.overview import NodeNow, QueueNow, TreeNow
 from services.sampler.people.queue import LeasedTask
-from services.sampler.people.review import AnnotatorReport
+from services.sampler.people.review import Report
 from services.sampler.people.task_store import LoggedChange, TaskEvent
 from services.sampler.people.tasks import (
     NodeVerdict,
@@ -402,6 +402,7 @@ def to_queue(queue: QueueNow) -> sampler_pb2.Queue:
         undo=to_duration(queue.settings.undo_s),
         guideline=queue.guideline,
         max_grade=queue.settings.max_grade,
+        qualification=to_qualification(queue.qualification),
         total=sampler_pb2.TaskCounts(**vars(queue.total)),
         runs=[
             sampler_pb2.RunTasks(run_id=run_id, counts=sampler_pb2.TaskCounts(**vars(counts)))
@@ -410,8 +411,18 @@ def to_queue(queue: QueueNow) -> sampler_pb2.Queue:
     )
 
 
-def to_agreement(found: Agreement, reports: dict[str, AnnotatorReport]) -> sampler_pb2.GetAgreementResponse:
-    """The figures, and each annotator's."""
+def to_qualification(found: Qualification | None) -> sampler_pb2.Qualification | None:
+    """A person's qualification, where there is one."""
+    if found is None:
+        return None
+    return sampler_pb2.Qualification(
+        items=found.items, answered=found.answered, state=f"QUALIFICATION_STATE_{found.state}"
+    )
+
+
+def to_agreement(report: Report) -> sampler_pb2.GetAgreementResponse:
+    """The figures, each annotator's, and those of control items."""
+    found = report.agreement
     return sampler_pb2.GetAgreementResponse(
         cohen_kappa=found.cohen_kappa,
         fleiss_kappa=found.fleiss_kappa,
@@ -423,13 +434,24 @@ def to_agreement(found: Agreement, reports: dict[str, AnnotatorReport]) -> sampl
         reports=[
             sampler_pb2.AnnotatorReport(
                 annotator=name,
-                answers=report.answers,
-                late=report.late,
-                control_verdicts=report.control_verdicts,
-                control_correct=report.control_correct,
-                mean_elapsed=to_duration(report.elapsed_s / max(report.answers, 1)),
+                answers=one.answers,
+                late=one.late,
+                control_verdicts=one.control_verdicts,
+                control_correct=one.control_correct,
+                mean_elapsed=to_duration(one.elapsed_s / max(one.answers, 1)),
+                answers_hour=one.answers_hour,
             )
-            for name, report in reports.items()
+            for name, one in report.people.items()
+        ],
+        controls=[
+            sampler_pb2.ControlReport(
+                query=one.query,
+                answers=one.answers,
+                verdicts=one.verdicts,
+                correct=one.correct,
+                mistakes=[sampler_pb2.ControlMistake(**vars(mistake)) for mistake in one.mistakes],
+            )
+            for one in report.controls
         ],
     )
 

@@ -181,7 +181,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def GetAgreement(
         self, request: sampler_pb2.GetAgreementRequest, context: Any
     ) -> sampler_pb2.GetAgreementResponse:
-        return convert.to_agreement(*await self._review.agreement(request.run_id))
+        return convert.to_agreement(await self._review.agreement(request.run_id))
 
     async def ListTasks(self, request: sampler_pb2.ListTasksRequest, context: Any) -> sampler_pb2.ListTasksResponse:
         state, after = convert.from_state(request.state), position_of(request.page_token)

@@ -69,6 +69,11 @@ class QueueSettings(BaseModel):
         0.0, ge=0, le=100, description="highest grade that people give to what explains, from 1; 0: none is asked for"
     )
     control_share: float = Field(0.1, ge=0, le=1, description="share of tasks that are control items, if there are any")
+    qualify: int = Field(0, ge=0, description="control items that each person answers before any other task; 0: none")
+    qualify_share: float = Field(
+        0.8, ge=0, le=1, description="share of their verdicts on these that must be right before they get other tasks"
+    )
+    qualified: frozenset[str] = Field(frozenset(), description="people who get tasks without having qualified")
 
     def guideline_text(self) -> str:
         """The text for the people of the queue. Raises InvalidArgument for a file that is none."""

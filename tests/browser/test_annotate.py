@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,12 @@ pytestmark = pytest.mark.browser
 async def shown(page: Any, query: str) -> None:
     """Waits until a task asks this."""
     await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
+
+
+async def choose(page: Any, text: str) -> None:
+    """Says that a candidate explains the query."""
+    candidates = page.get_by_role("list", name="Candidates").get_by_role("listitem")
+    await candidates.filter(has_text=text).get_by_role("button", name="Accept").click()
 
 
 async def judged(bench: Any, run_id: str, tree: str = "tree-0") -> values.TreeState:
@@ -135,6 +143,8 @@ async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(
             return (await fetch("/api/amend", { method: "POST", headers, body: JSON.stringify(words) })).status;
         }"""
         assert await other.evaluate(sent, words) == 403
+        admin = await at.window("root", "admin")  # may do what an adjudicator may
+        assert await admin.evaluate(sent, words) == 200
 
 
 async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
@@ -194,6 +204,40 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
         await page.goto(f"{at.url}/#lead")
         await page.reload()
         assert await page.get_by_role("link", name="Lead").count() == 0
+
+
+async def test_people_qualify_first_and_a_lead_sees_what_they_got_wrong(bench: Any, tmp_path: Path) -> None:
+    file = tmp_path / "controls.jsonl"
+    items = [
+        {"query": f"what is {name}", "explains": [f"{name} is a metal"], "refuses": ["ice is cold"]}
+        for name in ("iron", "tin")
+    ]
+    file.write_text("\n".join(map(json.dumps, items)))
+    async with bench(overlap=2, controls=str(file), control_share=0.0, qualify=2) as at:
+        await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await page.get_by_text("You qualify for team: 0 of 2 tasks answered.").wait_for()
+        for number in (1, 2):
+            await page.get_by_role("heading", name="what is").wait_for()
+            await choose(page, "is a metal")
+            await page.keyboard.press("ArrowDown")
+            await page.keyboard.press("Control+Enter")
+            if number == 1:
+                await page.get_by_text("1 of 2 tasks answered").wait_for()
+        await shown(page, "hypothesis 0")
+        assert await page.get_by_text("You qualify").count() == 0
+        other = await at.window("bob")
+        for number in (1, 2):
+            await other.get_by_role("heading", name="what is").wait_for()
+            await choose(other, "ice is cold")
+            await other.keyboard.press("Control+Enter")
+            if number == 1:
+                await other.get_by_text("1 of 2 tasks answered").wait_for()
+        await other.get_by_role("alert").get_by_text("has not passed the qualification round").wait_for()
+        lead = await at.window("lead", "adjudicator")
+        await lead.get_by_role("link", name="Lead").click()
+        await lead.get_by_role("heading", name="Control items").wait_for()
+        assert await lead.get_by_text("does not explain; otherwise said: 1").count() == 2
 
 
 async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:

@@ -1,4 +1,7 @@
-"""Control items: tasks whose answer is known, mixed in among the others to measure annotators. They never become pairs.
+"""Control items: tasks whose answer is known, which measure annotators. They never become pairs.
+
+    a person's first `qualify` tasks of a queue ─▶ control items ─▶ enough verdicts right? ─▶ other tasks
+                                                                     and `control_share` of control items among them
 
 One JSON object a line: `{"query": "…", "explains": ["…"], "refuses": ["…"], "path": ["…"]}`; `path` may be missing.
 """
@@ -6,22 +9,33 @@ One JSON object a line: `{"query": "…", "explains": ["…"], "refuses": ["…"
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from services.sampler.people.tasks import TaskRecord, VerdictKinds, task_name
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import TaskRecord, VerdictKinds, parts_of, task_name
 from services.sampler.records.runs import Run
+from services.sampler.settings import QueueSettings
 
 STEP = 0.01  # between scores that are made up
 ATTEMPTS = 20
 _HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
 EVERYBODY = 1_000_000  # a control item never has all its answers
+
+QualificationState = Literal["OPEN", "PASSED", "FAILED"]
+
+
+class NotQualified(errors.FailedPrecondition):
+    """A person gets no task of a queue before they have passed its qualification round."""
+
+    default_reason = "NOT_QUALIFIED"
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,74 @@ class Control:
     explains: tuple[str, ...]
     refuses: tuple[str, ...]
     path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Qualification:
+    """How far a person is in the qualification round of a queue: control items answered, of so many."""
+
+    items: int
+    answered: int
+    state: QualificationState
+
+
+class ControlItems:
+    """The control items of the queues of one namespace, as tasks of their runs."""
+
+    def __init__(
+        self, tasks: TaskStore, queues: Mapping[str, QueueSettings], controls: Mapping[str, Sequence[Control]]
+    ) -> None:
+        self._tasks, self._queues, self._controls = tasks, queues, controls
+
+    @classmethod
+    def of(cls, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> Self:
+        """Reads the files of all queues. Raises InvalidArgument for one that is malformed or too short."""
+        controls = {name: read_controls(one.controls) for name, one in queues.items() if one.controls}
+        for name, one in queues.items():
+            if one.qualify > (there := len(controls.get(name, ()))):
+                raise errors.InvalidArgument(
+                    f"queue {name!r}: qualify is {one.qualify}, and its `controls` hold {there} items; add more"
+                )
+        return cls(tasks, queues, controls)
+
+    async def left(self, run: Run, answered: Collection[str], *, qualifying: bool = False) -> list[str]:
+        """The control items of a run that are not among the answered tasks; they are put there if they are missing.
+
+        To mix one in among other tasks, the first is enough; for the qualification round there are all of it.
+        """
+        controls = self._controls.get(run.config.oracle, ())
+        first, _ = await self._tasks.read_many(run.id, await self._tasks.task_ids(run.id, 0, 1))
+        if not first or not controls:
+            return []
+        model = first[0].task  # a run's first task is none of its control items: they come once others wait
+        of_round = controls[: self._queues[run.config.oracle].qualify] if qualifying else controls
+        records = (control_record(run, control, model) for control in of_round)
+        left = (record for record in records if record.task.task_id not in answered)
+        wanted = list(left if qualifying else itertools.islice(left, 1))
+        await self._tasks.put(wanted)
+        return [record.task.task_id for record in wanted]
+
+    async def qualification(self, run: Run, annotator: str) -> Qualification | None:
+        """A person's qualification for the run's queue; None where it has no such round.
+
+        They pass it once, in one of the queue's runs, and may try again in the next run.
+        """
+        queue = run.config.oracle
+        settings = self._queues[queue]
+        if not settings.qualify or annotator in settings.qualified:
+            return None
+        if await self._tasks.is_qualified(queue, annotator):
+            return Qualification(settings.qualify, settings.qualify, "PASSED")
+        ids = {parts_of(one, "answer")[1] for one in await self._tasks.answered_by(run.id, annotator)}
+        found = [one for one in (await self._tasks.read_many(run.id, sorted(ids)))[0] if one.control]
+        counted = [right_and_judged(one, a.verdicts) for one in found for a in one.answers if a.annotator == annotator]
+        if len(found) < settings.qualify:
+            return Qualification(settings.qualify, len(found), "OPEN")
+        right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
+        if not judged or right < settings.qualify_share * judged:
+            return Qualification(settings.qualify, len(found), "FAILED")
+        await self._tasks.qualify(queue, annotator)
+        return Qualification(settings.qualify, len(found), "PASSED")
 
 
 def read_controls(path: Path) -> tuple[Control, ...]:
@@ -105,6 +187,44 @@ def right_and_judged(record: TaskRecord, verdicts: VerdictKinds) -> tuple[int, i
     decided = {premise_id: verdict for premise_id, verdict in verdicts.items() if verdict.decides}
     right = sum(verdict.accepts is record.gold[premise_id] for premise_id, verdict in decided.items())
     return right, len(decided)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A candidate of a control item, whether it explains the query, and how many people said otherwise."""
+
+    text: str
+    explains: bool
+    people: int
+
+
+@dataclass(frozen=True)
+class ControlReport:
+    """How people have answered a control item. Verdicts are those that are a yes or a no."""
+
+    query: str
+    answers: int
+    verdicts: int
+    correct: int
+    mistakes: tuple[Mistake, ...]
+
+
+def control_report(record: TaskRecord) -> ControlReport:
+    """The report on a control item, with the most frequent mistake first."""
+    counted = [right_and_judged(record, answer.verdicts) for answer in record.answers]
+    mistakes = []
+    for candidate in record.task.candidates:
+        explains = record.gold[candidate.id]
+        said = [answer.verdicts[candidate.id] for answer in record.answers]
+        if people := sum(kind.decides and kind.accepts is not explains for kind in said):
+            mistakes.append(Mistake(candidate.text, explains, people))
+    return ControlReport(
+        record.task.query,
+        len(record.answers),
+        sum(judged for _, judged in counted),
+        sum(right for right, _ in counted),
+        tuple(sorted(mistakes, key=lambda one: -one.people)),
+    )
 
 
 def _texts(stored: dict[str, Any], name: str) -> tuple[str, ...]:

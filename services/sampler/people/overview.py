@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, Tree
+from services.sampler.people.controls import ControlItems, Qualification
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import NodeVerdict, TaskRecord, TaskState, VerdictKind, check_annotator, parts_of
 from services.sampler.records.node_store import NodeStore
@@ -89,13 +90,17 @@ class Counts:
 
 @dataclass(frozen=True)
 class QueueNow:
-    """A queue of people, its settings, and its counts: of all its live runs, and of each."""
+    """A queue of people, its settings, and its counts: of all its live runs, and of each.
+
+    `qualification` is that of the person who asks, in the oldest of these runs.
+    """
 
     name: str
     settings: QueueSettings
     guideline: str
     total: Counts
     runs: Mapping[str, Counts]
+    qualification: Qualification | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,15 @@ class _Counted:
 class Overview:
     """Reads trees and queues of one namespace. Raises the classes of `aeenc.errors`."""
 
-    def __init__(self, runs: RunStore, nodes: NodeStore, tasks: TaskStore, queues: Mapping[str, QueueSettings]) -> None:
-        self._runs, self._nodes, self._tasks = runs, nodes, tasks
+    def __init__(
+        self,
+        runs: RunStore,
+        nodes: NodeStore,
+        tasks: TaskStore,
+        queues: Mapping[str, QueueSettings],
+        controls: ControlItems,
+    ) -> None:
+        self._runs, self._nodes, self._tasks, self._controls = runs, nodes, tasks, controls
         self._queues = queues
         self._guidelines = {name: one.guideline_text() for name, one in queues.items()}
         self._counted: OrderedDict[str, _Counted] = OrderedDict()
@@ -184,7 +196,8 @@ class Overview:
         for run in runs:
             by_run[run.id] = await self._counts(run.id, annotator)
             total.add(by_run[run.id])
-        return QueueNow(name, self._queues[name], self._guidelines[name], total, by_run)
+        standing = await self._controls.qualification(runs[0], annotator) if runs and annotator else None
+        return QueueNow(name, self._queues[name], self._guidelines[name], total, by_run, standing)
 
     async def _counts(self, run_id: str, annotator: str) -> Counts:
         counted = self._counted.setdefault(run_id, _Counted())

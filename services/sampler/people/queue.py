@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aeenc import errors
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises, check_words
-from services.sampler.people.controls import Control, control_record
+from services.sampler.people.controls import ControlItems, NotQualified
 from services.sampler.people.decisions import SentAnswer
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import Lease, TaskRecord, check_annotator, parts_of
@@ -70,7 +70,7 @@ class TaskQueue:
         nodes: NodeStore,
         tasks: TaskStore,
         queues: Mapping[str, QueueSettings],
-        controls: Mapping[str, Sequence[Control]],
+        controls: ControlItems,
         premises: Premises,
     ) -> None:
         self._runs, self._nodes, self._tasks, self._premises = runs, nodes, tasks, premises
@@ -88,6 +88,7 @@ class TaskQueue:
         if request and (earlier := await self._leased_before(request, content)):
             return earlier
         leased: list[LeasedTask] = []
+        unqualified: NotQualified | None = None
         for run in await self._open_runs(wanted):
             try:
                 await self.sweep(run)
@@ -97,9 +98,13 @@ class TaskQueue:
                     if one is None:
                         break
                     leased.append(one)
+            except NotQualified as error:  # another queue may have tasks for this person
+                unqualified = error
             except NewerFormat:  # a task: it keeps nobody from those of other runs
                 if wanted.run_id:
                     raise
+        if unqualified and not leased:
+            raise unqualified
         return leased
 
     async def renew(self, lease_id: str, who: str = "") -> tuple[float, float]:
@@ -255,27 +260,40 @@ class TaskQueue:
     async def _candidates(self, run: Run, annotator: str, taken: int, only: frozenset[str] | None) -> list[str]:
         """The waiting tasks that this person has not judged, after a control item when one is due.
 
-        Among tasks that somebody has asked for (`only`), a control item would be known as one.
+        Among tasks that somebody has asked for (`only`), a control item would be known as one. Raises NotQualified.
         """
         waiting = await self._tasks.waiting(run.id)
-        if only is not None:
-            return [task_id for task_id in waiting if task_id in only]
         if not waiting:
             return []
         answered = await self._tasks.answered_by(run.id, annotator)
         done = {parts_of(answer_id, "answer")[1] for answer_id in answered}
+        if await self._qualifies(run, annotator, only):
+            return await self._controls.left(run, done, qualifying=True)
+        if only is not None:
+            return [task_id for task_id in waiting if task_id in only]
         new = [task_id for task_id in waiting if task_id not in done]
-        controls = self._controls.get(run.config.oracle, ())
         share = self._queues[run.config.oracle].control_share
-        if not new or not controls or _chance(run.id, annotator, len(answered) + taken) >= share:
+        if not new or _chance(run.id, annotator, len(answered) + taken) >= share:
             return new
-        first, _ = await self._tasks.read_many(run.id, await self._tasks.task_ids(run.id, 0, 1))
-        model = first[0].task  # a run's first task is none of its control items: they come once others wait
-        for record in (control_record(run, control, model) for control in controls):
-            if record.task.task_id not in done:
-                await self._tasks.put([record])
-                return [record.task.task_id, *new]
-        return new
+        return [*await self._controls.left(run, done), *new]
+
+    async def _qualifies(self, run: Run, annotator: str, only: frozenset[str] | None) -> bool:
+        """Whether this person is in the qualification round. Raises NotQualified where that gives them no task."""
+        found = await self._controls.qualification(run, annotator)
+        if found is None or found.state == "PASSED":
+            return False
+        queue = run.config.oracle
+        if found.state == "FAILED":
+            raise NotQualified(
+                f"{annotator} has not passed the qualification round of queue {queue!r}: fewer than "
+                f"{self._queues[queue].qualify_share:.0%} of the verdicts were right; ask who leads the queue"
+            )
+        if only is not None:
+            raise NotQualified(
+                f"{annotator} has answered {found.answered} of the {found.items} tasks that qualify for queue "
+                f"{queue!r}; lease without naming a hypothesis or task first"
+            )
+        return True
 
 
 def _chance(*parts: object) -> float:

@@ -21,7 +21,7 @@ from services.sampler.acs.negatives import RefusalFilter
 from services.sampler.people import steps
 from services.sampler.people.additions import Premises, check_words
 from services.sampler.people.agreement import Agreement, agreement_apart, edge_f1, positive_agreement
-from services.sampler.people.controls import right_and_judged
+from services.sampler.people.controls import ControlReport, control_report, right_and_judged
 from services.sampler.people.decisions import SentAnswer, SentVerdicts
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.queue import TaskQueue, Wanted
@@ -38,6 +38,7 @@ log = get(__name__)
 PAGE = 100
 MAX_PAGE = 500
 WATCH_WAIT_MS = 1000
+HOUR_S = 3600.0
 REPAIR_S = 5.0  # between two looks for changes whose pairs are due
 REPAIR_AFTER_S = 10.0  # the call that made a change adds its pairs within this time, or was cut off
 REFUSED = "refused"  # the reason of a pair that a run of positives only does not keep
@@ -58,6 +59,16 @@ class AnnotatorReport:
     control_verdicts: int = 0
     control_correct: int = 0
     elapsed_s: float = 0.0
+    answers_hour: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the people of a run agree, what each has done, and how its control items were answered."""
+
+    agreement: Agreement
+    people: Mapping[str, AnnotatorReport]
+    controls: Sequence[ControlReport]
 
 
 class Review:
@@ -284,24 +295,29 @@ class Review:
         shown = [record for record in found if not record.control and (state is None or record.state == state)]
         return shown, after + size if len(ids) == size else 0
 
-    async def agreement(self, run_id: str) -> tuple[Agreement, dict[str, AnnotatorReport]]:
-        """The agreement of a run's annotators, and a report on each."""
+    async def agreement(self, run_id: str) -> Report:
+        """The agreement of a run's annotators, a report on each, and on its control items, those done worst first."""
         await self._runs.get(run_id)
         ratings: list[Mapping[str, bool]] = []
         edges: list[Mapping[str, Set[str]]] = []
         reports: dict[str, AnnotatorReport] = defaultdict(AnnotatorReport)
+        controls: list[ControlReport] = []
         position = 0
         while ids := await self._tasks.task_ids(run_id, position, PAGE):
             position += len(ids)
-            for record in (await self._tasks.read_many(run_id, ids))[0]:
-                _count(record, reports)
+            found, at = await self._tasks.read_many(run_id, ids)
+            for record in found:
+                _count(record, reports, at)
                 if not record.control:
                     ratings += _ratings(record)
                     edges.append(_edges(record))
+                elif record.answers:
+                    controls.append(control_report(record))
         async with self._agreeing:
             beyond_chance = await agreement_apart(ratings)
-        found = replace(beyond_chance, positive_agreement=positive_agreement(ratings), edge_f1=edge_f1(edges))
-        return found, dict(sorted(reports.items()))
+        agreed = replace(beyond_chance, positive_agreement=positive_agreement(ratings), edge_f1=edge_f1(edges))
+        controls.sort(key=lambda one: one.correct - one.verdicts)
+        return Report(agreed, dict(sorted(reports.items())), controls)
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
         """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
@@ -352,10 +368,11 @@ def _edges(record: TaskRecord) -> Mapping[str, Set[str]]:
     }
 
 
-def _count(record: TaskRecord, reports: dict[str, AnnotatorReport]) -> None:
+def _count(record: TaskRecord, reports: dict[str, AnnotatorReport], at: float) -> None:
     for answer in record.answers:
         report = reports[answer.annotator]
         report.answers += 1
+        report.answers_hour += answer.at > at - HOUR_S
         report.late += answer.late
         report.elapsed_s += answer.elapsed_s
         if record.control:

@@ -389,6 +389,16 @@ class TaskStore:
             answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
         return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0
 
+    async def is_qualified(self, queue: str, annotator: str) -> bool:
+        """Whether a person has passed the queue's qualification round."""
+        async with unavailable_if_down(f"read who has qualified for queue {queue}"):
+            return bool(await self._redis.sismember(self._keys.qualified(queue), annotator))
+
+    async def qualify(self, queue: str, annotator: str) -> None:
+        """Notes that a person has passed the queue's qualification round."""
+        async with unavailable_if_down(f"store who has qualified for queue {queue}"):
+            await self._redis.sadd(self._keys.qualified(queue), annotator)
+
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""
         key = self._keys.events(run_id) if run_id else self._keys.all_events

@@ -111,6 +111,10 @@ class TaskKeys:
         """The pace of answers: their number and their milliseconds (hash)."""
         return f"{self._prefix}queue:{queue}:pace"
 
+    def qualified(self, queue: str) -> str:
+        """The people who have passed the queue's qualification round (set)."""
+        return f"{self._prefix}queue:{queue}:qualified"
+
     def request(self, *parts: str) -> str:
         """Maps a caller's request id to the id of what it made (string with a time to live)."""
         return f"{self._prefix}task-request:{digest(repr(parts))}"

@@ -146,9 +146,14 @@ def agreement(context: typer.Context, run: RunId) -> None:
         "annotators": found.annotators,
     }
     reports = [_report_dict(report) for report in found.reports]
-    columns = ["annotator", "answers", "late", "controls_right", "mean_s"]
-    shown = table([c.replace("_", " ") for c in columns], [[report[c] for c in columns] for report in reports], right=4)
-    output_of(context).result({**figures, "reports": reports}, fields_table(figures), shown)
+    columns = ["annotator", "answers", "last_hour", "late", "controls_right", "mean_s"]
+    shown = [table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in reports], right=5)]
+    controls = [_control_dict(one) for one in found.controls]
+    if controls:
+        titles = ["control item", "answers", "right", "mistakes"]
+        rows = [[one["query"], one["answers"], one["right"], "; ".join(one["mistakes"])] for one in controls]
+        shown.append(table(titles, rows))
+    output_of(context).result({**figures, "reports": reports, "controls": controls}, fields_table(figures), *shown)
 
 
 def adjudicate(
@@ -259,9 +264,20 @@ def _report_dict(report: values.AnnotatorReport) -> dict[str, Any]:
     return {
         "annotator": report.annotator,
         "answers": report.answers,
+        "last_hour": report.answers_hour,
         "late": report.late,
         "controls_right": f"{report.control_correct} of {report.control_verdicts}",
         "mean_s": round(report.mean_elapsed.total_seconds(), 1),
+    }
+
+
+def _control_dict(control: values.ControlReport) -> dict[str, Any]:
+    said = {True: "explains", False: "does not explain"}
+    return {
+        "query": control.query,
+        "answers": control.answers,
+        "right": f"{control.correct} of {control.verdicts}",
+        "mistakes": [f"{one.text} ({said[one.explains]}; {one.people} otherwise)" for one in control.mistakes],
     }
 
 

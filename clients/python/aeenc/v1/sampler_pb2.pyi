@@ -11,6 +11,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class QualificationState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUALIFICATION_STATE_UNSPECIFIED: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_OPEN: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_PASSED: _ClassVar[QualificationState]
+    QUALIFICATION_STATE_FAILED: _ClassVar[QualificationState]
+
 class NodeVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NODE_VERDICT_UNSPECIFIED: _ClassVar[NodeVerdict]
@@ -81,6 +88,10 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_CONFLICT: _ClassVar[TaskState]
     TASK_STATE_SETTLED: _ClassVar[TaskState]
     TASK_STATE_WITHDRAWN: _ClassVar[TaskState]
+QUALIFICATION_STATE_UNSPECIFIED: QualificationState
+QUALIFICATION_STATE_OPEN: QualificationState
+QUALIFICATION_STATE_PASSED: QualificationState
+QUALIFICATION_STATE_FAILED: QualificationState
 NODE_VERDICT_UNSPECIFIED: NodeVerdict
 NODE_VERDICT_COMPLETE: NodeVerdict
 NODE_VERDICT_PREMISE_MISSING: NodeVerdict
@@ -813,7 +824,7 @@ class ListQueuesResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[Queue, _Mapping]]] = ...) -> None: ...
 
 class Queue(_message.Message):
-    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs", "max_grade")
+    __slots__ = ("name", "overlap", "undo", "guideline", "total", "runs", "max_grade", "qualification")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
@@ -821,6 +832,7 @@ class Queue(_message.Message):
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     MAX_GRADE_FIELD_NUMBER: _ClassVar[int]
+    QUALIFICATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     overlap: int
     undo: _duration_pb2.Duration
@@ -828,7 +840,18 @@ class Queue(_message.Message):
     total: TaskCounts
     runs: _containers.RepeatedCompositeFieldContainer[RunTasks]
     max_grade: float
-    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ...) -> None: ...
+    qualification: Qualification
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[int] = ..., undo: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., guideline: _Optional[str] = ..., total: _Optional[_Union[TaskCounts, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunTasks, _Mapping]]] = ..., max_grade: _Optional[float] = ..., qualification: _Optional[_Union[Qualification, _Mapping]] = ...) -> None: ...
+
+class Qualification(_message.Message):
+    __slots__ = ("items", "answered", "state")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    answered: int
+    state: QualificationState
+    def __init__(self, items: _Optional[int] = ..., answered: _Optional[int] = ..., state: _Optional[_Union[QualificationState, str]] = ...) -> None: ...
 
 class RunTasks(_message.Message):
     __slots__ = ("run_id", "counts")
@@ -889,7 +912,7 @@ class GetAgreementRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetAgreementResponse(_message.Message):
-    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports", "positive_agreement", "edge_f1")
+    __slots__ = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "candidates", "annotators", "reports", "positive_agreement", "edge_f1", "controls")
     COHEN_KAPPA_FIELD_NUMBER: _ClassVar[int]
     FLEISS_KAPPA_FIELD_NUMBER: _ClassVar[int]
     KRIPPENDORFF_ALPHA_FIELD_NUMBER: _ClassVar[int]
@@ -898,6 +921,7 @@ class GetAgreementResponse(_message.Message):
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     POSITIVE_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     EDGE_F1_FIELD_NUMBER: _ClassVar[int]
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
     cohen_kappa: float
     fleiss_kappa: float
     krippendorff_alpha: float
@@ -906,23 +930,50 @@ class GetAgreementResponse(_message.Message):
     reports: _containers.RepeatedCompositeFieldContainer[AnnotatorReport]
     positive_agreement: float
     edge_f1: float
-    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ...) -> None: ...
+    controls: _containers.RepeatedCompositeFieldContainer[ControlReport]
+    def __init__(self, cohen_kappa: _Optional[float] = ..., fleiss_kappa: _Optional[float] = ..., krippendorff_alpha: _Optional[float] = ..., candidates: _Optional[int] = ..., annotators: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[AnnotatorReport, _Mapping]]] = ..., positive_agreement: _Optional[float] = ..., edge_f1: _Optional[float] = ..., controls: _Optional[_Iterable[_Union[ControlReport, _Mapping]]] = ...) -> None: ...
 
 class AnnotatorReport(_message.Message):
-    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed")
+    __slots__ = ("annotator", "answers", "late", "control_verdicts", "control_correct", "mean_elapsed", "answers_hour")
     ANNOTATOR_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     CONTROL_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     CONTROL_CORRECT_FIELD_NUMBER: _ClassVar[int]
     MEAN_ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_HOUR_FIELD_NUMBER: _ClassVar[int]
     annotator: str
     answers: int
     late: int
     control_verdicts: int
     control_correct: int
     mean_elapsed: _duration_pb2.Duration
-    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    answers_hour: int
+    def __init__(self, annotator: _Optional[str] = ..., answers: _Optional[int] = ..., late: _Optional[int] = ..., control_verdicts: _Optional[int] = ..., control_correct: _Optional[int] = ..., mean_elapsed: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answers_hour: _Optional[int] = ...) -> None: ...
+
+class ControlReport(_message.Message):
+    __slots__ = ("query", "answers", "verdicts", "correct", "mistakes")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    MISTAKES_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    answers: int
+    verdicts: int
+    correct: int
+    mistakes: _containers.RepeatedCompositeFieldContainer[ControlMistake]
+    def __init__(self, query: _Optional[str] = ..., answers: _Optional[int] = ..., verdicts: _Optional[int] = ..., correct: _Optional[int] = ..., mistakes: _Optional[_Iterable[_Union[ControlMistake, _Mapping]]] = ...) -> None: ...
+
+class ControlMistake(_message.Message):
+    __slots__ = ("text", "explains", "people")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINS_FIELD_NUMBER: _ClassVar[int]
+    PEOPLE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    explains: bool
+    people: int
+    def __init__(self, text: _Optional[str] = ..., explains: bool = ..., people: _Optional[int] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
     __slots__ = ("run_id", "state", "page_size", "page_token", "annotator")

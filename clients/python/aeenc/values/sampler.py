@@ -119,6 +119,19 @@ class TreeNodeState(Choice):
     """It was never answered; what explains it was known before."""
 
 
+class QualificationState(Choice):
+    """The state of a qualification round."""
+
+    UNSPECIFIED = 0
+    """Not stated."""
+    OPEN = 1
+    """Items are left to answer."""
+    PASSED = 2
+    """The person gets the tasks of the queue."""
+    FAILED = 3
+    """Too few verdicts were right. The person gets no task of this run."""
+
+
 class TaskEvent(Choice):
     """A kind of task event."""
 
@@ -790,6 +803,25 @@ class RunTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qualification:
+    """How far a person is in the qualification round of a queue: control items that they answer before any other
+    task.
+    """
+
+    items: int = 0
+    """The control items of the round."""
+    answered: int = 0
+    """Those that the person has answered."""
+    state: QualificationState = QualificationState.UNSPECIFIED
+    """Whether they have passed."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.Qualification) -> Qualification:
+        """Reads the message."""
+        return cls(items=message.items, answered=message.answered, state=QualificationState(message.state))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
     """A queue of people that runs may name as their oracle."""
 
@@ -807,6 +839,8 @@ class Queue:
     """The counts of each of them, oldest first."""
     max_grade: float = 0.0
     """The highest grade to ask for with each premise that explains, from 1. 0: none is asked for."""
+    qualification: Qualification = Qualification()
+    """The person's qualification round. Unset: nobody is named, or the queue has none for them."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.Queue) -> Queue:
@@ -819,6 +853,7 @@ class Queue:
             total=TaskCounts.from_message(message.total),
             runs=tuple([RunTasks.from_message(one) for one in message.runs]),
             max_grade=message.max_grade,
+            qualification=Qualification.from_message(message.qualification),
         )
 
 
@@ -838,6 +873,8 @@ class AnnotatorReport:
     """Correct verdicts on the candidates of control items."""
     mean_elapsed: timedelta = timedelta()
     """The mean time per answer."""
+    answers_hour: int = 0
+    """Valid answers of the last hour, control items included."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.AnnotatorReport) -> AnnotatorReport:
@@ -849,6 +886,51 @@ class AnnotatorReport:
             control_verdicts=message.control_verdicts,
             control_correct=message.control_correct,
             mean_elapsed=lasting(message.mean_elapsed),
+            answers_hour=message.answers_hour,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlMistake:
+    """A candidate of a control item that people judge wrongly."""
+
+    text: str = ""
+    """Its text."""
+    explains: bool = False
+    """Whether it explains the query."""
+    people: int = 0
+    """The number of people who said otherwise."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.ControlMistake) -> ControlMistake:
+        """Reads the message."""
+        return cls(text=message.text, explains=message.explains, people=message.people)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReport:
+    """A control item of a run, and how people have answered it."""
+
+    query: str = ""
+    """Its query."""
+    answers: int = 0
+    """The number of valid answers."""
+    verdicts: int = 0
+    """Verdicts on its candidates."""
+    correct: int = 0
+    """Those of them that are right."""
+    mistakes: tuple[ControlMistake, ...] = ()
+    """The candidates that people got wrong, the most frequent first."""
+
+    @classmethod
+    def from_message(cls, message: sampler_pb2.ControlReport) -> ControlReport:
+        """Reads the message."""
+        return cls(
+            query=message.query,
+            answers=message.answers,
+            verdicts=message.verdicts,
+            correct=message.correct,
+            mistakes=tuple([ControlMistake.from_message(one) for one in message.mistakes]),
         )
 
 
@@ -878,6 +960,8 @@ class Agreement:
     """F1 of the premises that two annotators accept for the same query, over all pairs; additions count, too. NaN if
     nobody accepts any.
     """
+    controls: tuple[ControlReport, ...] = ()
+    """The control items of the run that somebody has answered, those with the most mistakes first."""
 
     @classmethod
     def from_message(cls, message: sampler_pb2.GetAgreementResponse) -> Agreement:
@@ -891,6 +975,7 @@ class Agreement:
             reports=tuple([AnnotatorReport.from_message(one) for one in message.reports]),
             positive_agreement=message.positive_agreement,
             edge_f1=message.edge_f1,
+            controls=tuple([ControlReport.from_message(one) for one in message.controls]),
         )
 
 

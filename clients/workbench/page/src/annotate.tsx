@@ -321,6 +321,7 @@ export function Annotate({ queues, reloadQueues, role }: { queues: Queue[]; relo
       </aside>
       <section class="work" aria-label="Task">
         {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
+        {queue?.qualification.state === "open" && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {last && (
           <p class="last" role="status">
             Submitted: “{last.lease.task.query}”.{" "}

@@ -26,6 +26,7 @@ export interface Counts {
 }
 export interface Queue {
   name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: { run_id: string; counts: Counts }[];
+  qualification: { items: number; answered: number; state: "unspecified" | "open" | "passed" | "failed" };
 }
 export interface Verdict { premise_id: string; judgement: string; leaf: boolean; grade: number | null; remark: string }
 export interface Change {
@@ -41,7 +42,11 @@ export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;
   edge_f1: number | null; candidates: number;
-  reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number }[];
+  reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; mean_elapsed: number; answers_hour: number }[];
+  controls: Control[];
+}
+export interface Control {
+  query: string; answers: number; verdicts: number; correct: number; mistakes: { text: string; explains: boolean; people: number }[];
 }
 export type JobState = "unspecified" | "pending" | "running" | "succeeded" | "failed" | "cancelled";
 export interface Job {

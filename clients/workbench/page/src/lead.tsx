@@ -1,6 +1,6 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useState } from "preact/hooks";
-import { call, fresh, type Agreement, type Change, type Counts, type JudgedTask, type Queue, type Word } from "./api";
+import { call, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type Word } from "./api";
 
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
@@ -63,6 +63,7 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
         {tasks.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
         <h2>Agreement</h2>
         {agreed && <Figures agreed={agreed} />}
+        {agreed && agreed.controls.length > 0 && <Controls controls={agreed.controls} />}
         <h2>What was done</h2>
         <Trail changes={changes} />
       </>}
@@ -103,8 +104,24 @@ function Figures({ agreed }: { agreed: Agreement }) {
     <p>Positive agreement {figure(agreed.positive_agreement)}, F1 of edges {figure(agreed.edge_f1)}.</p>
     <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
     <table>
-      <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
-      <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
+      <thead><tr><th scope="col">Person</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Last hour</th><th scope="col" class="figure">Late</th><th scope="col" class="figure">Controls right</th><th scope="col" class="figure">Seconds each</th></tr></thead>
+      <tbody>{agreed.reports.map((one) => <tr key={one.annotator}><td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.answers_hour}</td><td class="figure">{one.late}</td><td class="figure">{one.control_correct} of {one.control_verdicts}</td><td class="figure">{one.mean_elapsed.toFixed(1)}</td></tr>)}</tbody>
+    </table>
+  </>;
+}
+
+// What is known, and what people said instead, the item with the most mistakes first.
+function Controls({ controls }: { controls: Control[] }) {
+  return <>
+    <h2>Control items</h2>
+    <table>
+      <thead><tr><th scope="col">Query</th><th scope="col" class="figure">Answers</th><th scope="col" class="figure">Right</th><th scope="col">Mistakes</th></tr></thead>
+      <tbody>{controls.map((one) => (
+        <tr key={one.query}>
+          <td>{one.query}</td><td class="figure">{one.answers}</td><td class="figure">{one.correct} of {one.verdicts}</td>
+          <td>{one.mistakes.map((wrong) => <div key={wrong.text}>{wrong.text} <small>{wrong.explains ? "explains" : "does not explain"}; otherwise said: {wrong.people}</small></div>)}</td>
+        </tr>
+      ))}</tbody>
     </table>
   </>;
 }

@@ -1,0 +1,97 @@
+"""The qualification round of a queue: control items before any other task, passed once, and who did what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aeenc import errors, values
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, take
+
+ITEMS = [
+    {"query": f"what is {name}", "explains": [f"{name} is a metal"], "refuses": ["ice is cold", "salt is white"]}
+    for name in ("iron", "tin", "lead")
+]
+
+
+def controls(folder: Path) -> dict[str, Any]:
+    """Settings of a queue with two items to answer first, of three."""
+    file = folder / "controls.jsonl"
+    file.write_text("\n".join(map(json.dumps, ITEMS)))
+    return {"controls": str(file), "control_share": 0.0, "qualify": 2, "undo_s": NEVER}
+
+
+def metals(lease: values.Lease) -> list[str]:
+    """What a person who looks accepts."""
+    return [one.premise_id for one in lease.task.candidates if "metal" in one.text]
+
+
+async def standing(people: Any, name: str) -> values.Qualification:
+    """How far somebody is."""
+    [queue] = await people.list_queues(name)
+    return queue.qualification
+
+
+async def test_people_answer_control_items_before_any_other_task(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        assert await standing(people, "ann") == values.Qualification(items=2, state=values.QualificationState.OPEN)
+        [lease] = await people.lease("ann", run_id=run_id)
+        with pytest.raises(errors.FailedPrecondition, match="0 of the 2 tasks that qualify") as refused:
+            await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
+        assert refused.value.reason == "NOT_QUALIFIED"
+        await people.submit(lease, metals(lease))
+        assert (await standing(people, "ann")).answered == 1
+        second = await take(people, "ann")
+        assert {lease.task.query, second.task.query} == {"what is iron", "what is tin"}
+        assert await people.lease("ann") == []  # the round has no third item
+        await people.submit(second, metals(second))
+        assert (await take(people, "ann")).task.query.startswith("hypothesis")
+        assert (await standing(people, "ann")).state == values.QualificationState.PASSED
+        assert (await standing(people, "bob")).state == values.QualificationState.OPEN
+
+
+async def test_who_fails_gets_no_task_of_the_run(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
+        for _ in range(2):
+            await people.submit(await take(people, "bob"), [])  # two of three verdicts are right: .67
+        with pytest.raises(errors.FailedPrecondition, match="fewer than 80% of the verdicts were right") as refused:
+            await people.lease("bob")
+        assert refused.value.reason == "NOT_QUALIFIED"
+        assert (await standing(people, "bob")).state == values.QualificationState.FAILED
+        for _ in range(2):
+            ann = await take(people, "ann")
+            await people.submit(ann, metals(ann))
+        told = await people.get_agreement(run_id)
+        assert [(one.query, one.answers, one.verdicts, one.correct) for one in told.controls] == [
+            (query, 2, 6, 5) for query in ("what is iron", "what is tin")
+        ]
+        assert told.controls[0].mistakes == (values.ControlMistake(text="iron is a metal", explains=True, people=1),)
+        assert {one.annotator: one.answers_hour for one in told.reports} == {"ann": 2, "bob": 2}
+
+
+async def test_who_has_passed_stays_qualified_in_the_next_run_and_after_a_restart(world: SamplerWorld, tmp_path):
+    settings = controls(tmp_path)
+    async with at_work(world, 2, **settings) as (people, _, run_id):
+        for _ in range(2):
+            lease = await take(people, "ann")
+            await people.submit(lease, metals(lease))
+        await take(people, "ann")
+        assert run_id
+    async with at_work(world, 2, **settings) as (people, _, run_id):
+        [lease] = await people.lease("ann", run_id=run_id)
+        assert lease.task.query.startswith("hypothesis")
+
+
+async def test_who_is_named_needs_no_round(world: SamplerWorld, tmp_path):
+    async with at_work(world, 2, **controls(tmp_path), qualified=["lea"]) as (people, _, _):
+        assert (await take(people, "lea")).task.query.startswith("hypothesis")
+        assert await standing(people, "lea") == values.Qualification()
+
+
+async def test_a_round_needs_as_many_control_items(world: SamplerWorld, tmp_path):
+    with pytest.raises(errors.InvalidArgument, match="qualify is 4, and its `controls` hold 3 items"):
+        async with at_work(world, 2, **{**controls(tmp_path), "qualify": 4}):
+            raise AssertionError
