@@ -26,6 +26,7 @@ from typing import Any
 
 import aeenc
 from aeenc import errors
+from aeenc.trees import Dataset
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
@@ -159,7 +160,7 @@ class Fleet:
             return {"redis", *SERVICES, "gold", "workbench"}  # a change that concerns all
         affected = set() if known.workbench == options.workbench else {"workbench"}
         if (gold_trees, gold_split) != (options.gold_trees, options.gold_split):
-            return {"gold", "sampler"} | affected
+            return {"gold", "sampler", "workbench"}
         return affected if known.of_sampler == options.of_sampler else {"sampler"} | affected
 
     def down(self) -> list[str]:
@@ -213,6 +214,8 @@ class Fleet:
             command = [sys.executable, "-m", "aeenc_workbench", "--no-print-links", *self._workbench(targets)]
             for service in ("sampler", "index", "trainer"):
                 command += [f"--{service}", targets[service]]
+            if options.gold_trees and "dev" in Dataset.splits_in(options.gold_trees):  # these measure what it trains
+                command += ["--gold", str(Path(options.gold_trees).resolve())]
             token = {"AEENC_WORKBENCH_TOKEN": self._token} if self._token else {}
             return processes.start(command, {"AEENC_CA": "", **token}, log)
         settings = self._settings(name, options, targets, redis_url)

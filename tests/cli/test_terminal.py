@@ -91,7 +91,7 @@ async def test_keys_tick_confirm_and_leave_what_was_not_shown_unseen(world: Samp
 
 async def test_what_a_search_finds_and_what_a_person_writes_goes_with_the_answer(aeenc, world: SamplerWorld):
     async with queued(world, 1) as (sampler, run_id):
-        keys = "1" + "/ice" + "\n" + "12" + "1" + "\n" + "/x\x1b" + "wé fx\x7f" + "act\n" + "\n"
+        keys = "1" + "/ice" + "\n" + "12" + "1" + "\n" + "/x\x1b" + "wé fx\x7f" + "act\n" + "iso it is\n" + "\n"
         answered, screens = await judge(sampler.channel.target, run_id, keys, index=world.settings["index_target"])
         assert answered == 1
         [task] = [one async for one in sdk.PeopleClient(sampler.channel).list_tasks(run_id)]
@@ -100,6 +100,7 @@ async def test_what_a_search_finds_and_what_a_person_writes_goes_with_the_answer
         found = [premise_id for premise_id, text, _ in nearest("ice", 60) if premise_id not in shown]
         assert [one.premise_id for one in answer.additions] == [found[1]]
         assert answer.written == ("é fact",)
+        assert answer.intermediates == ("so it is",)
         assert any("added: fact" in screen for screen in screens)
         listed = (await aeenc("--sampler", sampler.channel.target, "tasks", run_id)).stdout
         assert f"{found[1]}  {answer.additions[0].text}  (added by ann)" in listed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from aeenc.cli.main import app
+from services.launcher import processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
 from services.store.redis import connect
 from support.waiting import until
 
-TARGETS = dict.fromkeys(("encoder", "index", "sampler", "trainer"), "127.0.0.1:1")
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
+TARGETS = dict.fromkeys(("encoder", "index", "sampler", "trainer", "workbench"), "127.0.0.1:1")
 
 
 def test_curves_of_jobs_lie_in_the_home_unless_another_directory_is_named(
@@ -92,6 +95,19 @@ def test_the_workbench_starts_and_ends_alone_and_needs_its_distribution(
     assert "pip install aeenc-workbench" in refused.output
     assert up("--no-workbench").exit_code == 0
     assert fleet._affected(asked) == {"workbench"}
+
+
+def test_the_workbench_measures_with_the_dev_split_of_the_fleets_gold_trees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    commands: list[list[str]] = []
+    monkeypatch.setattr(processes, "start", lambda command, *_: commands.append(command))
+    only_train = tmp_path / "train"
+    shutil.copytree(SAMPLE, only_train, ignore=shutil.ignore_patterns("dev.jsonl"))
+    for folder in (SAMPLE, only_train, ""):
+        Fleet(tmp_path)._start("workbench", Options(gold_trees=str(folder)), TARGETS, "")
+    assert commands[0][-2:] == ["--gold", str(SAMPLE.resolve())]
+    assert ["--gold" in command for command in commands] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`aeenc oracle terminal`: a person judges in the terminal. Leases go through the SDK's PeopleClient.
 
     lease ─► show a page ─► key ─► tick, turn the page … ─► Enter or space ─► submit ─► next lease
-                 ▲            └─ /: search the corpus for what is missing; w: write a fact that it lacks
+                 ▲            └─ /: search the corpus for what is missing; w, i: write a fact or a conclusion
                  │            └─ u: undo, lease that task again; g: let the run go on; s: release; q: quit
                  │            └─ r: has the task retrieved again by a newer encoder
                  └── a thread renews the lease meanwhile; every call waits for a sampler that is away
@@ -84,9 +84,14 @@ BACK_TRIES, BACK_PAUSE_S = 50, 0.1  # for a task that is retrieved again
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded)
 T = TypeVar("T")
 HELP = (
-    "1-9 tick   l+1-9 leaf   n/p page   / search   w write   Enter confirm   space abstain   s skip   c close   u undo"
-    "   g go on   r re-rank   q quit"
+    "1-9 tick   l+1-9 leaf   n/p page   / search   w write   i intermediate   Enter confirm   space abstain   s skip"
+    "   c close   u undo   g go on   r re-rank   q quit"
 )
+ASKS = {
+    "/": "Search the corpus for",
+    "w": "A fact that the corpus lacks",
+    "i": "A conclusion that explains this and needs an explanation itself",
+}
 BACKSPACE = {"\x7f", "\b"}
 ESCAPE = "\x1b"
 
@@ -97,7 +102,8 @@ Show = Callable[[RenderableType], None]
 class Screen:
     """One task in front of a person: ticked candidates, the page, and the lowest rank that was shown.
 
-    `added` are premises that a search has found (id to text), `written` facts in the person's words.
+    `added` are premises that a search has found (id to text). `written` are facts in the person's words,
+    `intermediates` conclusions that need an explanation themselves.
     """
 
     lease: values.Lease
@@ -105,6 +111,7 @@ class Screen:
     leaves: set[str] = field(default_factory=set)
     added: dict[str, str] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
+    intermediates: list[str] = field(default_factory=list)
     page: int = 0
     seen_upto: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -133,6 +140,12 @@ class Screen:
             self.ticked ^= {premise_id}
             self.leaves &= self.ticked
 
+    def keep(self, before: Screen) -> None:
+        """Keeps what was ticked and written on an earlier screen of the same query, as far as it is still there."""
+        there = {candidate.premise_id for candidate in self.lease.task.candidates}
+        self.ticked, self.leaves = before.ticked & there, before.leaves & there
+        self.added, self.written, self.intermediates = before.added, before.written, before.intermediates
+
     def verdicts(self) -> dict[str, Verdict]:
         """Returns verdicts on the ticked candidates."""
         return {premise_id: Verdict(EXPLAINS, leaf=premise_id in self.leaves) for premise_id in self.ticked}
@@ -154,6 +167,7 @@ class Screen:
             lines.append(Text(f"  {number} [{mark}] {candidate.text}", style="green" if ticked else ""))
         lines += [Text(f"    added: {text}", style="green") for text in self.added.values()]
         lines += [Text(f"  written: {text}", style="green") for text in self.written]
+        lines += [Text(f"  follows: {text}", style="green") for text in self.intermediates]
         pages = -(-len(task.candidates) // PAGE)
         lines += [Text(), Text(f"page {self.page + 1} of {pages}   {HELP}", style="dim")]
         return Group(*lines)
@@ -240,15 +254,20 @@ class JudgingSession:
             if key in {"\n", " "}:
                 self._submit(screen, screen.verdicts() if key == "\n" else screen.abstentions())
                 return ""
-            if key == "/" and (query := self._line("Search the corpus for")):
-                self._search(screen, query)
-            elif key == "w" and (fact := self._line("A fact that the corpus lacks")):
-                screen.written.append(fact)
+            if key in ASKS and (typed := self._line(ASKS[key])):
+                self._typed(screen, key, typed)
             elif key in {"n", "p"}:
                 screen.turn(1 if key == "n" else -1)
             elif key is not None and key.isdigit() and key != "0":
                 screen.toggle(int(key), leaf=leaf)
             leaf = key == "l"
+
+    def _typed(self, screen: Screen, key: str, typed: str) -> None:
+        """Searches the corpus, or keeps what a person has written."""
+        if key == "/":
+            self._search(screen, typed)
+        else:
+            (screen.written if key == "w" else screen.intermediates).append(typed)
 
     def _line(self, prompt: str) -> str:
         """Reads a line; empty when the person gives up by Escape."""
@@ -309,6 +328,7 @@ class JudgingSession:
                     elapsed_s=elapsed_s,
                     additions=list(screen.added),
                     written=screen.written,
+                    intermediates=screen.intermediates,
                     client_seq=client_seq,
                 )
             )
@@ -348,9 +368,8 @@ class JudgingSession:
             task_id = next(node.task_id for node in tree.nodes if node.node_id == lease.node_id)
             wanted = {"run_id": lease.run_id, "task_id": task_id, "request_id": uuid.uuid4().hex}
             if leases := self._await(lambda wanted=wanted: self._people.lease(self._annotator, **wanted)):  # type: ignore[misc]
-                there = {candidate.premise_id for candidate in leases[0].task.candidates}
-                again = Screen(leases[0], screen.ticked & there, screen.leaves & there, since=screen.since)
-                again.added, again.written = screen.added, screen.written
+                again = Screen(leases[0], since=screen.since)
+                again.keep(screen)
                 return [again]
             time.sleep(BACK_PAUSE_S)
         self._note = "The task is not back yet; it comes with the queue."
@@ -385,8 +404,8 @@ class JudgingSession:
         screens = self._lease(last.lease.run_id)
         for screen in screens:
             if screen.lease.task.task_id == last.lease.task.task_id:
-                screen.ticked, screen.leaves, screen.seen_upto = last.ticked, last.leaves, last.seen_upto
-                screen.added, screen.written = last.added, last.written
+                screen.keep(last)
+                screen.seen_upto = last.seen_upto
             else:
                 self._note = "Undone; somebody else has taken that task."
         return screens
